@@ -1,0 +1,40 @@
+"""What the router asks of anything that can generate. It does not know where the tokens come from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from edgeagent.types import GenerateRequest, ModelStatus, Step
+
+
+class Backend(Protocol):
+    """A place that generates.
+
+    The contract of `generate`: yields Steps in order; the last one ends with a Finished delta, or an EdgeAgentError is
+    raised, never both and never neither. Closing the generator (aclose, or cancelling the task that iterates it)
+    cancels the request; it then yields nothing more. `cancel` ends it politely: the iterator goes on to a
+    Finished(cancelled) that carries what was used.
+    """
+
+    name: str
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request; see the contract above."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a live request; an unknown or finished id is ignored."""
+        ...
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models this backend serves, loaded or not."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to load what is configured; return without waiting for it."""
+        ...
+
+    async def stop(self) -> None:
+        """End all requests and release everything."""
+        ...

@@ -1,0 +1,29 @@
+"""What the engine asks of a grammar: which tokens may come next. The text layer makes one for each request that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenConstraint(Protocol):
+    """The state of a grammar after the tokens accepted so far. One request owns it."""
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next (end-of-generation tokens too). No side effect."""
+        ...
+
+    def mask(self) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next, shape (num_vocab,); None when all may. Valid until the next call."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take a token as generated. It must be allowed."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next, in order, if the grammar leaves no choice; empty otherwise."""
+        ...

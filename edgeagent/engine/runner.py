@@ -1,0 +1,77 @@
+"""What the engine asks of whatever computes logits: llama.cpp (`engine.llama`) or a test's fake.
+
+A runner has cells of memory shared by `num_sequences` sequence slots. It computes batches and forgets; which tokens are
+where is the engine's knowledge. Positions count from 0 in each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeagent.types import MemoryKind
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Consecutive tokens of one sequence in a batch: tokens[i] goes to position start + i.
+
+    The last `num_logits` tokens give logits (0: none).
+    """
+
+    seq_id: int
+    start: int
+    tokens: Sequence[int]
+    num_logits: int
+
+
+class DecodeCancelled(Exception):
+    """The abort flag was seen. Any prefix of the batch's slices may have been computed."""
+
+
+class OutOfCells(Exception):
+    """No room in the memory for this batch; nothing was computed."""
+
+
+class Runner(Protocol):
+    """Computes batches over sequence memories. One thread, one owner."""
+
+    memory_kind: MemoryKind
+    num_vocab: int
+    num_cells: int
+    num_sequences: int
+    max_batch: int
+
+    def decode(self, slices: Sequence[Slice]) -> None:
+        """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""
+        ...
+
+    def logits(self, index: int) -> Logits:
+        """Return the logits of the index-th output of the last batch, shape (num_vocab,): a view, valid until the next decode."""
+        ...
+
+    def trim(self, seq_id: int, length: int) -> bool:
+        """Forget a sequence's positions from `length` on; False if this memory cannot (then nothing changed)."""
+        ...
+
+    def clear(self, seq_id: int) -> None:
+        """Forget a sequence whole; every memory can."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """Let an empty target share the source's first `length` positions; False if this memory cannot."""
+        ...
+
+    def length(self, seq_id: int) -> int:
+        """Return the number of positions held: highest position + 1."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends generation (EOS, EOT …)."""
+        ...

@@ -1,0 +1,161 @@
+"""The messages between the daemon and a worker, and their frames.
+
+A frame is a 4-byte little-endian length and that many bytes of msgpack (no pickle: a worker that a hostile model file
+took over must not own the daemon). Daemon → worker goes over the child's stdin, worker → daemon over its stdout. The
+first message to a worker is Load; its answer is LoadProgress… then Ready or LoadFailed. Every Submit is answered by
+Steps for that id, the last of which holds a Finished, or by one Failed; nothing follows either.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from edgeagent.types import Delta, GenerateRequest, ModelInfo, WorkerStatus
+
+MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
+MAX_FRAME_TO_WORKER_BYTES = 32 << 20
+
+
+class Load(Struct, frozen=True, tag="load"):
+    """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute."""
+
+    name: str
+    path: str
+    draft_path: str | None
+    engine_config: bytes
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """Begin a request. `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model."""
+
+    request: GenerateRequest
+    accepted_at_s: float
+    load_ms: float = 0.0
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Stop a request; an unknown or finished id is ignored. A live one answers Finished(cancelled)."""
+
+    id: str
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """Ask for a Pong; answered by the worker's reader thread even in the middle of a long step."""
+
+    nonce: int
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """Cancel what is live and exit. The end of the stream means the same."""
+
+
+ToWorker = Load | Submit | Cancel | Ping | Stop
+
+
+class LoadProgress(Struct, frozen=True, tag="progress"):
+    """How much of the model is loaded, 0 to 1."""
+
+    fraction: float
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The model is loaded and warm."""
+
+    info: ModelInfo
+
+
+class LoadFailed(Struct, frozen=True, tag="load_failed"):
+    """The model cannot be loaded; the worker exits after this. `code` is an EdgeAgentError code."""
+
+    code: str
+    message: str
+
+
+class StepItem(Struct, frozen=True, array_like=True):
+    """One request's share of an engine step."""
+
+    id: str
+    deltas: tuple[Delta, ...]
+    tokens: tuple[int, ...] = ()
+
+
+class Steps(Struct, frozen=True, tag="steps"):
+    """All requests' deltas of one engine step. `at_s` is time.monotonic when the step's tokens were sampled."""
+
+    at_s: float
+    items: tuple[StepItem, ...]
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """One request failed; `code` is an EdgeAgentError code."""
+
+    id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """The answer to a Ping."""
+
+    nonce: int
+    status: WorkerStatus
+
+
+FromWorker = LoadProgress | Ready | LoadFailed | Steps | Failed | Pong
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_length = struct.Struct("<I")
+LENGTH_BYTES = _length.size
+
+
+class ProtocolError(Exception):
+    """A frame is too large or does not hold a known message."""
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """Return the frame of a message."""
+    buffer = bytearray(LENGTH_BYTES)
+    _encoder.encode_into(message, buffer, LENGTH_BYTES)
+    _length.pack_into(buffer, 0, len(buffer) - LENGTH_BYTES)
+    return bytes(buffer)
+
+
+def frame_length(header: bytes, max_bytes: int) -> int:
+    """Return the body length a 4-byte header announces; raise ProtocolError over `max_bytes`."""
+    (length,) = _length.unpack(header)
+    if length > max_bytes:
+        raise ProtocolError(f"a frame of {length} bytes is over the limit of {max_bytes}")
+    return int(length)
+
+
+def decode_to_worker(body: bytes) -> ToWorker:
+    """Return the message of a frame body; raise ProtocolError when it is none."""
+    try:
+        return _to_worker.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(str(error)) from error
+
+
+def decode_from_worker(body: bytes) -> FromWorker:
+    """Return the message of a frame body; raise ProtocolError when it is none."""
+    try:
+        return _from_worker.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(str(error)) from error
+
+
+def read_to_worker(stream: BinaryIO) -> ToWorker | None:
+    """Block for the next message to the worker; None at the end of the stream."""
+    header = stream.read(LENGTH_BYTES)
+    if len(header) < LENGTH_BYTES:
+        return None
+    length = frame_length(header, MAX_FRAME_TO_WORKER_BYTES)
+    body = stream.read(length)
+    return None if len(body) < length else decode_to_worker(body)

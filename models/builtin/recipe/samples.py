@@ -1,0 +1,135 @@
+"""The values that the corpus consists of, and the random source that keeps training and evaluation apart."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Split = Literal["train", "eval"]
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+HELD_OUT_SHARE = 15  # per cent of every pool and of every open class of values
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How a reply is judged: `exact` (one of `values`), `contains` (all of `values`), `calls`, or `owns_up`."""
+
+    kind: Literal["exact", "contains", "calls", "owns_up"]
+    values: tuple[str, ...] = ()
+    calls: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One conversation; its last message is the assistant's expected reply."""
+
+    category: str
+    messages: list[Message]
+    check: Check
+    tools: list[Tool] = field(default_factory=list)
+
+
+def is_held_out(value: str) -> bool:
+    """Tell whether a value of an open class belongs to the evaluation alone."""
+    return zlib.crc32(value.lower().encode()) * 2654435761 % 2**32 % 100 < HELD_OUT_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A closed list cut once into a part for training and a part for evaluation."""
+
+    train: tuple[Any, ...]
+    eval: tuple[Any, ...]
+
+
+def pool(items: Sequence[Any]) -> Pool:
+    """Cut `items` by their hash; at least one of two or more items is held out."""
+    unique = list(dict.fromkeys(items))
+    ranked = sorted(unique, key=lambda item: zlib.crc32(repr(item).encode()) * 2654435761 % 2**32)
+    count = max(1, round(len(ranked) * HELD_OUT_SHARE / 100))
+    held = set(ranked[:count])
+    return Pool(tuple(i for i in unique if i not in held), tuple(i for i in unique if i in held))
+
+
+def lines(text: str) -> Pool:
+    """Cut a block of text into a pool of its lines."""
+    return pool([line.strip() for line in text.strip().splitlines() if line.strip()])
+
+
+def words(text: str) -> Pool:
+    """Cut a comma-separated block of text into a pool."""
+    return pool([item.strip() for item in text.replace("\n", " ").split(",") if item.strip()])
+
+
+class Draw:
+    """A seeded random source that sees only its own split's half of every pool."""
+
+    def __init__(self, seed: int | str, split: Split) -> None:
+        self.random = random.Random(f"{split}:{seed}")
+        self.split: Split = split
+
+    def pick(self, source: Pool) -> Any:
+        """Pick from this split's part of a pool."""
+        return self.random.choice(source.train if self.split == "train" else source.eval)
+
+    def any(self, items: Sequence[Any]) -> Any:
+        """Pick from a closed class that both splits share."""
+        return self.random.choice(items)
+
+    def chance(self, share: float) -> bool:
+        """Answer true with the probability `share`."""
+        return self.random.random() < share
+
+    def int(self, low: int, high: int) -> int:
+        """Pick a whole number between both ends, ends included."""
+        return self.random.randint(low, high)
+
+    def open(self, make: Callable[[random.Random], str]) -> str:
+        """Make a value of an open class that belongs to this split."""
+        while True:
+            value = make(self.random)
+            if is_held_out(value) == (self.split == "eval"):
+                return value
+
+    def sample(self, source: Pool, count: int) -> list[Any]:
+        """Pick up to `count` different items of this split's part of a pool."""
+        items = source.train if self.split == "train" else source.eval
+        return self.random.sample(items, min(count, len(items)))
+
+    def shuffled(self, items: Sequence[Any]) -> list[Any]:
+        """Copy `items` in a random order."""
+        copy = list(items)
+        self.random.shuffle(copy)
+        return copy
+
+
+def user(text: str) -> Message:
+    """Make a user's message."""
+    return {"role": "user", "content": text}
+
+
+def reply(text: str) -> Message:
+    """Make an assistant's message."""
+    return {"role": "assistant", "content": text}
+
+
+def system(text: str) -> Message:
+    """Make a system message."""
+    return {"role": "system", "content": text}
+
+
+def restyle(draw: Draw, text: str) -> str:
+    """Vary the case and the closing punctuation of what a user types; the words stay."""
+    roll = draw.random.random()
+    if roll < 0.15:
+        text = text.rstrip("?.!")
+    if roll < 0.10 or roll > 0.92:
+        text = text[:1].lower() + text[1:]
+    elif roll < 0.5:
+        text = text[:1].upper() + text[1:]
+    return text

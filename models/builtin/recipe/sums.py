@@ -1,0 +1,189 @@
+"""Simple sums and unit conversions, answered directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .samples import Check, Draw, Message, Pool, Sample, is_held_out, lines, reply, restyle, user
+from .talk import any_system, opening_turns
+
+_ASK = lines("""
+what is {sum}?
+what's {sum}?
+how much is {sum}?
+calculate {sum}
+compute {sum}
+can you calculate {sum}?
+can you work out {sum}?
+tell me what {sum} is
+please work out {sum}
+{sum}
+{sum}?
+{sum} please
+{sum} is what?
+what does {sum} make?
+what does {sum} come to?
+do you know what {sum} is?
+I need to know {sum}
+could you do {sum} for me?
+quick sum: {sum}
+help me with {sum}
+what do I get for {sum}?
+hey, what is {sum}?
+give me the result of {sum}
+solve {sum}
+""")
+_CONVERT = lines("""
+how many {to} are {n} {of}?
+how many {to} is {n} {of}?
+how many {to} are in {n} {of}?
+convert {n} {of} to {to}
+convert {n} {of} into {to}
+what is {n} {of} in {to}?
+what are {n} {of} in {to}?
+{n} {of} in {to}
+{n} {of} to {to}
+{n} {of} in {to} please
+turn {n} {of} into {to}
+how much is {n} {of} in {to}?
+tell me {n} {of} in {to}
+can you convert {n} {of} to {to}?
+please convert {n} {of} to {to}
+I need {n} {of} in {to}
+give me {n} {of} in {to}
+express {n} {of} in {to}
+""")
+_DOUBLE = lines("double that\nnow double it\nand double that?\nplease double it\ntwice that\nwhat is twice that?\ndouble it please\n"
+                "can you double that?\nand twice as much?\ntimes two")  # fmt: skip
+_HALVE = lines("halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
+               "divide that by two\ncut it in half")  # fmt: skip
+_ADD = lines("add {n}\nplus {n}\nand plus {n}?\nnow add {n}\nadd {n} to that\nand {n} more?\nand with {n} added?\nwhat if I add {n}?")
+_TAKE = lines("minus {n}\ntake away {n}\nsubtract {n}\nnow take {n} away\nand minus {n}?\nless {n}\nand without {n}?\n"
+              "subtract {n} from that")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kind of sum: the words for it and how its operands are drawn."""
+
+    sign: str
+    phrases: tuple[str, ...]
+    draw: Callable[[Draw], tuple[int, int, int]]
+
+
+def _plus(draw: Draw) -> tuple[int, int, int]:
+    if draw.chance(0.25):
+        a, b = 10 * draw.int(1, 60), draw.any((draw.int(1, 99), 10 * draw.int(1, 30)))
+    else:
+        a, b = draw.int(1, 99), draw.int(1, 99)
+    return a, b, a + b
+
+
+def _minus(draw: Draw) -> tuple[int, int, int]:
+    a = draw.int(2, 99) if draw.chance(0.8) else 10 * draw.int(10, 60)
+    b = draw.int(1, a) if a < 100 else 10 * draw.int(1, a // 10)
+    return a, b, a - b
+
+
+def _times(draw: Draw) -> tuple[int, int, int]:
+    a, b = draw.int(1, 12), draw.int(1, 12)
+    return a, b, a * b
+
+
+def _over(draw: Draw) -> tuple[int, int, int]:
+    b, c = draw.int(1, 12), draw.int(1, 12)
+    return b * c, b, c
+
+
+OPERATIONS = (
+    Operation("plus", ("{a} plus {b}", "{a} + {b}", "{a}+{b}", "{a} and {b}", "{a} plus {b}", "{a} + {b}"), _plus),
+    Operation("minus", ("{a} minus {b}", "{a} - {b}", "{a}-{b}", "{a} take away {b}", "{a} less {b}", "{a} minus {b}"), _minus),
+    Operation("times", ("{a} times {b}", "{a} * {b}", "{a} x {b}", "{a} multiplied by {b}", "{a} times {b}"), _times),
+    Operation("divided by", ("{a} divided by {b}", "{a} / {b}", "{a} over {b}", "{a} divided by {b}"), _over),
+)
+_WEIGHTS = (5, 4, 2, 1)
+
+# Unit pairs with a factor; `limit` keeps the tables small where the factor is not a power of ten.
+_UNITS = (
+    ("kilometres", "metres", 1000, 999), ("metres", "centimetres", 100, 999), ("centimetres", "millimetres", 10, 999),
+    ("kilograms", "grams", 1000, 999), ("litres", "millilitres", 1000, 999), ("tonnes", "kilograms", 1000, 999),
+    ("hours", "minutes", 60, 12), ("minutes", "seconds", 60, 12), ("weeks", "days", 7, 12), ("days", "hours", 24, 5),
+    ("dozen", "pieces", 12, 12), ("feet", "inches", 12, 12), ("years", "months", 12, 12), ("euros", "cents", 100, 999),
+)  # fmt: skip
+
+
+def _belongs(draw: Draw, key: str) -> bool:
+    return is_held_out(key) == (draw.split == "eval")
+
+
+def operands(draw: Draw) -> tuple[Operation, int, int, int]:
+    """Draw a sum of this split; times tables up to 12 are a closed class that both splits share."""
+    while True:
+        operation = draw.random.choices(OPERATIONS, _WEIGHTS)[0]
+        a, b, result = operation.draw(draw)
+        if operation.sign in ("times", "divided by") or _belongs(draw, f"{a} {operation.sign} {b}"):
+            return operation, a, b, result
+
+
+def sentence(operation: str, a: int, b: int, result: int) -> str:
+    """Word the answer to a sum."""
+    return f"{a} {operation} {b} is {result}."
+
+
+def _exchange(draw: Draw) -> tuple[list[Message], int]:
+    operation, a, b, result = operands(draw)
+    text = str(draw.pick(_ASK)).format(sum=draw.any(operation.phrases).format(a=a, b=b))
+    return [user(restyle(draw, text)), reply(sentence(operation.sign, a, b, result))], result
+
+
+def simple_sum(draw: Draw) -> Sample:
+    """Answer one sum."""
+    turns, result = _exchange(draw)
+    before = [*any_system(draw), *(opening_turns(draw) if draw.chance(0.1) else [])]
+    return Sample("sums", [*before, *turns], Check("contains", (f"is {result}",)))
+
+
+def conversion(draw: Draw) -> Sample:
+    """Convert units; numbers are held out where the factor is a power of ten."""
+    large, small, factor, limit = draw.any(_UNITS)
+    while True:
+        n = draw.int(2, min(limit, 99)) if draw.chance(0.8) else draw.int(2, limit)
+        if limit < 100 or _belongs(draw, f"{n} {large}"):
+            break
+    down = draw.chance(0.75)
+    first, second = (f"{n} {large}", f"{n * factor} {small}") if down else (f"{n * factor} {small}", f"{n} {large}")
+    amount, of = first.split(" ", 1)
+    text = str(draw.pick(_CONVERT)).format(n=amount, of=of, to=second.split(" ", 1)[1])
+    answer = f"{first} are {second}."
+    return Sample("sums", [*any_system(draw), user(restyle(draw, text)), reply(answer)], Check("contains", (second,)))
+
+
+def _step(draw: Draw, last: int) -> tuple[str, str, int] | None:
+    """Draw a follow-up on the last result: the request, the answer and the new result."""
+    kind = draw.any(("double", "halve", "add", "take"))
+    n = draw.int(1, 20)
+    if kind == "double" and _belongs(draw, f"double {last}"):
+        return str(draw.pick(_DOUBLE)), f"Double {last} is {2 * last}.", 2 * last
+    if kind == "halve" and last > 0 and last % 2 == 0 and _belongs(draw, f"halve {last}"):
+        return str(draw.pick(_HALVE)), f"Half of {last} is {last // 2}.", last // 2
+    if kind == "add" and _belongs(draw, f"{last} plus {n}"):
+        return str(draw.pick(_ADD)).format(n=n), sentence("plus", last, n, last + n), last + n
+    if kind == "take" and n <= last and _belongs(draw, f"{last} minus {n}"):
+        return str(draw.pick(_TAKE)).format(n=n), sentence("minus", last, n, last - n), last - n
+    return None
+
+
+def sum_follow_up(draw: Draw) -> Sample:
+    """A sum, then one or two requests that build on its result."""
+    while True:
+        turns, last = _exchange(draw)
+        step = _step(draw, last) if last <= 100 else None
+        if step:
+            break
+    text, answer, result = step
+    turns += [user(restyle(draw, text)), reply(answer)]
+    return Sample("follow_up", [*any_system(draw), *turns], Check("contains", (f"is {result}",)))
+
+
+POOLS: tuple[Pool, ...] = (_ASK, _CONVERT, _DOUBLE, _HALVE, _ADD, _TAKE)
