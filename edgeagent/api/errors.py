@@ -1,0 +1,92 @@
+"""Which HTTP status, type and headers each error gets, and the OpenAI-shaped body that carries it.
+
+The table names every class of errors.py (a test proves it complete); a message of an InternalError never leaves the
+daemon, since nobody wrote it for a client.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgeagent import errors
+from edgeagent.errors import EdgeAgentError
+
+# openai clients ignore Retry-After over 120 s and then give up altogether.
+MAX_RETRY_AFTER_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a class of error looks on the wire. `retry` False tells openai clients not to try a 5xx again."""
+
+    status: int
+    type: str
+    retry: bool | None = None
+
+
+SHAPES: dict[type[EdgeAgentError], Shape] = {
+    EdgeAgentError: Shape(500, "server_error"),
+    errors.InvalidRequest: Shape(400, "invalid_request_error"),
+    errors.ContextLengthExceeded: Shape(400, "invalid_request_error"),
+    errors.InvalidToolSchema: Shape(400, "invalid_request_error"),
+    # 501 would be retried by openai clients, and a missing feature does not come back.
+    errors.NotSupported: Shape(400, "invalid_request_error"),
+    errors.PayloadTooLarge: Shape(413, "invalid_request_error"),
+    errors.NotFound: Shape(404, "not_found_error"),
+    errors.ModelNotFound: Shape(404, "not_found_error"),
+    # 400, not 404: the path exists, the field previous_response_id is at fault (OpenAI's own choice).
+    errors.ResponseNotFound: Shape(400, "invalid_request_error"),
+    errors.Unauthorized: Shape(401, "authentication_error"),
+    errors.Forbidden: Shape(403, "permission_error"),
+    errors.Overloaded: Shape(429, "rate_limit_error"),
+    errors.ModelLoading: Shape(503, "unavailable_error"),
+    errors.RequestTimeout: Shape(504, "timeout_error", retry=False),
+    errors.ModelLoadFailed: Shape(500, "model_error", retry=False),
+    errors.WorkerCrashed: Shape(503, "server_error"),
+    errors.BackendUnavailable: Shape(503, "unavailable_error"),
+    errors.InternalError: Shape(500, "server_error"),
+    errors.ConfigError: Shape(500, "server_error", retry=False),
+    errors.StoreError: Shape(500, "server_error", retry=False),
+}
+
+_INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
+
+
+def error_shape(error: EdgeAgentError) -> Shape:
+    """Return the wire shape of an error; a class without its own row takes its nearest ancestor's."""
+    return next(SHAPES[cls] for cls in type(error).__mro__ if cls in SHAPES)
+
+
+def http_status(error: EdgeAgentError) -> int:
+    """Return the HTTP status of an error."""
+    return error_shape(error).status
+
+
+def error_body(error: EdgeAgentError) -> dict[str, str | None]:
+    """Return {"message", "type", "param", "code"}; HTTP wraps it as {"error": …}."""
+    is_internal = type(error) in (EdgeAgentError, errors.InternalError)
+    return {
+        "message": _INTERNAL_MESSAGE if is_internal else error.message,
+        "type": error_shape(error).type,
+        "param": error.param,
+        "code": error.code,
+    }
+
+
+def error_headers(error: EdgeAgentError) -> dict[str, str]:
+    """Return the headers an error response carries: when to retry, whether to, and how to authenticate."""
+    headers: dict[str, str] = {}
+    if isinstance(error, errors.Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    shape = error_shape(error)
+    if shape.retry is not None:
+        headers["x-should-retry"] = "true" if shape.retry else "false"
+    delay_s = error.retry_after_s
+    if delay_s is None and isinstance(error, errors.Overloaded | errors.ModelLoading):
+        delay_s = 1.0
+    if delay_s is not None:
+        delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)
+        headers["retry-after"] = str(math.ceil(delay_s))
+        headers["retry-after-ms"] = str(math.ceil(delay_s * 1000))
+    return headers
