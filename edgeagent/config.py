@@ -1,25 +1,54 @@
-"""Every option, declared once: field, default, help and check together.
+"""Every option, declared once: field, default, help and check together; and where its value comes from.
 
 The command line, the environment (EDGEAGENT_SECTION__OPTION) and config.toml in the platform's config folder are all
-read from these declarations. Unknown keys are errors. A changed config is a new config.
+read from these declarations; in that order the first that names an option wins. Unknown keys are errors. A changed
+config is a new config.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from edgeagent.errors import ConfigError
+
+ENV_PREFIX = "EDGEAGENT_"
+CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+
+def _split_commas(value: object) -> object:
+    """Let flags and environment variables, which are text, name several values: "3,1"."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
 
 
 class Section(BaseModel):
     """A group of options; frozen, and strict about names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    flag_prefix: ClassVar[str] = ""
+    """What its options' flags begin with: nothing, where the option's own name says enough."""
 
 
 class ServerConfig(Section):
@@ -31,9 +60,9 @@ class ServerConfig(Section):
     """TCP port; 0 takes a free one and prints it."""
     token_required: bool = False
     """Ask every client for the token in the state folder, on loopback too."""
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: Strings = ()
     """Exact Origins of web pages that may use the daemon, e.g. http://localhost:3000."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Strings = ()
     """Further exact Host header values beside the loopback names (needed behind another name)."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20
     """Largest HTTP body."""
@@ -62,7 +91,7 @@ class EngineConfig(Section):
     """Layers on the GPU: -1 all that fit, 0 none. Asking for more than 0 without a GPU is an error."""
     main_gpu: Annotated[int, Field(ge=0)] = 0
     """The GPU for a model that is not split."""
-    tensor_split: tuple[float, ...] = ()
+    tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
     """Flash attention."""
@@ -98,6 +127,8 @@ class StoreConfig(Section):
 class LogConfig(Section):
     """Logging; never holds prompts or answers."""
 
+    flag_prefix: ClassVar[str] = "log-"
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is written."""
     format: Literal["console", "json"] = "console"
@@ -108,7 +139,13 @@ class Config(BaseSettings):
     """All of edgeagent's settings."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix="EDGEAGENT_", env_nested_delimiter="__", use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        enable_decoding=False,
+        use_attribute_docstrings=True,
     )
 
     model: str = "builtin"
@@ -121,3 +158,171 @@ class Config(BaseSettings):
     engine: EngineConfig = EngineConfig()
     store: StoreConfig = StoreConfig()
     log: LogConfig = LogConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        **_: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what is passed and nothing else: `load_config` reads the environment and the file, and says so."""
+        return (init_settings,)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One declared option, as the command line, the environment and the documentation need it."""
+
+    name: str
+    """Its dotted name: engine.ctx."""
+    flag: str
+    """Its command-line flag: --ctx."""
+    variable: str
+    """Its environment variable: EDGEAGENT_ENGINE__CTX."""
+    help: str
+    default: Any
+    choices: tuple[str, ...] = ()
+    is_switch: bool = False
+    bounds: str = ""
+    """The allowed range in words, e.g. "0 to 65535"."""
+
+
+def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
+    """Yield every option in the order of declaration."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from declared_options(field.annotation, f"{name}.", field.annotation.flag_prefix)
+            continue
+        limits = {type(limit).__name__: limit for limit in field.metadata}
+        yield Option(
+            name=f"{section}{name}",
+            flag=f"--{flag_prefix}{name}".replace("_", "-"),
+            variable=f"{ENV_PREFIX}{section}{name}".replace(".", "__").upper(),
+            help=field.description or "",
+            default=field.default,
+            choices=get_args(field.annotation) if get_origin(field.annotation) is Literal else (),
+            is_switch=field.annotation is bool,
+            bounds=_bounds(limits),
+        )
+
+
+def _bounds(limits: Mapping[str, Any]) -> str:
+    low = f"{limits['Ge'].ge}" if "Ge" in limits else f"more than {limits['Gt'].gt}" if "Gt" in limits else ""
+    if "Le" in limits:
+        return f"{low} to {limits['Le'].le}"
+    return f"{low} or more" if "Ge" in limits else low
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """The effective settings, and for each option (dotted name) the source that set it: "default" where none did."""
+
+    config: Config
+    provenance: Mapping[str, str]
+    file: Path
+    """The config file that was looked for; it need not exist."""
+
+
+def default_config_file() -> Path:
+    """Return where config.toml is looked for when neither --config nor EDGEAGENT_CONFIG says otherwise."""
+    return Path(platformdirs.user_config_dir("edgeagent", appauthor=False)) / "config.toml"
+
+
+def load_config(overrides: Mapping[str, object] | None = None, file: Path | None = None) -> LoadedConfig:
+    """Read all sources; `overrides` (dotted name to value) are what the command line said.
+
+    Raises ConfigError, naming the flag, variable or line of the file at fault and the option it may have meant.
+    """
+    options = {option.name: option for option in declared_options()}
+    path, must_exist = _config_file(file)
+    flags = {name: (value, options[name].flag) for name, value in (overrides or {}).items()}
+    layers = (flags, _from_environment(options), _from_file(path, options, must_exist=must_exist))
+    chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
+    sources = {name: source for name, (_, source) in chosen.items()}
+    try:
+        config = Config(**_nest({name: value for name, (value, _) in chosen.items()}))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaints(error, sources))) from None
+    return LoadedConfig(config, {name: sources.get(name, "default") for name in options}, path)
+
+
+def _config_file(file: Path | None) -> tuple[Path, bool]:
+    named = file or (Path(value) if (value := os.environ.get(CONFIG_FILE_VARIABLE)) else None)
+    return (named.expanduser(), True) if named else (default_config_file(), False)
+
+
+def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, str]]:
+    variables = {option.variable: option.name for option in options.values()}
+    for variable in os.environ:
+        known = variable in variables or variable == CONFIG_FILE_VARIABLE
+        if variable.startswith(ENV_PREFIX) and not known:
+            raise ConfigError(
+                f"environment variable {variable}: there is no such option{_did_you_mean(variable, variables)}"
+            )
+    values = dict(_flatten(EnvSettingsSource(Config)(), options))
+    return {name: (value, f"environment ({options[name].variable})") for name, value in values.items()}
+
+
+def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -> dict[str, tuple[object, str]]:
+    if not path.is_file():
+        if must_exist:
+            raise ConfigError(f"{path}: there is no such config file; check --config and {CONFIG_FILE_VARIABLE}")
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = dict(_flatten(TomlConfigSettingsSource(Config, path)(), options))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    for name in values:
+        if name not in options:
+            hint = _did_you_mean(name, options) or "; `edgeagent config show` lists them all"
+            raise ConfigError(f"{path}:{_line_of(name, text)}: there is no option {name!r}{hint}")
+    return {name: (value, f"file ({path}:{_line_of(name, text)})") for name, value in values.items()}
+
+
+def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name not in options:
+            yield from _flatten(value, options, f"{name}.")
+        else:
+            yield name, value
+
+
+def _nest(values: Mapping[str, object]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[key] = value
+    return nested
+
+
+def _line_of(name: str, text: str) -> int:
+    """Return the line of a TOML file that sets a dotted name, else the line that opens its table, else 1."""
+    table, nearest = "", 1
+    for number, line in enumerate(text.splitlines(), 1):
+        key = line.partition("=")[0].strip()
+        if key.startswith("["):
+            table = f"{key.strip('[] ')}."
+            nearest = number if name.startswith(table) else nearest
+        elif key and f"{table}{key}" == name:
+            return number
+        elif key and name.startswith(f"{table}{key}."):
+            nearest = number
+    return nearest
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    leaves = {candidate.rpartition(".")[2]: candidate for candidate in known}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    close = close or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _complaints(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
+    for problem in error.errors(include_url=False, include_context=False):
+        name = ".".join(str(part) for part in problem["loc"])
+        source = next((text for option, text in sources.items() if name == option or name.startswith(f"{option}.")), "")
+        message = problem["msg"][0].lower() + problem["msg"][1:]
+        yield f"{name} = {problem['input']!r} from {source or 'the configuration'}: {message}"
