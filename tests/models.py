@@ -32,10 +32,14 @@ LOGIT_STD = 3.0
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 # Each merge is a pair of pieces; a piece must be merged before another merge uses it.
-MERGES = """
-h e|i n|e r|a n|o n|r e|Ġ t|Ġ a|t h|e n|a t|o r|Ġ s|Ġ w|o u|i s|Ġt he|in g|an d|Ġ and|e d|l l|Ġ o|Ġ f
-Ġ i|Ġ b|Ġ c|t o|l o|Ġ m|Ġ h|h a|u r|v er|Ġ y|Ġy ou|c h|s t|Ġ l|Ġ g|Ġ p|Ġ d|Ġ n|e s|l y|1 0|0 0
-""".strip().replace("\n", "|").split("|")
+MERGES = [
+    merge
+    for line in (
+        "h e|i n|e r|a n|o n|r e|Ġ t|Ġ a|t h|e n|a t|o r|Ġ s|Ġ w|o u|i s|Ġt he|in g|an d|Ġ and|e d|l l|Ġ o|Ġ f",
+        "Ġ i|Ġ b|Ġ c|t o|l o|Ġ m|Ġ h|h a|u r|v er|Ġ y|Ġy ou|c h|s t|Ġ l|Ġ g|Ġ p|Ġ d|Ġ n|e s|l y|1 0|0 0",
+    )
+    for merge in line.split("|")
+]
 
 CHAT_TEMPLATE = """\
 {%- if tools -%}
