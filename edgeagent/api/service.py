@@ -1,0 +1,28 @@
+"""What the wire asks of whatever generates: the router in the daemon, a fake in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from edgeagent.types import GenerateRequest, ModelStatus, Step
+
+
+class Service(Protocol):
+    """The contract of `generate` and `cancel` is that of backends.base.Backend."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request; closing the generator cancels it."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a live request politely; an unknown or finished id is ignored."""
+        ...
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models that are served, loaded or not."""
+        ...
+
+    def default_model(self) -> str:
+        """Return the name of the model that serves a request which names none."""
+        ...

@@ -1,0 +1,82 @@
+"""How token counts and stage times look on the wire: OpenAI's usage, llama-server's timings, edgeagent's own object."""
+
+from __future__ import annotations
+
+from edgeagent.types import Timings, Usage
+
+Body = dict[str, object]
+
+
+def responses_usage(usage: Usage) -> Body:
+    """Return `usage` as the Responses API has it. What was computed of the prompt is what the cache had to write."""
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.num_cached_tokens,
+            "cache_write_tokens": _num_computed(usage),
+        },
+        "output_tokens": usage.num_output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+    }
+
+
+def chat_usage(usage: Usage) -> Body:
+    """Return `usage` as chat completions have it."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_output_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+    }
+
+
+def timings_body(usage: Usage, timings: Timings) -> Body:
+    """Return `timings` with llama-server's names and arithmetic; drafts only where there were some."""
+    num_computed = _num_computed(usage)
+    body: Body = {
+        "cache_n": usage.num_cached_tokens,
+        "prompt_n": num_computed,
+        "prompt_ms": _round(timings.prefill_ms),
+        "prompt_per_token_ms": _ratio(timings.prefill_ms, num_computed),
+        "prompt_per_second": _ratio(1000.0 * num_computed, timings.prefill_ms),
+        "predicted_n": usage.num_output_tokens,
+        "predicted_ms": _round(timings.decode_ms),
+        "predicted_per_token_ms": _ratio(timings.decode_ms, usage.num_output_tokens),
+        "predicted_per_second": _ratio(1000.0 * usage.num_output_tokens, timings.decode_ms),
+    }
+    if timings.num_draft_tokens:
+        body["draft_n"] = timings.num_draft_tokens
+        body["draft_n_accepted"] = timings.num_accepted_tokens
+    return body
+
+
+def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
+    """Return edgeagent's own object: where the request ran and why, and milliseconds by stage."""
+    return {
+        "route": timings.route,
+        "reason": timings.reason,
+        "stages_ms": {
+            "queue": _round(timings.queue_ms),
+            "load": _round(timings.load_ms),
+            "render": _round(timings.render_ms),
+            "cache": _round(timings.cache_ms),
+            "prefill": _round(timings.prefill_ms),
+            "first_token": _round(timings.first_token_ms),
+            "decode": _round(timings.decode_ms),
+            "delivery": _round(delivery_ms),
+        },
+    }
+
+
+def _num_computed(usage: Usage) -> int:
+    return usage.num_prompt_tokens - usage.num_cached_tokens
+
+
+def _round(milliseconds: float) -> float:
+    return round(milliseconds, 3)
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return round(numerator / denominator, 3) if denominator > 0 else 0.0

@@ -1,0 +1,186 @@
+"""A scripted backend for tests: it yields what it is told to, waits at gates instead of sleeping, and remembers.
+
+It also has the router's `default_model`, so that it can stand for the whole service behind the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from edgeagent.errors import EdgeAgentError, ModelNotFound
+from edgeagent.types import (
+    ChatPrompt,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelStatus,
+    Started,
+    Step,
+    TextDelta,
+    TextPrompt,
+    Timings,
+    Usage,
+    WorkerState,
+)
+
+
+@dataclass(slots=True)
+class Gate:
+    """A point in a script where the backend stops: `reached` is set on arrival, and `opened` lets it go on."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Act = Delta | tuple[Delta, ...] | Gate | Exception
+Script = Callable[[GenerateRequest], Iterable[Act]]
+
+TIMINGS = Timings(
+    queue_ms=1.0,
+    load_ms=0.0,
+    render_ms=2.0,
+    cache_ms=0.5,
+    prefill_ms=8.0,
+    first_token_ms=11.5,
+    decode_ms=20.0,
+    reason="fake",
+)
+
+
+def finished(
+    reason: FinishReason = FinishReason.STOP, *, prompt: int = 8, cached: int = 4, output: int = 2
+) -> Finished:
+    """Return a Finished delta with these counts."""
+    return Finished(
+        reason, Usage(num_prompt_tokens=prompt, num_cached_tokens=cached, num_output_tokens=output), TIMINGS
+    )
+
+
+def echo(request: GenerateRequest) -> Iterable[Act]:
+    """Answer with the last message's words, one a step; one word is one token."""
+    match request.prompt:
+        case ChatPrompt(messages=messages):
+            text = messages[-1].content if messages else ""
+            num_prompt = sum(len(message.content.split()) for message in messages)
+        case TextPrompt(text=text):
+            num_prompt = len(text.split())
+        case prompt:
+            text, num_prompt = " ".join(map(str, prompt.tokens)), len(prompt.tokens)
+    words = [] if request.prefill_only else text.split(" ")
+    reason = FinishReason.STOP
+    if request.max_tokens is not None and len(words) > request.max_tokens:
+        words, reason = words[: request.max_tokens], FinishReason.LENGTH
+    yield Started(num_prompt, 0)
+    for index, word in enumerate(words):
+        yield TextDelta(word if index == 0 else " " + word)
+    yield finished(reason, prompt=num_prompt, cached=0, output=len(words))
+
+
+class FakeBackend:
+    """Runs `script(request)` for each request. An Exception in a script is raised; a script without end is a hang.
+
+    `requests` holds what was asked, `cancelled` the ids politely cancelled while live, `closed` the ids whose generator
+    was closed before its end.
+    """
+
+    name = "fake"
+
+    def __init__(self, script: Script = echo, models: tuple[str, ...] = ("fake",)) -> None:
+        self.script = script
+        self.requests: list[GenerateRequest] = []
+        self.cancelled: list[str] = []
+        self.closed: list[str] = []
+        self.is_started = False
+        self._names = models
+        self._live: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""
+        self.requests.append(request)
+        self._notify()
+        if request.model not in self._names:
+            raise ModelNotFound(f"model '{request.model}' not found; there is {', '.join(self._names)}", param="model")
+        cancel = self._live[request.id] = asyncio.Event()
+        is_over = False
+        try:
+            for act in self.script(request):
+                if isinstance(act, Gate):
+                    await _pass(act, cancel)
+                if cancel.is_set():
+                    is_over = True
+                    yield Step((finished(FinishReason.CANCELLED),), at_s=time.monotonic())
+                    return
+                match act:
+                    case Gate():
+                        continue
+                    case Exception():
+                        is_over = True
+                        raise act
+                    case deltas:
+                        step = deltas if isinstance(deltas, tuple) else (deltas,)
+                        is_over = isinstance(step[-1], Finished)
+                        yield Step(step, at_s=time.monotonic())
+        finally:
+            del self._live[request.id]
+            if not is_over:
+                self.closed.append(request.id)
+            self._notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a live request; an unknown or finished id is ignored."""
+        if request_id in self._live:
+            self.cancelled.append(request_id)
+            self._live[request_id].set()
+            self._notify()
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models it was given, all ready."""
+        return [ModelStatus(name, WorkerState.READY, progress=1.0) for name in self._names]
+
+    def default_model(self) -> str:
+        """Return the first model."""
+        return self._names[0]
+
+    async def start(self) -> None:
+        """Remember that it was started."""
+        self.is_started = True
+
+    async def stop(self) -> None:
+        """Cancel what is live."""
+        self.is_started = False
+        for request_id in list(self._live):
+            self.cancel(request_id)
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self._live)
+
+    async def until(self, condition: Callable[[FakeBackend], bool]) -> None:
+        """Return once `condition` holds; it is looked at whenever a request begins, ends or is cancelled."""
+        while not condition(self):
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _pass(gate: Gate, cancel: asyncio.Event) -> None:
+    gate.reached.set()
+    waits = [asyncio.ensure_future(gate.opened.wait()), asyncio.ensure_future(cancel.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def failing(error: EdgeAgentError, *before: Act) -> Script:
+    """Return a script that plays `before` and then raises."""
+    return lambda _request: (*before, error)
