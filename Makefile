@@ -1,0 +1,43 @@
+# Everything a fresh clone needs: `make demo` (see it work), `make test` (every test), `make check` (what CI asks).
+# Each target sets up .venv first, which takes minutes once and nothing afterwards.
+
+PYTHON ?= python3
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format eval-builtin clean
+
+help:
+	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
+	@echo "make test          set up, run every test"
+	@echo "make check         formatting, lint, types, then every test"
+	@echo "make format        format and fix what can be fixed"
+	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
+	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
+	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
+
+setup:
+	@$(PYTHON) packaging/setup_env.py
+
+demo: setup
+	@$(BIN)/python packaging/demo.py
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+eval-builtin: setup
+	$(BIN)/python -m models.builtin.recipe.evaluate
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

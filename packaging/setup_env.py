@@ -1,0 +1,302 @@
+"""Make .venv: the project, editable, with its test tools, and llama.cpp compiled for this machine's CPU.
+
+Runs on the standard library alone. A stamp in .venv makes the second run instant; a changed CPU, interpreter,
+dependency list or set of build flags makes it work again. Compiled wheels are kept in the user's cache folder, so a
+second checkout does not compile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "edgeagent-setup.json"
+LOG = VENV / "edgeagent-setup.log"
+OLDEST_PYTHON = (3, 11)
+# Vision is not served, and its library doubles the compile time.
+DEFAULT_CMAKE_ARGS = "-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
+COMPILER_HINT = """A C and C++ compiler is needed, once, to compile llama.cpp for this CPU:
+  Debian, Ubuntu   sudo apt install build-essential
+  Fedora           sudo dnf install gcc gcc-c++ make
+  Arch             sudo pacman -S base-devel
+  macOS            xcode-select --install
+  Windows          Visual Studio Build Tools with "Desktop development with C++"
+Then run make again."""
+
+
+class SetupError(Exception):
+    """Setup cannot go on; the message says why and what to do."""
+
+
+def main() -> int:
+    """Bring .venv up to date; return the exit status."""
+    if sys.version_info < OLDEST_PYTHON:
+        return use_newer_python()
+    wanted = describe_setup(ROOT / "pyproject.toml", previous_cmake_args(STAMP))
+    if read_stamp(STAMP) == wanted and venv_python(VENV).exists():
+        return 0
+    try:
+        set_up(wanted)
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsetup: interrupted; run make again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def use_newer_python() -> int:
+    """Run this script again under a newer interpreter from PATH, if there is one."""
+    for minor in range(20, OLDEST_PYTHON[1] - 1, -1):
+        newer = shutil.which(f"python3.{minor}")
+        if newer:
+            return subprocess.call([newer, str(Path(__file__).resolve())])
+    have = f"{sys.executable} is {platform.python_version()}"
+    print(f"setup: Python 3.11 or newer is needed; {have}. Install one, then: make PYTHON=python3.11", file=sys.stderr)
+    return 1
+
+
+def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
+    """Return everything that a finished .venv depends on; two equal descriptions need no work."""
+    text = pyproject.read_text(encoding="utf-8")
+    return {
+        "dependencies": digest(relevant_part(text)),
+        "llama_cpp_python": pinned_bindings(text),
+        "cpu": cpu_fingerprint(),
+        "cmake_args": cmake_args,
+        "python": f"{platform.python_version()} {sys.base_prefix}",
+        "root": str(ROOT),
+    }
+
+
+def relevant_part(pyproject_text: str) -> str:
+    """Return what of pyproject.toml decides the contents of .venv: not the settings of ruff, mypy or pytest."""
+    import tomllib
+
+    document = tomllib.loads(pyproject_text)
+    project = document["project"]
+    names = ("name", "version", "requires-python", "dependencies", "optional-dependencies", "scripts")
+    return json.dumps([document["build-system"], {name: project.get(name) for name in names}], sort_keys=True)
+
+
+def pinned_bindings(pyproject_text: str) -> str:
+    """Return the version of llama-cpp-python that pyproject.toml pins."""
+    match = re.search(r'"llama-cpp-python==([^"]+)"', pyproject_text)
+    if not match:
+        raise SetupError("pyproject.toml must pin llama-cpp-python with ==, since its wheel is compiled here")
+    return match.group(1)
+
+
+def previous_cmake_args(stamp: Path) -> str:
+    """Return the build flags to use: CMAKE_ARGS where it is set, else those of the last setup, else the default.
+
+    So `CMAKE_ARGS=-DGGML_CUDA=on make setup` is said once, and a later plain `make test` keeps that build.
+    """
+    if "CMAKE_ARGS" in os.environ:
+        return " ".join([DEFAULT_CMAKE_ARGS, *os.environ["CMAKE_ARGS"].split()])
+    return read_stamp(stamp).get("cmake_args", DEFAULT_CMAKE_ARGS)
+
+
+def cpu_fingerprint() -> str:
+    """Return a hash of what this CPU can do, as far as a compiler told -march=native would use it."""
+    return digest("\n".join([platform.system(), platform.machine(), *cpu_features()]))
+
+
+def cpu_features() -> list[str]:
+    """Return the instruction-set features that the system reports, or its name for the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = ("flags", "Features", "isa")
+        rows = {line.partition(":")[2] for line in lines if line.partition(":")[0].strip() in names}
+        return sorted({feature for row in rows for feature in row.split()}) or [platform.processor()]
+    if sys.platform == "darwin":
+        answer = subprocess.run(["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"], capture_output=True, text=True)
+        volatile = ("thermal", "microcode")
+        return sorted(line for line in answer.stdout.splitlines() if not any(word in line for word in volatile))
+    return [platform.processor()]
+
+
+def digest(text: str) -> str:
+    """Return a short hash."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_stamp(stamp: Path) -> dict[str, str]:
+    """Return what the last finished setup was made for; empty where none finished."""
+    try:
+        content = json.loads(stamp.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def venv_python(venv: Path) -> Path:
+    """Return the interpreter inside a virtual environment."""
+    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def cache_dir() -> Path:
+    """Return edgeagent's folder in the user's cache."""
+    if os.name == "nt":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+        return Path(base) / "edgeagent" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "edgeagent"
+    return Path(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")) / "edgeagent"
+
+
+def wheel_folder(setup: dict[str, str]) -> Path:
+    """Return where the bindings compiled for this setup are kept: one folder for each thing that changes the code."""
+    key = digest("\n".join([setup["cpu"], setup["cmake_args"], sys.platform]))
+    return cache_dir() / "wheels" / "llama-cpp-python-{}-{}".format(setup["llama_cpp_python"], key)
+
+
+def set_up(wanted: dict[str, str]) -> None:
+    """Make or mend .venv; the stamp comes last, so that an interrupted setup is taken up again."""
+    done = read_stamp(STAMP)
+    make_venv(done, wanted)
+    STAMP.unlink(missing_ok=True)
+    LOG.write_text("", encoding="utf-8")
+    wheel = compiled_bindings(wanted)
+    native = ("cpu", "cmake_args", "llama_cpp_python", "python")
+    if any(done.get(key) != wanted[key] for key in native):
+        # --force-reinstall: the same version compiled for another CPU looks the same to pip.
+        step("installing llama.cpp", "install", "--force-reinstall", "--no-deps", str(wheel))
+    step("installing edgeagent and its test tools", "install", "--editable", f"{ROOT}[test]")
+    STAMP.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    say("ready: {}".format(VENV.relative_to(ROOT) / venv_python(VENV).parent.name / "edgeagent"))
+
+
+def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
+    """Create .venv, or create it anew when the interpreter or the checkout's place changed."""
+    stale = bool(done) and any(done.get(key) != wanted[key] for key in ("python", "root"))
+    if venv_python(VENV).exists() and not stale:
+        return
+    say(f"making {VENV.name} with Python {platform.python_version()}")
+    answer = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)
+    if answer.returncode:
+        output = (answer.stdout + answer.stderr).strip()
+        hint = "On Debian and Ubuntu: sudo apt install python3-venv"
+        raise SetupError(f"{sys.executable} -m venv failed:\n{output}\n{hint}")
+
+
+def compiled_bindings(setup: dict[str, str]) -> Path:
+    """Return the wheel of llama-cpp-python for this CPU, compiling it unless the cache holds it.
+
+    pip's own wheel cache does not know for which CPU a wheel was compiled, so it is not used.
+    """
+    folder = wheel_folder(setup)
+    for wheel in sorted(folder.glob("llama_cpp_python-*.whl")):
+        return wheel
+    require_compiler()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    requirement = "llama-cpp-python=={}".format(setup["llama_cpp_python"])
+    # Built beside its final place and renamed: a wheel in the cache is always whole.
+    with tempfile.TemporaryDirectory(dir=str(folder.parent), prefix="building-") as building:
+        step(
+            "compiling llama.cpp for this CPU, about 4 minutes on two cores",
+            *("wheel", "--verbose", "--no-cache-dir", "--no-binary", "llama-cpp-python", "--no-deps"),
+            *("--wheel-dir", building, requirement),
+            environment={"CMAKE_ARGS": setup["cmake_args"]},
+        )
+        folder.mkdir(exist_ok=True)
+        built = next(Path(building).glob("*.whl"))
+        return built.replace(folder / built.name)
+
+
+def require_compiler() -> None:
+    """Fail before anything is downloaded when there is surely no compiler."""
+    if os.name == "nt" or os.environ.get("CXX"):
+        return
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        raise SetupError("no C++ compiler (c++, g++ or clang++) is on PATH.\n" + COMPILER_HINT)
+
+
+def step(title: str, *pip_arguments: str, environment: dict[str, str] | None = None) -> None:
+    """Run pip, its output in the log, with a line that shows the progress."""
+    say(title)
+    command = [str(venv_python(VENV)), "-m", "pip", "--disable-pip-version-check", "--no-input", *pip_arguments]
+    began = time.monotonic()
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write("$ {}\n".format(" ".join(command)))
+        log.flush()
+        offset = log.tell()
+        child = subprocess.Popen(
+            command, cwd=str(ROOT), stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
+        try:
+            status = wait_for(child, offset, began)
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()
+            raise
+    if status:
+        raise SetupError(explain_failure(title, LOG.read_text(encoding="utf-8", errors="replace")))
+    say("{} done in {:.0f} s".format(title.partition(",")[0], time.monotonic() - began))
+
+
+def wait_for(child: subprocess.Popen[bytes], offset: int, began: float) -> int:
+    """Wait for a child that writes to the log; say how far it is now and then."""
+    on_terminal = sys.stdout.isatty()
+    interval = 1.0 if on_terminal else 30.0
+    said = began
+    while True:
+        try:
+            status = child.wait(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if time.monotonic() - said < interval:
+                continue
+        said = time.monotonic()
+        line = f"  {said - began:.0f} s{compile_progress(offset)}"
+        print(line.ljust(60) if on_terminal else line, end="\r" if on_terminal else "\n", flush=True)
+    if on_terminal:
+        print(" " * 60, end="\r")
+    return status
+
+
+def compile_progress(offset: int) -> str:
+    """Return the compiler's own count, e.g. ", 120 of 245 files", from what the log holds after `offset`."""
+    with LOG.open("rb") as log:
+        log.seek(max(offset, LOG.stat().st_size - 4096))
+        counts = re.findall(rb"\[(\d+)/(\d+)\]", log.read())
+    return ", {} of {} files".format(*(number.decode() for number in counts[-1])) if counts else ""
+
+
+def explain_failure(title: str, log: str) -> str:
+    """Say what failed, show the end of pip's output, and what can be done about it."""
+    tail = "\n".join("  | " + line for line in log.strip().splitlines()[-20:])
+    no_compiler = re.search(r"No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set|nmake", log)
+    no_network = re.search(r"NewConnectionError|Temporary failure in name resolution|Max retries exceeded", log)
+    no_space = re.search(r"No space left on device|Errno 28", log)
+    if no_compiler:
+        hint = COMPILER_HINT
+    elif no_space:
+        hint = f"The disk is full: about 1.5 GB is needed while compiling, here and in {tempfile.gettempdir()}."
+    elif no_network:
+        hint = "The package index could not be reached: check the network or pip's settings, then run make again."
+    else:
+        hint = f"Everything pip said is in {LOG}. Run make again once it is mended."
+    return f"{title} failed. The end of the log:\n{tail}\n{hint}"
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(f"setup: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
