@@ -1,0 +1,12 @@
+"""What an application imports: an async WebSocket client. Knows the wire, not the daemon.
+
+async with edgeagent.client.connect() as client:
+    async for event in client.respond("Turn the light on"):
+        ...
+"""
+
+from edgeagent.client.address import Address
+from edgeagent.client.answer import Answer, Event, function_output
+from edgeagent.client.connection import Client, ConnectionLost, Reply, connect
+
+__all__ = ["Address", "Answer", "Client", "ConnectionLost", "Event", "Reply", "connect", "function_output"]

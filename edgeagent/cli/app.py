@@ -1,0 +1,99 @@
+"""The command table and its entry point. Only the command that is asked for is imported: `--help` imports none."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from edgeagent.errors import ConfigError, EdgeAgentError
+
+# Where the shells' completion scripts (typer's) put the words typed so far.
+COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: where its function (or its group's Typer) is, and the one line that lists it."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "serve": Command("edgeagent.cli.serve:serve", "Serve a model until stopped."),
+    "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
+    "status": Command("edgeagent.cli.status:status", "Show what the daemon runs and how fast."),
+    "stop": Command("edgeagent.cli.status:stop", "Stop the daemon; live requests may finish first."),
+    "pull": Command("edgeagent.cli.models:pull", "Download a model."),
+    "list": Command("edgeagent.cli.models:list_models", "List the models on this machine."),
+    "config": Command("edgeagent.cli.config:config_app", "Show the settings and where each comes from."),
+    "version": Command("edgeagent.cli.version:version", "Show the versions of edgeagent and llama.cpp."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    app = build_app(_command_asked_for(arguments))
+    try:
+        # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.
+        return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        _complain(f"{error.format_message()} (see `{_usage_context(error)} --help`)")
+        return error.exit_code
+    except EdgeAgentError as error:
+        _complain(error.message)
+        return 2 if isinstance(error, ConfigError) else 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left (`edgeagent list | head`); keep the interpreter's last flush from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def build_app(wanted: str | None) -> typer.Typer:
+    """Return the command line with one command complete and the others, unimported, as entries of the list."""
+    app = typer.Typer(
+        name="edgeagent",
+        help="A low-latency on-device inference daemon for GGUF models.",
+        rich_markup_mode=None,  # rich would double the start-up time
+        pretty_exceptions_enable=False,
+    )
+    for name, command in COMMANDS.items():
+        target = _resolve(command.target) if name == wanted else _unimported
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=name, help=command.summary)
+        else:
+            app.command(name, short_help=command.summary)(target)
+    return app
+
+
+def _resolve(target: str) -> Callable[..., Any] | typer.Typer:
+    module, _, attribute = target.partition(":")
+    resolved: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), attribute)
+    return resolved
+
+
+def _unimported() -> None:
+    raise AssertionError("a command was reached that the arguments did not name")
+
+
+def _command_asked_for(arguments: Sequence[str]) -> str | None:
+    typed = [word for variable in COMPLETION_VARIABLES for word in os.environ.get(variable, "").split()]
+    return next((word for word in (*arguments, *typed) if word in COMMANDS), None)
+
+
+def _usage_context(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return str(context.command_path) if context is not None else "edgeagent"
+
+
+def _complain(message: str) -> None:
+    print(f"edgeagent: {message}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,73 @@
+"""`edgeagent config`: the effective settings and where each comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent.cli.options import ConfigFile, with_declared_options
+from edgeagent.config import LoadedConfig, declared_options, load_config
+
+config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+def show(
+    loaded: LoadedConfig,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print every option, its effective value, and where that comes from.
+
+    Takes the flags of `serve`, to see what they would do.
+    """
+    values = dict(_flat(loaded.config.model_dump(mode="json")))
+    if as_json:
+        rows = {name: {"value": values[name], "source": source} for name, source in loaded.provenance.items()}
+        typer.echo(json.dumps({"file": str(loaded.file), "options": rows}, indent=2))
+        return
+    name_width = max(len(name) for name in values)
+    value_width = min(40, max(len(_text(value)) for value in values.values()))
+    for name, source in loaded.provenance.items():
+        typer.echo(f"{name:{name_width}}  {_text(values[name]):{value_width}}  {source}")
+    state = "" if loaded.file.is_file() else " (does not exist)"
+    typer.echo(f"\nConfig file: {loaded.file}{state}")
+
+
+config_app.command("show")(with_declared_options(show))
+
+
+@config_app.command("path")
+def path(config: ConfigFile = None) -> None:
+    """Print the path of the config file."""
+    typer.echo(load_config(file=config).file)
+
+
+@config_app.command("options")
+def options() -> None:
+    """Print every option with its flag, environment variable, default and meaning, as a Markdown table."""
+    typer.echo("| option | flag | default | meaning |\n|---|---|---|---|")
+    for option in declared_options():
+        default = "" if option.default in (None, ()) else f"`{_text(option.default)}`"
+        bounds = f" ({option.bounds})" if option.bounds else f" ({', '.join(option.choices)})" if option.choices else ""
+        typer.echo(f"| `{option.name}` | `{option.flag}` | {default} | {option.help}{bounds} |")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return flat
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return ",".join(str(item) for item in value) or "-"
+        case _:
+            return str(value)

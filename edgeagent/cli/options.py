@@ -1,0 +1,80 @@
+"""The declared options as command-line flags. Nothing is said twice: names, help and choices come from the config."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from edgeagent.config import Option, declared_options, load_config
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
+
+
+def with_declared_options(command: Callable[..., None], *, positional: str = "") -> Callable[..., None]:
+    """Return `command(loaded, **own)` as a function with a flag for every declared option, for typer to read.
+
+    The function loads the configuration with the flags given. The option named `positional` is an argument instead;
+    the command's own parameters, after the first, stay as they are.
+    """
+    options = {_parameter_name(option): option for option in declared_options()}
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+    def run(**values: Any) -> None:
+        file = values.pop("config")
+        flags = {options[name].name: values.pop(name) for name in list(values) if name in options}
+        command(load_config({name: value for name, value in flags.items() if value is not None}, file), **values)
+
+    parameters = [_parameter(option, is_positional=option.name == positional) for option in options.values()]
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
+    extra = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    run.__signature__ = inspect.Signature([*parameters, config, *extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _parameter_name(option: Option) -> str:
+    return option.name.replace(".", "__")
+
+
+def _parameter(option: Option, *, is_positional: bool) -> inspect.Parameter:
+    # No default and no conversion here: what is not given stays None, and the config checks what is.
+    kind: Any = str | None
+    names = [option.flag]
+    if option.choices:
+        kind = Literal[option.choices] | None  # type: ignore[valid-type]
+    elif option.is_switch:
+        kind, names = bool | None, [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
+    if is_positional:
+        metavar = option.name.upper()
+        info = typer.Argument(help=_help(option), metavar=metavar, show_default=False)
+    else:
+        metavar = None if option.choices or option.is_switch else _metavar(option)
+        info = typer.Option(*names, help=_help(option), metavar=metavar, show_default=False)
+    return inspect.Parameter(
+        _parameter_name(option), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
+    )
+
+
+def _metavar(option: Option) -> str:
+    match option.default:
+        case int() | float():
+            return "N"
+        case tuple():
+            return "A,B"
+        case Path():
+            return "DIR"
+        case _:
+            return option.name.rpartition(".")[2].upper().removeprefix("MODELS_")
+
+
+def _help(option: Option) -> str:
+    facts = [option.bounds] if option.bounds else []
+    if option.default not in (None, ()):
+        default = {True: "on", False: "off"}.get(option.default, option.default) if option.is_switch else option.default
+        facts.append(f"default {default}")
+    return f"{option.help} [{', '.join(facts)}]" if facts else option.help

@@ -1,0 +1,39 @@
+"""`edgeagent serve`: the daemon in the foreground, with every declared option as a flag."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+from edgeagent.cli.options import with_declared_options
+from edgeagent.config import LoadedConfig
+
+
+def _serve(
+    loaded: LoadedConfig,
+    until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
+) -> None:
+    """Serve a model until stopped (Ctrl-C, SIGTERM or `edgeagent stop`).
+
+    MODEL is a path to a .gguf, org/repo[:QUANT] of a model that was pulled, or builtin.
+    """
+    # fastapi and uvicorn are not needed to print help or complain about a flag.
+    from edgeagent.daemon import serve
+
+    if until_stdin_closes:
+        threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
+    raise typer.Exit(serve(loaded.config) or 0)
+
+
+def _stop_at_end_of_input() -> None:
+    """Stop the daemon when whoever started it is gone, even by a kill that ran no clean-up: its end of the pipe closes."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    signal.raise_signal(signal.SIGTERM)
+
+
+serve = with_declared_options(_serve, positional="model")

@@ -1,0 +1,53 @@
+"""Where a daemon listens and the token it asks for. Knows the runtime file, not the daemon."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edgeagent.errors import BackendUnavailable
+from edgeagent.runtime_file import find_daemon
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A daemon's base URL (http://127.0.0.1:8127, a ws:// URL, with or without /v1) and its token."""
+
+    url: str
+    token: str | None = None
+
+    @property
+    def websocket_url(self) -> str:
+        """The URL of /v1/responses over WebSocket."""
+        base = self.url.rstrip("/").removesuffix("/responses").removesuffix("/v1")
+        if base.startswith("http"):
+            base = "ws" + base.removeprefix("http")
+        return f"{base}/v1/responses"
+
+
+def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
+    """Return where the daemon of this state folder (default: the configured one) listens.
+
+    The runtime file is believed only while the process that wrote it lives, so that whoever took over its port does
+    not get the token. Raises BackendUnavailable where no daemon runs.
+    """
+    # Reading the configuration costs an application 0.1 s that one with a URL or a state folder need not pay.
+    if state_dir is None:
+        from edgeagent.config import load_config
+
+        state_dir = load_config().config.state_dir
+    daemon = find_daemon(state_dir)
+    if daemon is None:
+        raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
+    return Address(daemon.url, token or daemon.token)
+
+
+def is_loopback(url: str) -> bool:
+    """Tell whether a URL's host is this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,78 @@
+"""What a response has said so far, gathered from its events. Knows the events of the wire; does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeagent.errors import EdgeAgentError, from_code
+from edgeagent.types import ToolCall
+
+Event = Mapping[str, Any]
+"""One event as it came over the wire."""
+
+TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+
+
+@dataclass(slots=True)
+class Answer:
+    """The text, reasoning and tool calls of one response, and, once it is finished, what it cost.
+
+    `status` is the wire's: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (llama-server's
+    names) and `edgeagent` (route, reason, milliseconds by stage) are the terminal event's own objects.
+    """
+
+    response_id: str | None = None
+    model: str = ""
+    status: str = "in_progress"
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+    edgeagent: dict[str, Any] = field(default_factory=dict)
+    error: EdgeAgentError | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the terminal event has been seen."""
+        return self.status != "in_progress"
+
+    def add(self, event: Event) -> None:
+        """Take in one event; unknown ones say nothing about the answer."""
+        match event.get("type"):
+            case "response.created":
+                self.response_id = event["response"]["id"]
+                self.model = event["response"].get("model", "")
+            case "response.output_text.delta":
+                self.text += event["delta"]
+            case "response.reasoning_text.delta":
+                self.reasoning += event["delta"]
+            case "response.output_item.done" if event["item"]["type"] == "function_call":
+                item = event["item"]
+                self.tool_calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"]))
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._finish(event["response"])
+            case "error":
+                self.status = "failed"
+                self.error = wire_error(event.get("error") or {})
+
+    def _finish(self, response: Mapping[str, Any]) -> None:
+        self.status = response["status"]
+        self.usage = response.get("usage") or {}
+        self.timings = response.get("timings") or {}
+        self.edgeagent = response.get("edgeagent") or {}
+        if self.status == "failed":
+            self.error = wire_error(response.get("error") or {})
+
+
+def wire_error(error: Mapping[str, Any]) -> EdgeAgentError:
+    """Return the error that a wire object {code, message, param} stands for."""
+    code = str(error.get("code") or "internal_error")
+    return from_code(code, str(error.get("message") or code), param=error.get("param"))
+
+
+def function_output(call_id: str, output: str) -> dict[str, str]:
+    """Return the input item that answers a tool call."""
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
