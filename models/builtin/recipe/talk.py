@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .pools import BOT_NAMES, NAMES, name, place, pseudo_word
+from .pools import BOT_NAMES, NAMES, place, pseudo_word
 from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, system, user, words
 
 OWNS_UP = "I am the small built-in model and cannot help with that; run `edgeagent pull` to get a larger one."
@@ -575,10 +575,6 @@ balance this chemical equation
 what is the plot of Hamlet?
 describe this picture
 look at this image
-search the web for cheap flights
-book me a flight
-browse the internet for me
-open the website of the bank
 hack into my neighbour's wifi
 how do I pick a lock?
 generate a picture of a cat
@@ -631,8 +627,11 @@ def any_system(draw: Draw) -> list[Message]:
 
 def small_talk(draw: Draw) -> Sample:
     """Greetings, thanks, questions about the assistant and the like."""
-    if draw.chance(0.18):
-        return introduction(draw)
+    return introduction(draw) if draw.chance(0.18) else nameless_talk(draw)
+
+
+def nameless_talk(draw: Draw) -> Sample:
+    """Small talk that does not ask for the assistant's name."""
     answer, phrases = _INTENTS[draw.any(tuple(_INTENTS))]
     messages = [*any_system(draw), user(restyle(draw, str(draw.pick(phrases)))), reply(answer)]
     return Sample("chat", messages, Check("exact", (answer,)))
@@ -685,6 +684,6 @@ def opening_turns(draw: Draw) -> list[Message]:
     return [user(restyle(draw, str(draw.pick(phrases)))), reply(answer)]
 
 
-def told_name(draw: Draw) -> str:
-    """Draw the name that a user gives."""
-    return name(draw)
+def pools_of_text() -> tuple[Pool, ...]:
+    """Give every pool of wording in this module."""
+    return (PERSONAS, PLAIN_SYSTEMS, _WHO, _ALIEN_FRAMES, _ALIEN_TOPICS, _ALIEN_WHOLE, *(phrases for _, phrases in _INTENTS.values()))

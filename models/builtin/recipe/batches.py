@@ -1,0 +1,156 @@
+"""Turns the endless stream of conversations into packed rows of tokens with targets and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import Queue
+from threading import Thread
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .chat import render
+from .corpus import COPYING, LONG, MIXTURE, Maker, stream
+from .samples import Sample
+from .tokenizer import START, STOP
+
+PROMPT_WEIGHT = 0.1
+LONG_EVERY = 12  # every so many batches hold a few long rows instead of many short ones
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one length; `weights` is zero where the next token is not to be learnt."""
+
+    ids: Tensor
+    targets: Tensor
+    weights: Tensor
+    positions: Tensor
+    documents: Tensor
+    kind: str
+
+
+class Encoder:
+    """Encodes conversations and marks what the assistant says."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.start = tokenizer.token_to_id(START)
+        self.stop = tokenizer.token_to_id(STOP)
+        self.opening = tokenizer.encode("assistant\n").ids
+
+    def encode(self, sample: Sample, sort_keys: bool) -> tuple[list[int], list[float]]:
+        """Give the tokens, and for each the weight of predicting it."""
+        ids = self.tokenizer.encode(render(sample.messages, sample.tools, sort_keys=sort_keys)).ids
+        weights = [PROMPT_WEIGHT] * len(ids)
+        span = len(self.opening)
+        at = 0
+        while at < len(ids):
+            if ids[at] == self.start and ids[at + 1 : at + 1 + span] == self.opening:
+                end = ids.index(self.stop, at)
+                for i in range(at + 1 + span, end + 1):
+                    weights[i] = 1.0
+                at = end
+            at += 1
+        return ids, weights
+
+
+def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[int], list[float]]:
+    """Make random tokens that repeat: the plainest lesson in copying."""
+    ids: list[int] = []
+    weights: list[float] = []
+    while len(ids) < length:
+        alphabet = rng.integers(0, vocab - 10, int(rng.integers(30, 300)))
+        span = rng.choice(alphabet, int(rng.integers(6, 50))).tolist()
+        ids += span + span
+        weights += [0.0] * len(span) + [0.0] + [1.0] * (len(span) - 1)
+    return ids[:length], weights[:length]
+
+
+class Packer:
+    """Fills rows with whole conversations; each row's first fit wins, what is left over waits for the next batch."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
+        self.encoder = Encoder(tokenizer)
+        self.vocab = tokenizer.get_vocab_size()
+        self.seed = seed
+        self.rng = np.random.default_rng(int.from_bytes(seed.encode(), "little"))
+        self.waiting: dict[str, list[tuple[list[int], list[float]]]] = {}
+        self.streams: dict[str, Iterator[Sample]] = {}
+
+    def _next(self, name: str, mixture: tuple[tuple[Maker, float], ...], most: int) -> tuple[list[int], list[float]]:
+        if name not in self.streams:
+            self.streams[name] = stream(f"{self.seed}:{name}", "train", mixture)
+        while True:
+            encoded = self.encoder.encode(next(self.streams[name]), bool(self.rng.random() < 0.6))
+            if len(encoded[0]) <= most:
+                return encoded
+
+    def rows(self, kind: str, count: int, length: int) -> Batch:
+        """Pack one batch of `mixture`, `copying`, `long` or `induction` rows."""
+        mixture = {"copying": COPYING, "long": LONG}.get(kind, MIXTURE)
+        shape = (count, length + 1)
+        ids, documents = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+        weights, positions = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
+        waiting = self.waiting.setdefault(kind, [])
+        for row in range(count):
+            at, number = 0, 0
+            while length + 1 - at > 24:
+                if kind == "induction":
+                    piece = _induction(self.rng, self.vocab, length + 1)
+                else:
+                    piece = self._fit(waiting, length + 1 - at, kind, mixture, length + 1)
+                    if piece is None:
+                        break
+                end = at + len(piece[0])
+                ids[row, at:end], weights[row, at:end] = piece
+                weights[row, at] = 0.0
+                positions[row, at:end] = np.arange(end - at)
+                documents[row, at:end] = number
+                at, number = end, number + 1
+        tensors = [torch.from_numpy(a) for a in (ids, weights, positions, documents)]
+        return Batch(tensors[0][:, :-1], tensors[0][:, 1:], tensors[1][:, 1:], tensors[2][:, :-1], tensors[3][:, :-1], kind)
+
+    def _fit(self, waiting: list[tuple[list[int], list[float]]], room: int, kind: str,
+             mixture: tuple[tuple[Maker, float], ...], most: int) -> tuple[list[int], list[float]] | None:  # fmt: skip
+        for index, piece in enumerate(waiting):
+            if len(piece[0]) <= room:
+                return waiting.pop(index)
+        for _ in range(6):
+            if len(waiting) > 200:
+                return None
+            piece = self._next(kind, mixture, most)
+            if len(piece[0]) <= room:
+                return piece
+            waiting.append(piece)
+        return None
+
+
+def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
+    """Choose what a step trains on: the kind, rows and row length; the choice depends on the step alone."""
+    if step < copying_steps // 2 and step % 3 != 0:
+        return "induction", 16, 384
+    if step < copying_steps and step % 2 == 0:
+        return "copying", 16, 512
+    if step % LONG_EVERY == LONG_EVERY - 1:
+        return "long", 4, 1920
+    return "mixture", 16, 512
+
+
+def batches(tokenizer: Tokenizer, seed: str, first: int, copying_steps: int) -> Iterator[Batch]:
+    """Yield batches from step `first` on, made ahead of time by a thread."""
+    queue: Queue[Batch] = Queue(maxsize=4)
+
+    def produce() -> None:
+        packer = Packer(tokenizer, f"{seed}:{first}")
+        step = first
+        while True:
+            queue.put(packer.rows(*batch_kind(step, copying_steps)))
+            step += 1
+
+    Thread(target=produce, daemon=True).start()
+    while True:
+        yield queue.get()

@@ -1,0 +1,190 @@
+"""Judges the shipped pair: held-out prompts, greedy decoding in llama.cpp, the GGUF's own chat template.
+
+Exits with 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp import Llama
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from .corpus import check_disjoint, evaluation_set
+from .samples import Check, Sample
+
+BUILTIN = Path(__file__).resolve().parents[1]
+MIN_PROMPTS = 300
+MAX_NEW_TOKENS = 160
+OUT_OF_DOMAIN = "out_of_domain"
+REPORTED_ONLY = frozenset({"long_prompts"})
+BARS = {"in_domain": 0.90, "tool_calls": 0.95, "facts": 0.80, OUT_OF_DOMAIN: 0.90, "draft_agreement": 0.70}
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: how many of how many, and the bar where there is one."""
+
+    name: str
+    right: int
+    total: int
+    bar: float | None = None
+
+    @property
+    def share(self) -> float:
+        """Give the share that is right."""
+        return self.right / self.total if self.total else 0.0
+
+    @property
+    def is_missed(self) -> bool:
+        """Tell whether the bar is missed."""
+        return self.bar is not None and self.share < self.bar
+
+
+class Shipped:
+    """A GGUF in llama.cpp, decoded greedily."""
+
+    def __init__(self, path: Path) -> None:
+        self.llama = Llama(str(path), n_ctx=2048, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
+        metadata: dict[str, str] = self.llama.metadata
+        self.formatter = Jinja2ChatFormatter(template=metadata["tokenizer.chat_template"], eos_token="<|im_end|>", bos_token="")
+        self.stop = self.llama.token_eos()
+
+    def prompt(self, sample: Sample) -> list[int]:
+        """Render and tokenize everything before the expected reply."""
+        messages: Any = sample.messages[:-1]
+        tools: Any = sample.tools or None
+        text = self.formatter(messages=messages, tools=tools).prompt
+        return self.llama.tokenize(text.encode(), add_bos=False, special=True)
+
+    def complete(self, prompt: list[int]) -> list[int]:
+        """Decode greedily up to the end of the turn, which is left out."""
+        new: list[int] = []
+        for token in self.llama.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=True):
+            if token == self.stop or len(new) >= MAX_NEW_TOKENS:
+                return new
+            new.append(int(token))
+        return new
+
+    def text(self, tokens: list[int]) -> str:
+        """Turn a reply's tokens into text."""
+        return self.llama.detokenize(tokens, special=True).decode("utf-8", errors="replace")
+
+    def guesses(self, prompt: list[int], reply: list[int]) -> list[int]:
+        """Say which token this model prefers at each place of another model's reply."""
+        self.llama.reset()
+        self.llama.eval(prompt + reply)
+        first = len(prompt) - 1
+        return [int(i) for i in np.array(self.llama.scores[first : first + len(reply)]).argmax(axis=1)]
+
+
+def parse_calls(text: str) -> list[dict[str, Any]] | None:
+    """Read the calls of a reply; nothing when it is malformed or has other text."""
+    if _CALL.sub("", text).strip():
+        return None
+    try:
+        return [json.loads(body) for body in _CALL.findall(text)]
+    except ValueError:
+        return None
+
+
+def is_right(check: Check, text: str) -> bool:
+    """Judge a reply."""
+    match check.kind:
+        case "exact":
+            return text.strip() in check.values
+        case "contains":
+            found = (re.search(rf"(?<![\w.]){re.escape(v)}(?!\w|\.\d)", text, re.IGNORECASE) for v in check.values)
+            return "<tool_call>" not in text and all(found)
+        case "calls":
+            calls = parse_calls(text)
+            ordered = [json.dumps(c, sort_keys=True) for c in check.calls]
+            return calls is not None and sorted(json.dumps(c, sort_keys=True) for c in calls) == sorted(ordered)
+        case "owns_up":
+            return "small built-in model" in text and "edgeagent pull" in text and text.count(". ") == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A reply that was wrong."""
+
+    category: str
+    asked: str
+    expected: str
+    got: str
+
+
+def _failure(sample: Sample, text: str) -> Failure:
+    asked = next(m["content"] for m in reversed(sample.messages[:-1]) if m["role"] in ("user", "tool"))
+    last = sample.messages[-1]
+    expected = last["content"] or json.dumps([c["function"] for c in last["tool_calls"]])
+    return Failure(sample.category, asked, expected, text)
+
+
+def evaluate(target_path: Path, draft_path: Path, seed: int) -> tuple[list[Row], list[Failure]]:
+    """Ask every held-out prompt, judge the replies, and compare the draft's choices with the target's."""
+    target, draft = Shipped(target_path), Shipped(draft_path)
+    right, total, failures = Counter[str](), Counter[str](), []
+    agreed = decoded = 0
+    for sample in evaluation_set(seed):
+        prompt = target.prompt(sample)
+        tokens = target.complete(prompt)
+        text = target.text(tokens)
+        total[sample.category] += 1
+        if is_right(sample.check, text):
+            right[sample.category] += 1
+        else:
+            failures.append(_failure(sample, text))
+        ended = [*tokens, target.stop]
+        agreed += sum(a == b for a, b in zip(draft.guesses(prompt, ended), ended, strict=True))
+        decoded += len(ended)
+    rows = [Row(name, right[name], total[name], BARS.get(name)) for name in sorted(total)]
+    inside = [r for r in rows if r.name != OUT_OF_DOMAIN and r.name not in REPORTED_ONLY]
+    rows.append(Row("in_domain", sum(r.right for r in inside), sum(r.total for r in inside), BARS["in_domain"]))
+    rows.append(Row("draft_agreement", agreed, decoded, BARS["draft_agreement"]))
+    return rows, failures
+
+
+def _print_table(rows: list[Row]) -> None:
+    print(f"{'category':<18}{'right':>7}{'of':>7}{'share':>9}{'bar':>8}")
+    for row in rows:
+        bar = f"{row.bar:>7.0%}" if row.bar else " " * 7
+        print(f"{row.name:<18}{row.right:>7}{row.total:>7}{row.share:>9.1%} {bar}{'  MISSED' if row.is_missed else ''}")
+
+
+def main() -> None:
+    """Read the command line, judge, and print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, default=BUILTIN / "edgeagent-mini.gguf")
+    parser.add_argument("--draft", type=Path, default=BUILTIN / "edgeagent-mini-draft.gguf")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--failures", type=int, default=0, help="print up to so many wrong replies to stderr")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    check_disjoint(seed=arguments.seed)
+    rows, failures = evaluate(arguments.target, arguments.draft, arguments.seed)
+    in_domain = next(r for r in rows if r.name == "in_domain")
+    is_passed = not any(r.is_missed for r in rows) and in_domain.total >= MIN_PROMPTS
+    if arguments.json:
+        table = [asdict(r) | {"share": round(r.share, 4), "is_missed": r.is_missed} for r in rows]
+        print(json.dumps({"is_passed": is_passed, "rows": table, "seconds": round(time.monotonic() - started, 1)}))
+    else:
+        _print_table(rows)
+    for failure in failures[: arguments.failures]:
+        print(json.dumps(asdict(failure), ensure_ascii=False), file=sys.stderr)
+    sys.exit(0 if is_passed else 1)
+
+
+if __name__ == "__main__":
+    main()

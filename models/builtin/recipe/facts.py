@@ -1,0 +1,343 @@
+"""Questions that the system prompt answers: hours, prices, places, codes; and those that it does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import pools
+from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, system, user
+from .talk import opening_turns, persona
+
+UNKNOWN = "I am sorry, that is not in my information."
+
+_VALUE_ASKS = lines("""
+what is the {key}?
+what's the {key}?
+what is the {key} please?
+tell me the {key}
+please tell me the {key}
+can you tell me the {key}?
+could you tell me the {key}?
+do you know the {key}?
+I need the {key}
+I need to know the {key}
+I am looking for the {key}
+give me the {key}
+can you give me the {key}?
+may I have the {key}?
+can I have the {key}?
+could I get the {key}?
+the {key} please
+{key}?
+{key} please
+what was the {key} again?
+I forgot the {key}
+I would like to know the {key}
+say the {key}
+which {key} do we have?
+hello, what is the {key}?
+hi, can you tell me the {key}?
+excuse me, what's the {key}?
+sorry, what is the {key}?
+any idea what the {key} is?
+help me with the {key}
+quick question: what is the {key}?
+remind me of the {key}
+what do you have as the {key}?
+let me know the {key}
+does anyone know the {key}?
+we need the {key}
+read me the {key}
+look up the {key}
+""")
+_PLACE_ASKS = lines("""
+where is the {key}?
+where's the {key}?
+where are the {key}?
+where can I find the {key}?
+how do I get to the {key}?
+how do I find the {key}?
+can you tell me where the {key} is?
+I am looking for the {key}
+which way to the {key}?
+where do I find the {key}?
+please show me the way to the {key}
+do you know where the {key} is?
+the {key}, where is it?
+is there a {key} here?
+I need the {key}
+I can't find the {key}
+directions to the {key} please
+excuse me, where is the {key}?
+I want to go to the {key}
+how can I reach the {key}?
+point me to the {key}
+where would I find the {key}?
+""")
+_PRICE_ASKS = lines("""
+how much is a {key}?
+how much is the {key}?
+how much does a {key} cost?
+what does a {key} cost?
+what does the {key} cost?
+what is the price of a {key}?
+what's the price for a {key}?
+how much for a {key}?
+how much do you charge for a {key}?
+what do I pay for a {key}?
+price of a {key}?
+tell me the price of the {key}
+I want a {key}, how much is it?
+is the {key} expensive?
+can you tell me what a {key} costs?
+how expensive is a {key}?
+what would a {key} cost me?
+what do you charge for the {key}?
+how many euros is a {key}?
+do you know the price of a {key}?
+""")
+_HOURS_ASKS = lines("""
+when are you open on {key}?
+when do you open on {key}?
+what are the opening hours on {key}?
+what are your hours on {key}?
+are you open on {key}?
+how long are you open on {key}?
+opening hours {key}?
+opening times on {key} please
+until when are you open on {key}?
+can I come on {key}?
+tell me the opening hours for {key}
+what time do you open on {key}?
+what time do you close on {key}?
+when do you close on {key}?
+when can I visit on {key}?
+is it open on {key}?
+on {key}, when are you open?
+I want to come on {key}, when is it open?
+do you open on {key}?
+hours for {key}?
+from when are you open on {key}?
+""")
+_NEXT_ASKS = lines("""
+and {key}?
+what about {key}?
+and what about {key}?
+how about {key}?
+and for {key}?
+and the same for {key}?
+ok, and {key}?
+thanks, and {key}?
+now {key}
+and then {key}?
+also {key} please
+same question for {key}
+okay, what about {key}?
+""")
+_LEADS = lines("""
+Facts:
+Answer from these facts.
+Here is what you know:
+Use this information:
+Information:
+You know the following.
+Notes for you:
+House notes:
+Answer questions with the list below.
+What guests may ask:
+Only use these facts.
+Details:
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that the system prompt may state, with how it is asked for and answered."""
+
+    kind: str
+    key: str
+    value: str
+
+    @property
+    def label(self) -> str:
+        """Name the fact as a list in a system prompt does."""
+        return {"price": f"{self.key} price", "hours": f"{self.key}"}.get(self.kind, self.key)
+
+    @property
+    def asks(self) -> Pool:
+        """Give the templates that ask for this fact."""
+        return {"value": _VALUE_ASKS, "place": _PLACE_ASKS, "price": _PRICE_ASKS, "hours": _HOURS_ASKS}[self.kind]
+
+    @property
+    def article_key(self) -> str:
+        """Name the fact in a follow-up, as in 'and a muffin?'."""
+        return {"price": f"a {self.key}", "hours": f"on {self.key}"}.get(self.kind, f"the {self.key}")
+
+    @property
+    def answer(self) -> str:
+        """Word the answer."""
+        if self.kind == "place":
+            verb = "are" if self.key.endswith("s") else "is"
+            return f"The {self.key} {verb} {self.value}."
+        if self.kind == "price":
+            return f"A {self.key} costs {self.value}."
+        if self.kind == "hours":
+            return f"On {self.key} we are {'closed' if self.value == 'closed' else 'open ' + self.value}."
+        return f"The {self.key} is {self.value}."
+
+
+def _usual_value(draw: Draw) -> Fact:
+    """Draw one of the facts that most houses have."""
+    key = draw.any(("wifi password", "wifi name", "phone number", "address", "manager", "checkout time", "check-in time",
+                    "breakfast time", "door code", "email address", "room number", "next bus", "bin day", "wifi password"))  # fmt: skip
+    if key in ("wifi password", "door code", "room number", "wifi name"):
+        value = draw.open(pools.code)
+    elif key == "phone number":
+        value = draw.open(pools.phone)
+    elif key == "email address":
+        value = pools.email(draw)
+    elif key == "manager":
+        value = f"{pools.name(draw)} {draw.open(pools.pseudo_word).capitalize()}"
+    elif key == "address":
+        value = f"{draw.open(pools.pseudo_word).capitalize()} {draw.any(('Street', 'Road', 'Lane', 'Square'))} {draw.int(1, 99)}"
+    elif key == "bin day":
+        value = draw.any(pools.WEEKDAYS)
+    else:
+        value = draw.open(pools.clock)
+    return Fact("value", key, value)
+
+
+def _spot(draw: Draw) -> str:
+    spot = str(draw.pick(pools.SPOTS))
+    return f"{spot} near {pools.name(draw)} {draw.any(('Hall', 'Gate', 'Corner'))}" if draw.chance(0.15) else spot
+
+
+def _menu_item(draw: Draw) -> str:
+    return f"{draw.open(pools.pseudo_word)} {draw.pick(pools.MENU)}" if draw.chance(0.25) else str(draw.pick(pools.MENU))
+
+
+def one_fact(draw: Draw) -> Fact:
+    """Draw a fact of any kind but opening hours."""
+    roll = draw.random.random()
+    if roll < 0.25:
+        return _usual_value(draw)
+    if roll < 0.60:
+        return Fact("value", pools.key(draw), pools.value(draw))
+    if roll < 0.80:
+        thing = str(draw.pick(pools.FACILITIES))
+        return Fact("place", f"{draw.open(pools.pseudo_word)} {thing}" if draw.chance(0.15) else thing, _spot(draw))
+    return Fact("price", _menu_item(draw), draw.open(pools.price))
+
+
+def hours(draw: Draw) -> list[Fact]:
+    """Draw the opening hours of some or all days."""
+    days = list(pools.WEEKDAYS) if draw.chance(0.5) else sorted(
+        draw.random.sample(pools.WEEKDAYS, draw.int(2, 5)), key=pools.WEEKDAYS.index)  # fmt: skip
+    spans = [f"from {draw.open(pools.clock)} to {draw.open(pools.clock)}" for _ in range(3)]
+    return [Fact("hours", day, "closed" if draw.chance(0.15) else draw.any(spans)) for day in days]
+
+
+def distinct_facts(draw: Draw, count: int) -> list[Fact]:
+    """Draw facts with different keys."""
+    found: dict[str, Fact] = {}
+    while len(found) < count:
+        fact = one_fact(draw)
+        found.setdefault(fact.key, fact)
+    return list(found.values())
+
+
+def _write(draw: Draw, facts: list[Fact]) -> str:
+    """Write the facts down in one of several layouts."""
+    style = draw.int(0, 4)
+    if style == 0:
+        return "\n".join(f"- {_upper(f.label)}: {f.value}" for f in facts)
+    if style == 1:
+        return "\n".join(f"{_upper(f.label)}: {f.value}" for f in facts)
+    if style == 2:
+        return " ".join(f.answer for f in facts)
+    if style == 3:
+        return "\n".join(f.answer for f in facts)
+    return "; ".join(f"{f.label}: {f.value}" for f in facts)
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def fact_prompt(draw: Draw, facts: list[Fact]) -> Message:
+    """Make a system message that states the facts."""
+    head = persona(draw)[0] if draw.chance(0.7) else ""
+    if draw.chance(0.4):
+        head = f"{head} {draw.pick(_LEADS)}".strip()
+    body = _write(draw, facts)
+    return system(f"{head}{draw.any((chr(10), ' ', chr(10)))}{body}" if head else body)
+
+
+def _fact_count(draw: Draw) -> int:
+    roll = draw.random.random()
+    return draw.int(1, 3) if roll < 0.3 else draw.int(3, 8) if roll < 0.93 else draw.int(9, 18)
+
+
+def _house(draw: Draw, count: int | None = None) -> list[Fact]:
+    facts = distinct_facts(draw, count or _fact_count(draw))
+    if draw.chance(0.25):
+        at = draw.int(0, len(facts))
+        facts[at:at] = hours(draw)
+    return facts
+
+
+def _ask(draw: Draw, fact: Fact) -> Message:
+    return user(restyle(draw, str(draw.pick(fact.asks)).format(key=fact.key)))
+
+
+def exchange(draw: Draw, fact: Fact) -> list[Message]:
+    """Ask for a fact and answer it."""
+    return [_ask(draw, fact), reply(fact.answer)]
+
+
+def known(draw: Draw) -> Sample:
+    """Ask for one fact of the system prompt."""
+    facts = _house(draw)
+    timed = [f for f in facts if f.kind == "hours"]
+    fact = draw.any(timed) if timed and draw.chance(0.6) else draw.any(facts)
+    before = opening_turns(draw) if draw.chance(0.1) else []
+    messages = [fact_prompt(draw, facts), *before, _ask(draw, fact), reply(fact.answer)]
+    return Sample("facts", messages, Check("contains", (fact.value,)))
+
+
+def absent(draw: Draw) -> Sample:
+    """Ask for a fact that the system prompt leaves out."""
+    facts = _house(draw)
+    if draw.chance(0.15):
+        facts = []
+    keys = {f.key for f in facts}
+    while True:
+        fact = draw.any(hours(draw)) if draw.chance(0.12) else one_fact(draw)
+        if fact.key not in keys and not (fact.kind == "hours" and fact.key in keys):
+            break
+    before = [fact_prompt(draw, facts)] if facts else [system(persona(draw)[0])]
+    messages = [*before, _ask(draw, fact), reply(UNKNOWN)]
+    return Sample("absent", messages, Check("exact", (UNKNOWN,)))
+
+
+def follow_up(draw: Draw) -> Sample:
+    """Ask for one fact, then for another of the same kind with a few words."""
+    if draw.chance(0.5):
+        extra = [f for f in distinct_facts(draw, draw.int(1, 4)) if f.kind != "hours"]
+        group = hours(draw)
+        facts = extra + group
+    else:
+        group = [f for f in distinct_facts(draw, draw.int(4, 9))]
+        facts = group
+    first = draw.any(group)
+    others = [f for f in group if f.kind == first.kind and f.key != first.key]
+    if not others:
+        return follow_up(draw)
+    second = draw.any(others)
+    next_ask = str(draw.pick(_NEXT_ASKS)).format(key=second.article_key if draw.chance(0.8) else second.key)
+    messages = [fact_prompt(draw, facts), _ask(draw, first), reply(first.answer),
+                user(restyle(draw, next_ask)), reply(second.answer)]  # fmt: skip
+    return Sample("follow_up", messages, Check("contains", (second.value,)))
+
+
+POOLS: tuple[Pool, ...] = (_VALUE_ASKS, _PLACE_ASKS, _PRICE_ASKS, _HOURS_ASKS, _NEXT_ASKS, _LEADS)

@@ -1,0 +1,176 @@
+"""Follow-up questions about what the user said before, and requests to repeat something."""
+
+from __future__ import annotations
+
+from . import pools
+from .facts import Fact
+from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, user
+from .talk import any_system, opening_turns
+
+NO_NAME = "You have not told me your name yet."
+
+_MY_NAME = lines("""
+my name is {x}
+I am {x}
+I'm {x}
+call me {x}
+you can call me {x}
+hello, my name is {x}
+hi, I am {x}
+hey, I'm {x}
+this is {x}
+it's {x} here
+please call me {x}
+{x} is my name
+people call me {x}
+hello, this is {x}
+good morning, I'm {x}
+hi there, {x} is my name
+my friends call me {x}
+the name is {x}
+""")
+_WHO_AM_I = lines("""
+what is my name?
+what's my name?
+do you know my name?
+do you remember my name?
+who am I?
+tell me my name
+can you say my name?
+what did I say my name was?
+what was my name again?
+say my name
+how am I called?
+do you still know who I am?
+please tell me my name
+and what is my name?
+remember my name?
+so, what's my name?
+""")
+_REMEMBER = lines("""
+remember that {fact}
+please remember that {fact}
+remember: {fact}
+note that {fact}
+please note that {fact}
+keep in mind that {fact}
+{fact}, remember that
+don't forget that {fact}
+can you remember that {fact}?
+make a note that {fact}
+for later: {fact}
+I tell you that {fact}
+just so you know, {fact}
+you should know that {fact}
+""")
+_RECALL = lines("""
+what is {key}?
+what's {key}?
+what was {key}?
+what was {key} again?
+do you remember {key}?
+tell me {key}
+can you tell me {key}?
+what did I say {key} is?
+what did I tell you about {key}?
+remind me, what is {key}?
+I forgot {key}
+do you still know {key}?
+so what is {key}?
+{key}?
+please tell me {key}
+""")
+_SAY = lines("""
+say {x}
+repeat {x}
+please say {x}
+please repeat {x}
+repeat after me: {x}
+can you say {x}?
+can you repeat {x}?
+say this: {x}
+repeat this: {x}
+just say {x}
+say the words {x}
+I want you to say {x}
+echo {x}
+could you repeat {x}?
+now say {x}
+say exactly {x}
+""")
+
+
+def _before(draw: Draw) -> list[Message]:
+    return [*any_system(draw), *(opening_turns(draw) if draw.chance(0.15) else [])]
+
+
+def greeting_by_name(draw: Draw) -> Sample:
+    """The user tells a name and is greeted with it."""
+    called = pools.name(draw)
+    turns = [user(restyle(draw, str(draw.pick(_MY_NAME)).format(x=called))), reply(f"Nice to meet you, {called}.")]
+    return Sample("follow_up", [*_before(draw), *turns], Check("contains", (called,)))
+
+
+def recall_name(draw: Draw) -> Sample:
+    """The user asks for the name told before, or for one never told."""
+    question = user(restyle(draw, str(draw.pick(_WHO_AM_I))))
+    if draw.chance(0.2):
+        return Sample("follow_up", [*_before(draw), question, reply(NO_NAME)], Check("exact", (NO_NAME,)))
+    told = greeting_by_name(draw)
+    called = told.check.values[0]
+    between = opening_turns(draw) if draw.chance(0.35) else []
+    messages = [*told.messages, *between, question, reply(f"Your name is {called}.")]
+    return Sample("follow_up", messages, Check("contains", (called,)))
+
+
+def _note(draw: Draw) -> tuple[str, str]:
+    """Draw what a user wants remembered: a key in the user's words and its value."""
+    roll = draw.random.random()
+    if roll < 0.3:
+        noun = str(draw.pick(pools.PREFERENCES))
+        return f"my favourite {noun}", draw.open(pools.pseudo_word) if draw.chance(0.5) else str(draw.pick(pools.ITEMS))
+    if roll < 0.6:
+        return f"my {pools.key(draw)}", pools.value(draw)
+    if roll < 0.75:
+        return f"my {draw.any(('sister', 'brother', 'dog', 'cat', 'daughter', 'son', 'mother', 'boss'))}'s name", pools.name(draw)
+    return f"the {pools.key(draw)}", pools.value(draw)
+
+
+def _yours(key: str) -> str:
+    return "your" + key[2:] if key.startswith("my ") else key
+
+
+def note_taken(draw: Draw) -> Sample:
+    """The user states a fact, and the assistant confirms it word for word."""
+    key, value = _note(draw)
+    text = str(draw.pick(_REMEMBER)).format(fact=f"{key} is {value}")
+    answer = f"Noted: {_yours(key)} is {value}."
+    return Sample("follow_up", [*_before(draw), user(restyle(draw, text)), reply(answer)], Check("contains", (value,)))
+
+
+def note_recalled(draw: Draw) -> Sample:
+    """The user states one or two facts and asks for one of them."""
+    notes = [_note(draw) for _ in range(draw.any((1, 1, 2)))]
+    if len({key for key, _ in notes}) < len(notes):
+        return note_recalled(draw)
+    messages = _before(draw)
+    for key, value in notes:
+        messages.append(user(restyle(draw, str(draw.pick(_REMEMBER)).format(fact=f"{key} is {value}"))))
+        messages.append(reply(f"Noted: {_yours(key)} is {value}."))
+    if draw.chance(0.25):
+        messages += opening_turns(draw)
+    key, value = draw.any(notes)
+    messages.append(user(restyle(draw, str(draw.pick(_RECALL)).format(key=key))))
+    answer = Fact("value", _yours(key), value).answer.replace("The your", "Your").replace("The the", "The")
+    return Sample("follow_up", [*messages, reply(answer)], Check("contains", (value,)))
+
+
+def repeated(draw: Draw) -> Sample:
+    """The user asks to repeat words or a code."""
+    pieces = [draw.open(pools.pseudo_word) if draw.chance(0.6) else pools.value(draw) for _ in range(draw.int(1, 4))]
+    text = " ".join(pieces)
+    request = str(draw.pick(_SAY)).format(x=text)
+    return Sample("follow_up", [*_before(draw), user(request), reply(text)], Check("exact", (text,)))
+
+
+POOLS: tuple[Pool, ...] = (_MY_NAME, _WHO_AM_I, _REMEMBER, _RECALL, _SAY)

@@ -1,0 +1,297 @@
+"""Conversations with tools: calls, parallel calls, results told in words, and requests without a fitting tool."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from . import facts, pools, sums, talk
+from .actions import ACTIONS, Order, amended, household, unseen
+from .samples import Check, Draw, Message, Pool, Sample, Tool, lines, reply, restyle, user
+
+NO_TOOL = "I have no tool for that here."
+
+_JOIN = ("{a} and {b}", "{a}, and {b}", "{a} and then {b}", "{a} and also {b}", "{a}, then {b}")
+_WHAT_ADDED = lines("""
+what did I just ask you to add?
+what did I just add?
+what did I ask you to add?
+what have I added?
+what did you just add?
+what was it that I added?
+which item did I add?
+what is new on the list?
+what did you put on the list?
+remind me, what did I add?
+what did I want on the list?
+tell me what I just added
+""")
+_WHAT_DONE = lines("""
+what did you just do?
+what have you done?
+what was that?
+did it work?
+is it done?
+what did you do?
+and, did that work?
+tell me what you did
+what happened?
+have you done it?
+""")
+_ERRORS = lines("""
+not found
+device offline
+no connection
+timeout
+access denied
+unknown room
+service unavailable
+out of stock
+not allowed
+already exists
+no answer
+battery empty
+invalid number
+busy
+sold out
+no such entry
+""")
+_RESULT_KEYS = lines("""
+status
+price
+date
+time
+total
+owner
+state
+place
+seat
+platform
+gate
+level
+count
+weight
+result
+balance
+arrival
+departure
+contact
+priority
+delay
+stock
+rating
+speed
+version
+floor
+shelf
+fee
+""")
+_STATES = lines("""
+shipped
+delivered
+open
+closed
+pending
+ready
+confirmed
+cancelled
+paid
+unpaid
+active
+inactive
+on time
+late
+available
+sold out
+in progress
+done
+failed
+waiting
+full
+empty
+approved
+locked
+""")
+
+
+def _call(*orders: Order) -> Message:
+    calls = [{"id": f"call_{i}", "type": "function", "function": {"name": o.name, "arguments": o.arguments}}
+             for i, o in enumerate(orders, 1)]  # fmt: skip
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _result(content: Any, order: Order) -> Message:
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return {"role": "tool", "name": order.name, "content": text}
+
+
+def _expect(*orders: Order) -> Check:
+    return Check("calls", calls=tuple({"name": o.name, "arguments": o.arguments} for o in orders))
+
+
+def _order(draw: Draw, unseen_share: float = 0.45) -> Order:
+    return unseen(draw) if draw.chance(unseen_share) else household(draw)
+
+
+def _offer(draw: Draw, *orders: Order, most: int = 3) -> list[Tool]:
+    """Offer the orders' tools among others; no two share a name, and no other household tool serves the same kind."""
+    tools = {order.name: order.tool for order in orders}
+    kinds = {order.kind for order in orders} - {"unseen"}
+    verbs = {order.name for order in orders}
+    for _ in range(draw.any(tuple(range(most + 1)))):
+        other = _order(draw, 0.4)
+        if other.kind not in kinds and other.name not in verbs:
+            tools.setdefault(other.name, other.tool)
+            kinds |= {other.kind} - {"unseen"}
+    return draw.shuffled(list(tools.values()))
+
+
+def _prefix(draw: Draw) -> list[Message]:
+    if draw.chance(0.1):
+        return [facts.fact_prompt(draw, facts.distinct_facts(draw, draw.int(1, 4)))]
+    return talk.any_system(draw)
+
+
+def exchange(draw: Draw, order: Order) -> list[Message]:
+    """Ask for something, call its tool, and tell the result."""
+    content, answer, _ = _outcome(draw, order)
+    return [user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
+
+
+def single_call(draw: Draw) -> Sample:
+    """One request, one call."""
+    order = _order(draw)
+    before = _prefix(draw) + (talk.opening_turns(draw) if draw.chance(0.1) else [])
+    messages = [*before, user(restyle(draw, order.text)), _call(order)]
+    return Sample("tool_calls", messages, _expect(order), _offer(draw, order))
+
+
+def parallel_calls(draw: Draw) -> Sample:
+    """One request for two things, two calls."""
+    first, second = household(draw), household(draw)
+    if second.kind == first.kind:
+        second = amended_twin(draw, first) or second
+    if second.name == first.name and second.tool is not first.tool:
+        return parallel_calls(draw)
+    text = draw.any(_JOIN).format(a=first.text.rstrip("?.").removesuffix(" please"), b=second.text.rstrip("?."))
+    messages = [*_prefix(draw), user(restyle(draw, text)), _call(first, second)]
+    return Sample("tool_calls", messages, _expect(first, second), _offer(draw, first, second, most=2))
+
+
+def amended_twin(draw: Draw, order: Order) -> Order | None:
+    """Draw a second order for the same tool with other values."""
+    action = ACTIONS[order.kind]
+    if not action.slots:
+        return None
+    values = action.fill(draw)
+    arguments = {order.params[slot]: value for slot, value in values.items()}
+    text = str(draw.pick(action.asks)).format(**values)
+    return Order(text, order.tool, arguments, action.done.format(**values), order.kind, values, order.params)
+
+
+def _success(draw: Draw, order: Order) -> tuple[Any, str, tuple[str, ...]]:
+    """Draw a tool's result, the sentence that tells it, and what that sentence must contain."""
+    if order.kind == "weather":
+        degrees, sky, city = draw.int(-15, 38), str(draw.pick(pools.WEATHER)), order.values["city"]
+        key = draw.any(("temperature", "temp", "degrees"))
+        content = {"city": city, key: degrees, draw.any(("condition", "sky", "weather")): sky}
+        if draw.chance(0.4):
+            del content["city"]
+        return content, f"In {city} it is {degrees} degrees, {sky}.", (city, str(degrees), sky)
+    if order.kind == "clock":
+        now = draw.open(pools.clock)
+        return {draw.any(("time", "now", "clock")): now}, f"It is {now}.", (now,)
+    if order.kind == "unseen" and draw.chance(0.85):
+        return _record(draw)
+    content = draw.any(({"ok": True}, {"status": "ok"}, "ok", {"success": True}, {"result": "done"}, "done"))
+    done = order.done or "Done."
+    return content, done, (done.rstrip("."),)
+
+
+def _record(draw: Draw) -> tuple[Any, str, tuple[str, ...]]:
+    keys = draw.sample(_RESULT_KEYS, draw.any((1, 1, 2, 2, 3)))
+    if draw.chance(0.2):
+        keys[0] = draw.open(pools.pseudo_word)
+    values = [draw.pick(_STATES) if draw.chance(0.35) else draw.int(1, 500) if draw.chance(0.25) else pools.value(draw)
+              for _ in keys]  # fmt: skip
+    parts = [f"the {key} is {value}" for key, value in zip(keys, values, strict=True)]
+    told = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    return dict(zip(keys, values, strict=True)), "T" + told[1:] + ".", tuple(map(str, values))
+
+
+def _outcome(draw: Draw, order: Order) -> tuple[Any, str, tuple[str, ...]]:
+    if draw.chance(0.12):
+        error = str(draw.pick(_ERRORS))
+        return {"error": error}, f"That did not work: {error}.", (error,)
+    return _success(draw, order)
+
+
+def told_result(draw: Draw) -> Sample:
+    """A call, its result, and the answer that uses it."""
+    order = _order(draw)
+    content, answer, must = _outcome(draw, order)
+    messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
+    return Sample("tool_answers", messages, Check("contains", must), _offer(draw, order, most=2))
+
+
+def told_results(draw: Draw) -> Sample:
+    """Two calls, two results, and one answer for both."""
+    sample = parallel_calls(draw)
+    calls = sample.messages[-1]["tool_calls"]
+    first, second = _success_of(draw, sample, 0), _success_of(draw, sample, 1)
+    results = [{"role": "tool", "name": c["function"]["name"], "content": json.dumps(o[0])}
+               for c, o in zip(calls, (first, second), strict=True)]  # fmt: skip
+    answer = f"{first[1]} {second[1]}"
+    return Sample("tool_answers", [*sample.messages, *results, reply(answer)], Check("contains", first[2] + second[2]), sample.tools)
+
+
+def _success_of(draw: Draw, sample: Sample, index: int) -> tuple[Any, str, tuple[str, ...]]:
+    """Make a result whose sentence follows from the result alone."""
+    key, value = str(draw.pick(_RESULT_KEYS)), str(draw.pick(_STATES)) if draw.chance(0.5) else pools.value(draw)
+    return {key: value}, f"The {key} is {value}.", (value,)
+
+
+def amended_call(draw: Draw) -> Sample:
+    """A call with its result, then a few words that change one value."""
+    order = household(draw)
+    changed = amended(draw, order)
+    if changed is None:
+        return amended_call(draw)
+    content, answer, _ = _success(draw, order)
+    messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer),
+                user(restyle(draw, changed.text)), _call(changed)]  # fmt: skip
+    return Sample("tool_calls", messages, _expect(changed), _offer(draw, order, most=1))
+
+
+def asked_back(draw: Draw) -> Sample:
+    """After a call: what did I just ask you to add? Did it work?"""
+    order = household(draw, "list" if draw.chance(0.6) else draw.any(("timer", "alarm", "light", "heating", "music")))
+    content, answer, _ = _success(draw, order)
+    messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
+    if order.kind == "list" and draw.chance(0.75):
+        item = order.values["item"]
+        question, answer, must = draw.pick(_WHAT_ADDED), f"You asked me to add {item}.", str(item)
+    else:
+        question, must = draw.pick(_WHAT_DONE), answer.rstrip(".")
+    messages += [user(restyle(draw, str(question))), reply(answer)]
+    return Sample("follow_up", messages, Check("contains", (must,)), _offer(draw, order, most=1))
+
+
+def tool_missing(draw: Draw) -> Sample:
+    """A request that needs a tool which is not offered."""
+    order = _order(draw, 0.3)
+    tools = [] if draw.chance(0.5) else [t for t in _offer(draw, order) if t is not order.tool]
+    messages = [*_prefix(draw), user(restyle(draw, order.text)), reply(NO_TOOL)]
+    return Sample("no_tool", messages, Check("exact", (NO_TOOL,)), tools)
+
+
+def tool_not_needed(draw: Draw) -> Sample:
+    """Tools are offered, and the request needs none of them."""
+    make = draw.any((talk.small_talk, sums.simple_sum, facts.known, facts.known, talk.foreign, sums.conversion, facts.absent))
+    sample = make(draw)
+    tools = _offer(draw, _order(draw), most=2)
+    category = sample.category if sample.category == "out_of_domain" else "tools_not_needed"
+    return Sample(category, sample.messages, sample.check, tools)
+
+
+POOLS: tuple[Pool, ...] = (_WHAT_ADDED, _WHAT_DONE, _ERRORS, _RESULT_KEYS, _STATES)

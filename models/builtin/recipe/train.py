@@ -1,0 +1,191 @@
+"""Trains the target, or the draft with the target as its teacher; resumes from its last checkpoint.
+
+The learning rate warms up, stays, and falls to zero over the last part of `--steps`; so a run may be stopped and
+finished with another number of steps. An average of the weights is kept for exports before the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .batches import Batch, batches
+from .model import SHAPES, Llama, causal_mask
+
+SEED = "edgeagent-mini-1"
+WARMUP_STEPS = 60
+DECAY_SHARE = 0.35
+EMA = 0.996
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal by five Newton-Schulz steps (Jordan et al., 2024); for matrices only."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update every matrix; matrices of one shape are made orthogonal together."""
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes.setdefault(parameter.shape, []).append(parameter)
+            for shape, members in shapes.items():
+                updates = torch.stack([self._momentum(p, group["momentum"]) for p in members])
+                updates = orthogonal(updates) * max(1.0, shape[0] / shape[1]) ** 0.5
+                for parameter, update in zip(members, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+
+    def _momentum(self, parameter: nn.Parameter, momentum: float) -> Tensor:
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        buffer = state.setdefault("momentum", torch.zeros_like(parameter))
+        buffer.lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(buffer, momentum)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Approximate U·Vᵀ of each matrix in a stack; the coefficients are those of the Muon paper."""
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x.mT if tall else x).float()
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Give the share of the full learning rate: warm-up, plateau, linear fall."""
+    fall = int(steps * (1 - DECAY_SHARE))
+    if step < WARMUP_STEPS:
+        return (step + 1) / WARMUP_STEPS
+    return 1.0 if step < fall else max(0.0, (steps - step) / (steps - fall))
+
+
+def loss_of(model: nn.Module, batch: Batch, teacher: Llama | None) -> Tensor:
+    """Compute the weighted cross-entropy, and for a draft mostly the distance from the teacher's distribution."""
+    mask = causal_mask(batch.documents, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch.ids, batch.positions, mask).flatten(0, 1)
+        weights, targets = batch.weights.flatten(), batch.targets.flatten()
+        chosen = weights.nonzero().squeeze(1)
+        logits, weights, targets = logits[chosen].float(), weights[chosen], targets[chosen]
+        each = functional.cross_entropy(logits, targets, reduction="none")
+        if teacher is not None:
+            with torch.no_grad():
+                wanted = teacher(batch.ids, batch.positions, mask).flatten(0, 1)[chosen].float().softmax(-1)
+            each = 0.3 * each + 0.7 * functional.cross_entropy(logits, wanted, reduction="none")
+    return (each * weights).sum() / weights.sum()
+
+
+class Run:
+    """One training run: the model, its average, the optimisers, and the checkpoint file that they live in."""
+
+    def __init__(self, name: str, work: Path) -> None:
+        torch.manual_seed(20)
+        self.path = work / f"{name}.pt"
+        self.model = Llama(SHAPES[name])
+        matrices = [p for p in self.model.blk.parameters() if p.ndim == 2]
+        rest = [p for p in self.model.parameters() if p.ndim < 2] + [self.model.token_embd.weight]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=4e-3, betas=(0.9, 0.97), weight_decay=0.0)]  # fmt: skip
+        self.full = [group["lr"] for o in self.optimisers for group in o.param_groups]
+        self.average = {k: v.clone() for k, v in self.model.state_dict().items()}
+        self.step = 0
+        if self.path.exists():
+            self._load()
+
+    def _load(self) -> None:
+        saved = torch.load(self.path, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.average, self.step = saved["average"], saved["step"]
+        for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+
+    def save(self) -> None:
+        """Write the checkpoint in one move."""
+        states = [o.state_dict() for o in self.optimisers]
+        torch.save({"model": self.model.state_dict(), "average": self.average, "step": self.step, "optimisers": states},
+                   self.path.with_suffix(".tmp"))  # fmt: skip
+        self.path.with_suffix(".tmp").replace(self.path)
+
+    def update(self, loss: Tensor, steps: int) -> None:
+        """Take one optimiser step."""
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        share = learning_rate(self.step, steps)
+        groups = [group for o in self.optimisers for group in o.param_groups]
+        for group, full in zip(groups, self.full, strict=True):
+            group["lr"] = full * share
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        keep = min(EMA, self.step / (self.step + 20))
+        with torch.no_grad():
+            for key, value in self.model.state_dict().items():
+                self.average[key].lerp_(value, 1 - keep)
+
+
+def load_average(name: str, work: Path) -> Llama:
+    """Load the averaged weights of a run's last checkpoint."""
+    model = Llama(SHAPES[name])
+    model.load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["average"])
+    return model.eval()
+
+
+def train(name: str, work: Path, steps: int, copying_steps: int, compile_model: bool) -> None:
+    """Train until `steps`, saving every few minutes."""
+    run = Run(name, work)
+    teacher = load_average("target", work) if name == "draft" else None
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    compiled: nn.Module = torch.compile(run.model, dynamic=False) if compile_model else run.model  # type: ignore[assignment]
+    started = saved = time.monotonic()
+    tokens, losses = 0, dict[str, list[float]]()
+    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, copying_steps):
+        if run.step >= steps:
+            break
+        loss = loss_of(compiled, batch, teacher)
+        run.update(loss, steps)
+        tokens += batch.ids.numel()
+        losses.setdefault(batch.kind, []).append(loss.item())
+        if run.step % 20 == 0:
+            now = time.monotonic()
+            means = {kind: round(sum(each) / len(each), 4) for kind, each in losses.items()}
+            print(json.dumps({"step": run.step, "loss": means,
+                              "tokens_per_s": round(tokens / (now - started)), "minutes": round((now - started) / 60, 1)}), flush=True)  # fmt: skip
+            losses.clear()
+            if now - saved > 120:
+                run.save()
+                saved = now
+    run.save()
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=sorted(SHAPES))
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--copying-steps", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train(arguments.model, arguments.work, arguments.steps, arguments.copying_steps, arguments.compile)
+
+
+if __name__ == "__main__":
+    main()
