@@ -56,6 +56,10 @@ class Runner(Protocol):
         """Return the logits of the index-th output of the last batch, shape (num_vocab,): a view, valid until the next decode."""
         ...
 
+    def can_trim(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence may be cut to `length` and go on from there with the right logits. No side effect."""
+        ...
+
     def trim(self, seq_id: int, length: int) -> bool:
         """Forget a sequence's positions from `length` on; False if this memory cannot (then nothing changed)."""
         ...

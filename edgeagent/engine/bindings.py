@@ -1,0 +1,90 @@
+"""llama.cpp's C API as llama-cpp-python binds it, without that package's high-level half.
+
+Importing `llama_cpp` runs its `__init__`, which pulls in a disk cache that unpickles (CVE-2025-69872) and costs half a
+second. Only the ctypes module `llama_cpp.llama_cpp` is wanted, so the parent package is registered bare.
+Importing this module loads the native library: no module that the daemon process imports may import it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from edgeagent.errors import InternalError
+from edgeagent.types import DeviceInfo
+
+
+def _load() -> Any:
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.submodule_search_locations is None:
+        raise InternalError("llama-cpp-python is not installed in this Python environment; run `make setup`")
+    # An abort in ggml must end the process at once; with this unset it would attach a debugger and print for seconds.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    if "llama_cpp" not in sys.modules:
+        package = types.ModuleType("llama_cpp")
+        package.__path__ = list(spec.submodule_search_locations)
+        package.__spec__ = spec
+        sys.modules["llama_cpp"] = package
+    return importlib.import_module("llama_cpp.llama_cpp")
+
+
+lib = _load()
+
+_DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "gpu", 3: "accelerator"}
+
+
+def _ggml(name: str) -> Any:
+    """Return one of ggml's shared libraries; which file holds which symbol differs by platform."""
+    folder = Path(sys.modules["llama_cpp"].__path__[0]) / "lib"
+    prefixes, suffixes = ("lib", ""), (".so", ".dylib", ".dll")
+    for path in (folder / f"{prefix}{name}{suffix}" for prefix in prefixes for suffix in suffixes):
+        if path.exists():
+            return ctypes.CDLL(str(path))
+    raise InternalError(f"{name} is missing from {folder}; run `make setup` again")
+
+
+def commit() -> str:
+    """Return the llama.cpp commit the library was built from (7 hex digits, "unknown" if the build did not say)."""
+    function = _ggml("ggml-base").ggml_commit
+    function.restype = ctypes.c_char_p
+    return str(function().decode().removesuffix("-dirty"))
+
+
+def system_description() -> str:
+    """Return llama.cpp's own line on the instruction sets and backends it uses."""
+    return str(lib.llama_print_system_info().decode())
+
+
+def devices() -> tuple[DeviceInfo, ...]:
+    """Return the compute devices that llama.cpp sees, in its order."""
+    ggml, base = _ggml("ggml"), _ggml("ggml-base")
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    get = ggml.ggml_backend_dev_get
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    name, description, memory, kind = (
+        getattr(base, f"ggml_backend_dev_{what}") for what in ("name", "description", "memory", "type")
+    )
+    for function in (name, description):
+        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    memory.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]
+    kind.argtypes = [ctypes.c_void_p]
+    found = []
+    for index in range(ggml.ggml_backend_dev_count()):
+        device = get(index)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            DeviceInfo(
+                name=name(device).decode(errors="replace"),
+                description=description(device).decode(errors="replace"),
+                kind=_DEVICE_KINDS.get(kind(device), "accelerator"),  # type: ignore[arg-type]
+                memory_total_bytes=total.value,
+                memory_free_bytes=free.value,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,77 @@
+"""How many KV cells are in use, when sequences share prefixes.
+
+A ledger beside llama.cpp's own books (which it no longer tells): computing a token takes a cell, sharing a prefix
+tags the source's cells for the target, trimming gives back the cells that nobody else holds.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+
+class CellLedger:
+    """Cells by holder; a cell is used as long as one holder has it."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.num_cells = num_cells
+        self._num_holders = np.zeros(num_cells, np.int32)  # by cell
+        self._free = list(range(num_cells - 1, -1, -1))
+        self._cells: dict[int, array[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Cells nobody holds."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Cells somebody holds."""
+        return self.num_cells - len(self._free)
+
+    def length(self, holder: int) -> int:
+        """Return how many cells a holder has."""
+        return len(self._cells.get(holder, ()))
+
+    def num_unshared(self, holder: int) -> int:
+        """Return how many cells would become free without this holder."""
+        cells = self._cells.get(holder)
+        return int((self._num_holders[np.frombuffer(cells, np.int32)] == 1).sum()) if cells else 0
+
+    def take(self, holder: int, count: int) -> None:
+        """Give a holder `count` free cells."""
+        cells = self._cells.setdefault(holder, array("i"))
+        for _ in range(count):
+            cell = self._free.pop()
+            self._num_holders[cell] = 1
+            cells.append(cell)
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let an empty target hold the source's first `length` cells too."""
+        assert not self._cells.get(target), f"holder {target} is not empty"
+        cells = self._cells[source][:length]
+        if cells:
+            self._num_holders[np.frombuffer(cells, np.int32)] += 1
+        self._cells[target] = cells
+
+    def trim(self, holder: int, length: int) -> None:
+        """Take a holder's cells from `length` on."""
+        cells = self._cells.get(holder)
+        if cells is None or len(cells) <= length:
+            return
+        gone = np.array(cells[length:], np.int32)
+        del cells[length:]
+        self._num_holders[gone] -= 1
+        self._free.extend(gone[self._num_holders[gone] == 0].tolist())
+        if not cells:
+            del self._cells[holder]
+
+    def check_integrity(self) -> None:
+        """Assert every invariant; for tests."""
+        counts = np.zeros(self.num_cells, np.int32)
+        for cells in self._cells.values():
+            assert len(set(cells)) == len(cells)
+            counts[np.array(cells, np.intp)] += 1
+        assert (counts == self._num_holders).all()
+        assert sorted(self._free) == np.flatnonzero(counts == 0).tolist()

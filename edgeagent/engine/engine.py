@@ -1,0 +1,378 @@
+"""The engine: sequences in, tokens out, one batch at a time.
+
+There is no prefill phase and no decode phase. A sequence has `num_computed`, and each step moves it towards its length:
+plan a mixed batch, decode it, sample, keep what stands, trim the rest. Single-threaded; it knows token ids, not text.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.prefix_cache import PrefixCache
+from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
+from edgeagent.engine.scheduler import Scheduler, Work, by_urgency
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
+from edgeagent.types import FinishReason, TokenLogprob
+
+# A step expected to take longer than this is worth interrupting for a cancel.
+_LONG_STEP_S = 0.03
+_LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
+
+
+class Drafter(Protocol):
+    """Proposes tokens ahead; see engine.speculation."""
+
+    def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
+        """Return proposals by sequence id."""
+        ...
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Take in how many of a sequence's proposals stood."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended."""
+        ...
+
+
+@dataclass(slots=True)
+class Output:
+    """What a step brought one sequence. After `finish_reason` or `error` it is gone from the engine."""
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: EdgeAgentError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Counts for observers."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_cells_used: int
+    num_idle_prefixes: int
+
+
+class Engine:
+    """Runs sequences on a runner. Commands in (`add`, `cancel`), outputs out of `step`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_running: int,
+        itl_budget_s: float = 0.1,
+        drafter: Callable[[CostModel], Drafter] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._max_running = max_running
+        self._cost_model = CostModel(runner.max_batch)
+        self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model)
+        self._cache = PrefixCache(runner)
+        self._drafter = drafter(self._cost_model) if drafter is not None else None
+        self._waiting: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
+        self._num_added = 0
+        self._num_steps = 0
+        # Read by other threads (a benign race): whether the running decode is long enough to interrupt for a cancel.
+        self.is_in_long_step = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens one sequence can have, prompt and output together."""
+        return self._runner.num_cells
+
+    def status(self) -> EngineStatus:
+        """Return counts for observers."""
+        return EngineStatus(
+            num_steps=self._num_steps,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_cells_used=self._cache.num_cells_used,
+            num_idle_prefixes=self._cache.num_idle,
+        )
+
+    def add(self, spec: SequenceSpec) -> Sequence:
+        """Take a sequence in; it waits for its turn. Raise ContextLengthExceeded if it can never fit."""
+        num_prompt = len(spec.prompt)
+        room = self.context_length - num_prompt
+        if room < (0 if spec.prefill_only else 1):
+            raise ContextLengthExceeded(
+                f"The prompt has {num_prompt} tokens, but the context holds {self.context_length}. "
+                "Shorten the prompt, or start edgeagent with a larger --ctx.",
+                param="input",
+                served_by="local",
+            )
+        if num_prompt == 0:
+            raise InternalError("a prompt without tokens reached the engine")
+        num_output = room if spec.max_tokens is None else min(room, spec.max_tokens)
+        sequence = Sequence(
+            spec=spec,
+            tokens=array("i", spec.prompt),
+            num_prompt=num_prompt,
+            max_length=num_prompt + num_output,
+            order=self._num_added,
+        )
+        sequence.marks.added_s = self._clock()
+        self._num_added += 1
+        self._waiting[spec.id] = sequence
+        return sequence
+
+    def cancel(self, sequence_id: str) -> Sequence | None:
+        """End a sequence at once; return it, None if it is not there. What it computed stays as a prefix."""
+        sequence = self._waiting.pop(sequence_id, None)
+        if sequence is None:
+            sequence = self._running.pop(sequence_id, None)
+            if sequence is not None:
+                self._release(sequence)
+        return sequence
+
+    def step(self) -> list[Output]:
+        """Advance all sequences by one batch and return what came of it.
+
+        An interrupted batch (see Runner.decode) returns nothing and loses nothing: what it had computed is taken back
+        and planned again.
+        """
+        outputs = self._admit()
+        works = self._plan()
+        if not works:
+            return outputs
+        num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
+        depth = max(work.sequence.num_computed for work in works)
+        expected_s = self._cost_model.predict(num_tokens, depth)
+        started_s = self._clock()
+        self.is_in_long_step = num_tokens > _LONG_STEP_TOKENS if expected_s is None else expected_s > _LONG_STEP_S
+        try:
+            self._runner.decode([self._slice(work) for work in works])
+        except DecodeCancelled:
+            self._restore(works)
+            return outputs
+        except OutOfCells:
+            self._restore(works)
+            return outputs + self._make_room(works)
+        except InternalError as error:
+            return outputs + self._fail(works, error)
+        finally:
+            self.is_in_long_step = False
+            self._num_steps += 1
+        self._cost_model.observe(num_tokens, depth, self._clock() - started_s)
+        row = 0
+        for work in works:
+            if work.sequence.marks.prefill_s == 0.0:
+                work.sequence.marks.prefill_s = started_s
+            output = self._commit(work, row)
+            row += self._num_logits(work)
+            if output.tokens or output.finish_reason is not None or output.error is not None:
+                outputs.append(output)
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Assert every invariant between steps; for tests."""
+        self._cache.check_integrity()
+        assert len(self._running) <= self._max_running
+        for sequence in self._waiting.values():
+            assert sequence.seq_id is None
+            assert sequence.num_computed == 0
+        for sequence in self._running.values():
+            assert sequence.seq_id is not None
+            assert self._cache.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+            assert len(sequence.tokens) <= sequence.max_length
+            assert sequence.num_cached <= sequence.num_computed
+
+    # Planning
+
+    def _admit(self) -> list[Output]:
+        """Move waiting sequences to running, most urgent first, while ids and cells last."""
+        outputs = []
+        for sequence in by_urgency(self._waiting.values()):
+            if len(self._running) >= self._max_running:
+                break
+            spec = sequence.spec
+            limit = (len(sequence.tokens) - (0 if spec.prefill_only else 1)) if spec.read_cache else 0
+            started_s = self._clock()
+            if self._running:
+                known = self._cache.match(spec.partition, sequence.tokens, limit)
+                if not self._cache.can_hold(len(sequence.tokens) - known + 1):
+                    break
+            claimed = self._cache.claim(spec.partition, sequence.tokens, limit)
+            if claimed is None:
+                break
+            del self._waiting[sequence.id]
+            self._running[sequence.id] = sequence
+            sequence.seq_id, sequence.num_computed = claimed
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            sequence.marks.claimed_s = self._clock()
+            sequence.marks.cache_s += sequence.marks.claimed_s - started_s
+            output = Output(sequence)
+            if sequence.num_pending == 0:
+                self._finish(output, FinishReason.STOP)
+            outputs.append(output)
+        return outputs
+
+    def _plan(self) -> list[Work]:
+        """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
+        while self._running:
+            running = list(self._running.values())
+            drafts = self._draft(running)
+            works = self._scheduler.plan(running, drafts)
+            if self._cache.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
+                return works
+            if len(running) == 1:
+                return self._scheduler.plan(running, {}) if self._cache.reserve(1) else []
+            self._preempt(by_urgency(running)[-1])
+        return []
+
+    def _draft(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
+        if self._drafter is None:
+            return {}
+        # A sequence about to reach its length limit has no use for more guesses than it has room.
+        decoding = [
+            sequence
+            for sequence in running
+            if sequence.is_decoding and sequence.max_length - len(sequence.tokens) > 1
+        ]
+        proposals = self._drafter.draft(decoding)
+        rooms = {sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in decoding}
+        return {name: tokens[: rooms[name]] for name, tokens in proposals.items()}
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to wait; it goes on later from its own tokens."""
+        del self._running[sequence.id]
+        self._release(sequence)
+        sequence.seq_id, sequence.num_computed, sequence.num_cached = None, 0, 0
+        self._waiting[sequence.id] = sequence
+
+    def _slice(self, work: Work) -> Slice:
+        sequence = work.sequence
+        assert sequence.seq_id is not None
+        start = sequence.num_computed
+        tokens = sequence.tokens[start : start + work.num_tokens]
+        tokens.extend(work.drafts)
+        return Slice(sequence.seq_id, start, tokens, self._num_logits(work))
+
+    @staticmethod
+    def _num_logits(work: Work) -> int:
+        completes = work.num_tokens == work.sequence.num_pending and not work.sequence.spec.prefill_only
+        return 1 + len(work.drafts) if completes else 0
+
+    # Committing
+
+    def _commit(self, work: Work, row: int) -> Output:
+        """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
+        sequence, output = work.sequence, Output(work.sequence)
+        num_logits = self._num_logits(work)
+        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
+        if num_logits == 0:
+            if sequence.num_pending == 0:
+                self._finish(output, FinishReason.STOP)
+            return output
+        try:
+            reason = self._sample(work, row, output)
+        except EdgeAgentError as error:
+            output.error = error
+            del self._running[sequence.id]
+            self._release(sequence)
+            return output
+        if reason is not None:
+            self._finish(output, reason)
+        return output
+
+    def _sample(self, work: Work, row: int, output: Output) -> FinishReason | None:
+        """Draw tokens while the drafts agree with them; return why the sequence ended, if it did."""
+        sequence, sampler = work.sequence, work.sequence.spec.sampler
+        num_accepted = 0
+        reason = None
+        for index in range(1 + len(work.drafts)):
+            sampled = sampler.sample(self._runner.logits(row + index))
+            if self._runner.is_end(sampled.token):
+                reason = FinishReason.STOP
+                break
+            sampler.accept(sampled.token)
+            sequence.tokens.append(sampled.token)
+            output.tokens.append(sampled.token)
+            if sampled.logprob is not None:
+                output.logprobs.append(sampled.logprob)
+            if len(sequence.tokens) >= sequence.max_length:
+                reason = FinishReason.LENGTH
+                break
+            if index == len(work.drafts) or work.drafts[index] != sampled.token:
+                break
+            num_accepted += 1
+            self._advance(sequence, (sampled.token,))
+        sequence.marks.last_token_s = self._clock()
+        if sequence.marks.first_token_s == 0.0:
+            sequence.marks.first_token_s = sequence.marks.last_token_s
+        if work.drafts:
+            sequence.num_drafted += len(work.drafts)
+            sequence.num_accepted += num_accepted
+            if self._drafter is not None:
+                self._drafter.observe(len(work.drafts), num_accepted)
+            self._rewind(sequence)
+        return reason
+
+    def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
+        assert sequence.seq_id is not None
+        self._cache.append(sequence.seq_id, tokens)
+        sequence.num_computed += len(tokens)
+
+    def _rewind(self, sequence: Sequence) -> None:
+        """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
+        assert sequence.seq_id is not None
+        length = self._cache.restore(sequence.seq_id)
+        sequence.num_computed = length
+        sequence.num_cached = min(sequence.num_cached, length)
+
+    def _restore(self, works: Items[Work]) -> None:
+        for work in works:
+            self._rewind(work.sequence)
+
+    def _make_room(self, works: Items[Work]) -> list[Output]:
+        """The runner found no cells although the ledger did: evict, else preempt, else fail the one that is left."""
+        if self._cache.evict_one():
+            return []
+        if len(self._running) > 1:
+            self._preempt(by_urgency(self._running.values())[-1])
+            return []
+        return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
+
+    def _fail(self, works: Items[Work], error: EdgeAgentError) -> list[Output]:
+        """End the sequences of a batch that broke; the state of their memory is not known, so it is dropped."""
+        outputs = []
+        for work in works:
+            sequence = work.sequence
+            assert sequence.seq_id is not None
+            del self._running[sequence.id]
+            self._cache.reset(sequence.seq_id)
+            self._release(sequence)
+            outputs.append(Output(sequence, error=error))
+        return outputs
+
+    def _finish(self, output: Output, reason: FinishReason) -> None:
+        output.finish_reason = reason
+        del self._running[output.sequence.id]
+        self._release(output.sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.seq_id is not None
+        if self._drafter is not None:
+            self._drafter.release(sequence)
+        # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
+        self._cache.restore(sequence.seq_id)
+        self._cache.release(sequence.seq_id, keep=sequence.spec.write_cache)

@@ -1,0 +1,193 @@
+"""The runner's llama.cpp form: one context with a unified KV cache, driven through the low-level bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.bindings import lib
+from edgeagent.engine.model import Model
+from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.errors import InternalError, ModelLoadFailed
+from edgeagent.types import MemoryKind
+
+_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+_MAX_DEFAULT_CONTEXT = 8192
+# llama.cpp allows 256 sequences a context. Each idle one only names cells where memory is attention, but owns a
+# whole state where it is recurrent.
+_NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
+_NUM_IDLE_RECURRENT = 8
+
+
+def choose_num_threads(config: EngineConfig) -> int:
+    """Return the CPU threads to use: as configured, else a physical core each, of those this process may run on."""
+    if config.threads:
+        return config.threads
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+class LlamaRunner:
+    """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
+
+    def __init__(self, model: Model, config: EngineConfig, *, num_cells: int | None = None) -> None:
+        """Make the context. Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options)."""
+        self.model = model
+        self.memory_kind = model.memory_kind
+        self.num_vocab = model.num_tokens
+        self.num_threads = choose_num_threads(config)
+        self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, _NUM_IDLE_RECURRENT)
+        self._window = model.window
+        self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
+        if not self._context:
+            raise ModelLoadFailed(
+                f"llama.cpp could not make a context of {config.ctx or 'default'} tokens for {model.path}; "
+                "try a smaller --ctx, or another KV type or flash attention setting"
+            )
+        self._memory = lib.llama_get_memory(self._context)
+        self.num_cells = int(lib.llama_n_ctx(self._context))
+        self.max_batch = int(lib.llama_n_batch(self._context))
+        self._make_batch()
+        self._install_abort_flag()
+
+    def _context_params(self, config: EngineConfig, num_cells: int | None) -> object:
+        params = lib.llama_context_default_params()
+        trained = self.model.context_length_trained or _MAX_DEFAULT_CONTEXT
+        params.n_ctx = num_cells or config.ctx or min(trained, _MAX_DEFAULT_CONTEXT)
+        params.n_batch = params.n_ubatch = config.batch
+        params.n_seq_max = self.num_sequences
+        params.n_threads = params.n_threads_batch = self.num_threads
+        params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
+        params.type_k, params.type_v = _KV_TYPES[config.kv_type_k], _KV_TYPES[config.kv_type_v]
+        params.kv_unified = True
+        params.no_perf = True
+        return params
+
+    def _make_batch(self) -> None:
+        # The arrays live as long as the runner; a decode only fills them. seq_id is an array of pointers, each to its
+        # own element of one array of ids.
+        size = self.max_batch
+        self._tokens = np.zeros(size, np.int32)
+        self._positions = np.zeros(size, np.int32)
+        self._seq_ids = np.zeros(size, np.int32)
+        self._flags = np.zeros(size, np.int8)
+        ones = np.ones(size, np.int32)
+        pointers = self._seq_ids.ctypes.data + np.arange(size, dtype=np.uint64) * 4
+        self._batch = lib.llama_batch()
+        self._batch.token = self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.pos = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.n_seq_id = ones.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.seq_id = pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+        self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+        self._batch_arrays = (ones, pointers)
+        self._outputs: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._row = ctypes.c_float * self.num_vocab
+
+    def _install_abort_flag(self) -> None:
+        # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
+        # each time. libc's strlen on a two-byte buffer reads the flag instead: "" is false, "\1" is true.
+        self._abort_flag = ctypes.create_string_buffer(2)
+        libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+        callback = ctypes.cast(libc.strlen, lib.ggml_abort_callback)
+        self._abort_callback = callback
+        lib.llama_set_abort_callback(self._context, callback, ctypes.cast(self._abort_flag, ctypes.c_void_p))
+
+    def close(self) -> None:
+        """Free the context; the model stays."""
+        if self._context:
+            lib.llama_free(self._context)
+            self._context = None
+
+    def request_abort(self) -> None:
+        """Make the running decode stop at its next graph node (CPU only). Any thread may call it."""
+        self._abort_flag[0] = b"\1"
+
+    def clear_abort(self) -> None:
+        """Take back request_abort; the owner calls it before it reads its commands, so that none is lost."""
+        self._abort_flag[0] = b"\0"
+
+    def decode(self, slices: Sequence[Slice]) -> None:
+        """Compute a batch of at most `max_batch` tokens.
+
+        Raise DecodeCancelled (parts may be computed: trim to what is known), OutOfCells (nothing was computed), or
+        InternalError.
+        """
+        at = 0
+        for part in slices:
+            end = at + len(part.tokens)
+            self._tokens[at:end] = part.tokens
+            self._positions[at:end] = np.arange(part.start, part.start + end - at)
+            self._seq_ids[at:end] = part.seq_id
+            self._flags[at : end - part.num_logits] = 0
+            self._flags[end - part.num_logits : end] = 1
+            at = end
+        self._batch.n_tokens = at
+        status = lib.llama_decode(self._context, self._batch)
+        if status == 0:
+            self._outputs = np.flatnonzero(self._flags[:at])
+        elif status == 1:
+            raise OutOfCells
+        elif status == 2:
+            raise DecodeCancelled
+        else:
+            raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
+
+    def logits(self, index: int) -> Logits:
+        """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
+        pointer = lib.llama_get_logits_ith(self._context, int(self._outputs[index]))
+        view: Logits = np.frombuffer(self._row.from_address(ctypes.addressof(pointer.contents)), np.float32)
+        view.flags.writeable = False
+        return view
+
+    def synchronize(self) -> None:
+        """Wait until the last decode's work is done (GPU backends return early)."""
+        lib.llama_synchronize(self._context)
+
+    def can_trim(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence may be cut to `length` and go on from there with the right logits."""
+        held = self.length(seq_id)
+        if length >= held:
+            return length == held
+        match self.memory_kind:
+            case MemoryKind.FULL_ATTENTION:
+                return True
+            case MemoryKind.SLIDING_WINDOW:
+                # The next token attends to the window before it, so those cells must not have been recycled.
+                oldest = lib.llama_memory_seq_pos_min(self._memory, seq_id)
+                return length == 0 or bool(oldest <= max(0, length - self._window))
+            case _:
+                return length == 0
+
+    def trim(self, seq_id: int, length: int) -> bool:
+        """Forget positions from `length` on; False if this memory cannot (then nothing changed)."""
+        if not self.can_trim(seq_id, length):
+            return False
+        return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+
+    def clear(self, seq_id: int) -> None:
+        """Forget a sequence whole."""
+        lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """Let an empty target share the source's first `length` positions; False if this memory cannot."""
+        if not self.can_trim(source, length):
+            return False
+        # The whole sequence is tagged and then cut: sliding windows hold only part of [0, length), and recurrent
+        # states know no ranges.
+        lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        return self.trim(target, length)
+
+    def length(self, seq_id: int) -> int:
+        """Return the number of positions held."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends generation."""
+        return self.model.is_end(token)

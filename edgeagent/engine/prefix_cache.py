@@ -1,0 +1,187 @@
+"""Who owns which sequence id of the runner, and which of its prefixes can be used again.
+
+A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live
+or idle stands in a radix tree; a new prompt takes over or shares the longest prefix found there. Idle prefixes are
+evicted, least recently used first, when ids or cells run out.
+
+Ledger: live + idle + free ids = runner.num_sequences; tree holders = live + idle; the cells of a holder = its length.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from edgeagent.engine.cell_ledger import CellLedger
+from edgeagent.engine.radix_tree import RadixTree
+from edgeagent.engine.runner import Runner
+
+
+class PrefixCache:
+    """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._tree = RadixTree()
+        self._cells = CellLedger(runner.num_cells)
+        self._free = list(range(runner.num_sequences - 1, -1, -1))
+        self._live: set[int] = set()
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def num_cells_used(self) -> int:
+        """Cells held by live or idle sequences."""
+        return self._cells.num_used
+
+    @property
+    def num_idle(self) -> int:
+        """Finished sequences kept for their prefixes."""
+        return len(self._idle)
+
+    def length(self, seq_id: int) -> int:
+        """Return how many tokens a sequence has in cells."""
+        return self._tree.length(seq_id)
+
+    def match(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
+        """Return how many of the leading tokens, at most `max_length`, a claim would find. No side effect."""
+        found = self._find(partition, tokens, max_length)
+        return found[0] if found else 0
+
+    def can_hold(self, num_tokens: int) -> bool:
+        """Whether `num_tokens` more cells could be had by evicting idle prefixes (an underestimate while they share)."""
+        return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
+
+    def claim(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:
+        """Make a live sequence with the longest known prefix of `tokens`; return (seq_id, prefix length).
+
+        None if every sequence id is live.
+        """
+        found = self._find(partition, tokens, max_length)
+        if found is not None:
+            length, source = found
+            if source in self._idle and self._tree.length(source) == length:
+                del self._idle[source]
+                self._live.add(source)
+                return source, length
+            if source in self._idle:
+                self._idle.move_to_end(source)
+            seq_id = self._take_id(keep=source)
+            if seq_id is None:
+                return None
+            if self._runner.copy(source, seq_id, length):
+                self._cells.share(source, seq_id, length)
+                self._tree.insert(seq_id, partition, tokens[:length])
+                return seq_id, length
+            self._runner.clear(seq_id)
+        else:
+            seq_id = self._take_id(keep=None)
+            if seq_id is None:
+                return None
+        self._tree.insert(seq_id, partition, ())
+        return seq_id, 0
+
+    def reserve(self, num_cells: int) -> bool:
+        """Evict idle prefixes until `num_cells` are free; False if live sequences hold too many."""
+        while self._cells.num_free < num_cells:
+            if not self._idle:
+                return False
+            self._evict()
+        return True
+
+    def evict_one(self) -> bool:
+        """Evict the least recently used idle prefix; False if there is none."""
+        if self._idle:
+            self._evict()
+            return True
+        return False
+
+    def append(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
+        self._cells.take(seq_id, len(tokens))
+        self._tree.extend(seq_id, tokens)
+
+    def restore(self, seq_id: int) -> int:
+        """Make the runner agree with what is recorded of a live sequence, after a decode that ended midway.
+
+        Return the length it has afterwards: the recorded one, or 0 where the memory could not be cut.
+        """
+        length = self._tree.length(seq_id)
+        if self._runner.length(seq_id) == length or self._runner.trim(seq_id, length):
+            return length
+        self.reset(seq_id)
+        return 0
+
+    def trim(self, seq_id: int, length: int) -> int:
+        """Cut a live sequence; return the length it has afterwards: `length`, or 0 where the memory cannot be cut."""
+        if not self._runner.trim(seq_id, length):
+            self.reset(seq_id)
+            return 0
+        self._tree.truncate(seq_id, length)
+        self._cells.trim(seq_id, length)
+        return length
+
+    def reset(self, seq_id: int) -> None:
+        """Empty a live sequence."""
+        self._runner.clear(seq_id)
+        self._tree.truncate(seq_id, 0)
+        self._cells.trim(seq_id, 0)
+
+    def release(self, seq_id: int, *, keep: bool) -> None:
+        """End a live sequence; its prefix stays for others if `keep`."""
+        self._live.remove(seq_id)
+        if keep and self._tree.length(seq_id) > 0:
+            self._idle[seq_id] = None
+        else:
+            self._forget(seq_id)
+
+    def check_integrity(self) -> None:
+        """Assert every invariant; for tests."""
+        self._tree.check_integrity()
+        self._cells.check_integrity()
+        ids = sorted([*self._free, *self._live, *self._idle])
+        assert ids == list(range(self._runner.num_sequences)), ids
+        assert len(self._tree) == len(self._live) + len(self._idle)
+        for seq_id in (*self._live, *self._idle):
+            length = self._tree.length(seq_id)
+            assert self._cells.length(seq_id) == length
+            assert self._runner.length(seq_id) == length, (seq_id, self._runner.length(seq_id), length)
+
+    def _find(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:
+        """Return (length, holder) of the longest prefix whose holder's memory can be cut there.
+
+        Among equals an idle holder that ends there is best (taken over without a copy), then any idle one.
+        """
+        best: tuple[int, int] | None = None
+        best_rank = -1
+        for length, holder in self._tree.match(partition, tokens[:max_length]):
+            if best is not None and length < best[0]:
+                break
+            rank = (2 if self._tree.length(holder) == length else 1) if holder in self._idle else 0
+            if rank > best_rank and self._runner.can_trim(holder, length):
+                best, best_rank = (length, holder), rank
+                if rank == 2:
+                    break
+        return best
+
+    def _take_id(self, keep: int | None) -> int | None:
+        if self._free:
+            seq_id = self._free.pop()
+        else:
+            victim = next((idle for idle in self._idle if idle != keep), None)
+            if victim is None:
+                return None
+            del self._idle[victim]
+            self._forget(victim)
+            seq_id = self._free.pop()
+        self._live.add(seq_id)
+        return seq_id
+
+    def _evict(self) -> None:
+        victim, _ = self._idle.popitem(last=False)
+        self._forget(victim)
+
+    def _forget(self, seq_id: int) -> None:
+        self._runner.clear(seq_id)
+        self._tree.remove(seq_id)
+        self._cells.trim(seq_id, 0)
+        self._free.append(seq_id)

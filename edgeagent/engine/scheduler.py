@@ -1,0 +1,67 @@
+"""Decides what the next batch holds. Pure: it reads sequences and answers; the engine acts.
+
+1. Every decoding sequence gets its one token (and its drafts), so that no stream waits for another's prompt.
+2. Prompt tokens follow, by tier and then arrival, as many as keep the step within the inter-token-latency budget
+   while somebody is decoding, and as many as a batch holds when nobody is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Items
+from dataclasses import dataclass
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.sequence import Sequence
+from edgeagent.types import Tier
+
+# The smallest prompt chunk worth a step: below it, a CPU kernel's tile is not filled and the step costs the same.
+MIN_CHUNK = 32
+
+_RANK = {tier: rank for rank, tier in enumerate(Tier)}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`."""
+
+    sequence: Sequence
+    num_tokens: int
+    drafts: tuple[int, ...] = ()
+
+
+def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Return sequences in the order in which they are served: tier, then arrival."""
+    return sorted(sequences, key=lambda sequence: (_RANK[sequence.spec.tier], sequence.order))
+
+
+class Scheduler:
+    """Plans batches of at most `max_batch` tokens."""
+
+    def __init__(self, max_batch: int, itl_budget_s: float, cost_model: CostModel) -> None:
+        self._max_batch = max_batch
+        self._itl_budget_s = itl_budget_s
+        self._cost_model = cost_model
+
+    def plan(self, running: Items[Sequence], drafts: dict[str, tuple[int, ...]]) -> list[Work]:
+        """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only."""
+        decoding = [sequence for sequence in running if sequence.is_decoding]
+        works = []
+        room = self._max_batch - len(decoding)
+        for sequence in decoding:
+            proposed = drafts.get(sequence.id, ())[:room]
+            room -= len(proposed)
+            works.append(Work(sequence, 1, proposed))
+        depth = max((sequence.num_computed for sequence in running), default=0)
+        room = min(room, self._prompt_budget(works, depth))
+        for sequence in by_urgency(sequence for sequence in running if not sequence.is_decoding):
+            num_tokens = min(sequence.num_pending, room)
+            if num_tokens > 0:
+                works.append(Work(sequence, num_tokens))
+                room -= num_tokens
+        return works
+
+    def _prompt_budget(self, decoding: list[Work], depth: int) -> int:
+        if not decoding:
+            return self._max_batch
+        taken = sum(1 + len(work.drafts) for work in decoding)
+        return max(MIN_CHUNK, self._cost_model.max_tokens_within(self._itl_budget_s, depth, MIN_CHUNK) - taken)

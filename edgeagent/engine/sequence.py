@@ -1,0 +1,86 @@
+"""A request's live tokens inside the engine. It knows token ids, not text."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from typing import TYPE_CHECKING
+
+from edgeagent.types import Tier
+
+if TYPE_CHECKING:
+    from edgeagent.engine.sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """What the engine is asked to generate.
+
+    `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers
+    that must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled.
+    """
+
+    id: str
+    prompt: Tokens[int]
+    sampler: Sampler
+    max_tokens: int | None = None
+    tier: Tier = Tier.INTERACTIVE
+    partition: str = ""
+    read_cache: bool = True
+    write_cache: bool = True
+    prefill_only: bool = False
+
+
+@dataclass(slots=True)
+class Marks:
+    """When a sequence reached each stage, time.monotonic seconds; 0 until it does."""
+
+    added_s: float = 0.0
+    claimed_s: float = 0.0  # got a sequence id
+    cache_s: float = 0.0  # duration of lookup and claim
+    prefill_s: float = 0.0  # its first step began
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prompt and what has been generated; the engine moves `num_computed` towards `len(tokens)`.
+
+    ledger:  0 ≤ num_cached ≤ num_computed ≤ len(tokens) ≤ max_length;  num_prompt ≤ len(tokens)
+    A waiting sequence has no seq_id and num_computed 0.
+    """
+
+    spec: SequenceSpec
+    tokens: array[int]
+    num_prompt: int
+    max_length: int
+    order: int  # of arrival
+    seq_id: int | None = None
+    num_computed: int = 0
+    num_cached: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    marks: Marks = field(default_factory=Marks)
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.spec.id
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens not yet computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last token is left to compute, and it was generated: one step gives a token."""
+        return self.num_pending == 1 and self.num_output > 0
