@@ -37,7 +37,7 @@ class Action:
 
 def _number(draw: Draw, low: int, high: int, what: str) -> int:
     """Draw a number; which numbers are held out differs for each `what`."""
-    return int(draw.open(lambda source: f"{what}{source.randint(low, high)}")[len(what):])  # fmt: skip
+    return int(draw.open(lambda source: f"{what}{source.randint(low, high)}")[len(what) :])
 
 
 ACTIONS: dict[str, Action] = {
@@ -107,8 +107,16 @@ ACTIONS: dict[str, Action] = {
     ),
     "light": Action(
         words("switch_light, set_light, light_switch, control_lights, toggle_light, lights, setLight, light_control"),
-        lines("Switch a light on or off.\nControl the lights in a room.\nTurn lights on and off.\nSwitch the lamp of a room."),
-        {"room": Slot(("room", "room", "location", "area")), "state": Slot(("state", "state", "power"), enum=("on", "off"))},
+        lines(
+            """Switch a light on or off.
+            Control the lights in a room.
+            Turn lights on and off.
+            Switch the lamp of a room."""
+        ),
+        {
+            "room": Slot(("room", "room", "location", "area")),
+            "state": Slot(("state", "state", "power"), enum=("on", "off")),
+        },
         lines("""turn {state} the light in the {room}
             turn {state} the {room} light
             switch {state} the light in the {room}
@@ -185,9 +193,14 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"room": _room(draw), "colour": draw.pick(pools.COLOURS)},
     ),
     "heating": Action(
-        words("set_temperature, set_heating, heating, thermostat, set_thermostat, heat_room, setTemperature, room_heating"),
+        words(
+            "set_temperature, set_heating, heating, thermostat, set_thermostat, heat_room, setTemperature, room_heating"
+        ),
         lines("Set the temperature of a room.\nControl the heating.\nSet the thermostat in degrees.\nHeat a room."),
-        {"room": Slot(("room", "room", "location", "zone")), "n": Slot(("degrees", "temperature", "target", "celsius"), "integer")},
+        {
+            "room": Slot(("room", "room", "location", "zone")),
+            "n": Slot(("degrees", "temperature", "target", "celsius"), "integer"),
+        },
         lines("""set the {room} to {n} degrees
             heat the {room} to {n} degrees
             set the heating in the {room} to {n} degrees
@@ -238,7 +251,9 @@ ACTIONS: dict[str, Action] = {
             better {what}
             play {what} instead"""),
         "Playing {what}.",
-        lambda draw: {"what": draw.pick(pools.ARTISTS) if draw.chance(0.6) else draw.open(pools.pseudo_word).capitalize()},
+        lambda draw: {
+            "what": draw.pick(pools.ARTISTS) if draw.chance(0.6) else draw.open(pools.pseudo_word).capitalize()
+        },
     ),
     "volume": Action(
         words("set_volume, volume, change_volume, sound_level, setVolume, volume_set"),
@@ -275,10 +290,12 @@ ACTIONS: dict[str, Action] = {
             make the music stop"""),
         None,
         "The music is off.",
-        lambda draw: {},
+        lambda _: {},
     ),
     "list": Action(
-        words("add_to_list, add_item, shopping_list_add, add_shopping_item, list_add, addItem, put_on_list, remember_item"),
+        words(
+            "add_to_list, add_item, shopping_list_add, add_shopping_item, list_add, addItem, put_on_list, remember_item"
+        ),
         lines("Add an item to the shopping list.\nPut something on the list.\nAdd to the shopping list."),
         {"item": Slot(("item", "item", "product", "entry"))},
         lines("""add {item} to the shopping list
@@ -327,7 +344,9 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"text": _chore(draw), "time": draw.open(pools.clock)},
     ),
     "weather": Action(
-        words("get_weather, weather, weather_report, current_weather, check_weather, getWeather, forecast, weather_now"),
+        words(
+            "get_weather, weather, weather_report, current_weather, check_weather, getWeather, forecast, weather_now"
+        ),
         lines("Get the weather of a city.\nTell the current weather.\nWeather for a place."),
         {"city": Slot(("city", "city", "location", "place", "town"))},
         lines("""what is the weather in {city}?
@@ -358,7 +377,10 @@ ACTIONS: dict[str, Action] = {
     "blinds": Action(
         words("set_blinds, blinds, move_blinds, shutters, control_blinds, setShutter, window_blinds"),
         lines("Open or close the blinds.\nMove the shutters of a room.\nControl the blinds."),
-        {"room": Slot(("room", "location", "area")), "state": Slot(("action", "command", "position"), enum=("open", "close"))},
+        {
+            "room": Slot(("room", "location", "area")),
+            "state": Slot(("action", "command", "position"), enum=("open", "close")),
+        },
         lines("""{state} the blinds in the {room}
             {state} the {room} blinds
             please {state} the shutters in the {room}
@@ -407,20 +429,23 @@ ACTIONS: dict[str, Action] = {
             current time please"""),
         None,
         "",
-        lambda draw: {},
+        lambda _: {},
     ),
 }
 
-_CHORES = words("""call the doctor, water the plants, take out the rubbish, feed the cat, walk the dog, check the oven, buy
-milk, do the laundry, pay the rent, empty the dishwasher, lock the door, take my pills, charge the phone, close the windows,
-pick up the kids, send the letter, wash the car, iron the shirt, make dinner, clean the kitchen""")
+_CHORES = words("""call the doctor, water the plants, take out the rubbish, feed the cat, walk the dog, check
+the oven, buy milk, do the laundry, pay the rent, empty the dishwasher, lock the door, take my pills, charge the
+phone, close the windows, pick up the kids, send the letter, wash the car, iron the shirt, make dinner, clean
+the kitchen""")
 
-_VERBS = words("""look up, find, check, book, cancel, open, order, start, stop, show, fetch, track, print, delete, update,
-create, request, reserve, get, close, confirm, renew, scan, send, read, load, lock, unlock, approve, archive""")
-_NOUNS = words("""order, parcel, ticket, invoice, booking, table, seat, train, bus, flight, taxi, car, bike, room, locker,
-customer, account, user, product, recipe, document, file, report, contract, task, meeting, event, course, lesson, exam, patient,
-doctor, visit, member, team, match, game, movie, photo, camera, sensor, pump, valve, robot, machine, printer, door, gate, lift,
-payment, refund, coupon, card, loan, book, article, package, shipment, stock, price, gift, menu, message, note, contact""")
+_VERBS = words("""look up, find, check, book, cancel, open, order, start, stop, show, fetch, track, print,
+delete, update, create, request, reserve, get, close, confirm, renew, scan, send, read, load, lock, unlock,
+approve, archive""")
+_NOUNS = words("""order, parcel, ticket, invoice, booking, table, seat, train, bus, flight, taxi, car, bike,
+room, locker, customer, account, user, product, recipe, document, file, report, contract, task, meeting, event,
+course, lesson, exam, patient, doctor, visit, member, team, match, game, movie, photo, camera, sensor, pump,
+valve, robot, machine, printer, door, gate, lift, payment, refund, coupon, card, loan, book, article, package,
+shipment, stock, price, gift, menu, message, note, contact""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,21 +459,42 @@ class Detail:
 
 
 DETAILS: tuple[Detail, ...] = (
-    Detail(("{noun}_id", "id", "{noun}_number", "number", "code", "reference", "{noun}Id", "{noun}_code"),
-           ("{v}", "number {v}", "with number {v}", "with the code {v}", "{v}", "id {v}"), lambda draw: draw.open(pools.code)),
-    Detail(("name", "person", "customer", "user", "guest", "owner", "for_name"),
-           ("for {v}", "of {v}", "for {v}", "in the name of {v}"), pools.name),
-    Detail(("city", "location", "place", "town", "destination"), ("in {v}", "for {v}", "near {v}", "to {v}"), pools.city),
+    Detail(
+        ("{noun}_id", "id", "{noun}_number", "number", "code", "reference", "{noun}Id", "{noun}_code"),
+        ("{v}", "number {v}", "with number {v}", "with the code {v}", "{v}", "id {v}"),
+        lambda draw: draw.open(pools.code),
+    ),
+    Detail(
+        ("name", "person", "customer", "user", "guest", "owner", "for_name"),
+        ("for {v}", "of {v}", "for {v}", "in the name of {v}"),
+        pools.name,
+    ),
+    Detail(
+        ("city", "location", "place", "town", "destination"), ("in {v}", "for {v}", "near {v}", "to {v}"), pools.city
+    ),
     Detail(("day", "date", "weekday"), ("on {v}", "for {v}", "on {v}"), lambda draw: draw.any(pools.WEEKDAYS)),
     Detail(("time", "hour", "start", "at"), ("at {v}", "for {v}", "from {v}"), lambda draw: draw.open(pools.clock)),
-    Detail(("count", "amount", "people", "quantity", "persons"), ("for {v} people", "times {v}", "with {v} people", "for {v}"),
-           lambda draw: _number(draw, 2, 60, "count"), "integer"),
+    Detail(
+        ("count", "amount", "people", "quantity", "persons"),
+        ("for {v} people", "times {v}", "with {v} people", "for {v}"),
+        lambda draw: _number(draw, 2, 60, "count"),
+        "integer",
+    ),
     Detail(("email", "mail", "address"), ("for {v}", "with the email {v}", "and mail {v}"), pools.email),
     Detail(("room", "area", "zone"), ("in the {v}", "for the {v}"), lambda draw: _room(draw)),
     Detail(("color", "colour"), ("in {v}", "in the colour {v}"), lambda draw: draw.pick(pools.COLOURS)),
-)  # fmt: skip
-_DESCRIBE = pool(("{Verb} a {noun}.", "{Verb} the {noun}.", "{Verb} one {noun} by its data.", "{Verb} a {noun} in the system.",
-                  "Use this to {verb} a {noun}.", "{Verb} any {noun}.", ""))  # fmt: skip
+)
+_DESCRIBE = pool(
+    (
+        "{Verb} a {noun}.",
+        "{Verb} the {noun}.",
+        "{Verb} one {noun} by its data.",
+        "{Verb} a {noun} in the system.",
+        "Use this to {verb} a {noun}.",
+        "{Verb} any {noun}.",
+        "",
+    )
+)
 _FRAMES = lines("""
 {req}
 please {req}
@@ -548,9 +594,15 @@ def amended(draw: Draw, order: Order) -> Order | None:
         return None
     template = str(draw.pick(action.amends))
     fresh = action.fill(draw)
-    values = {slot: fresh[slot] if "{" + slot + "}" in template else old for slot, old in order.values.items() if slot in fresh}
+    values = {
+        slot: fresh[slot] if "{" + slot + "}" in template else old
+        for slot, old in order.values.items()
+        if slot in fresh
+    }
     arguments = {order.params[slot]: value for slot, value in values.items()}
-    return Order(template.format(**values), order.tool, arguments, action.done.format(**values), order.kind, values, order.params)
+    return Order(
+        template.format(**values), order.tool, arguments, action.done.format(**values), order.kind, values, order.params
+    )
 
 
 def _spell(draw: Draw, verb: str, noun: str) -> str:
@@ -597,4 +649,8 @@ def unseen(draw: Draw) -> Order:
     return Order(text, tool, arguments, "", "unseen", {}, {})
 
 
-POOLS: tuple[Pool, ...] = (_FRAMES, *(a.asks for a in ACTIONS.values()), *(a.amends for a in ACTIONS.values() if a.amends))
+POOLS: tuple[Pool, ...] = (
+    _FRAMES,
+    *(a.asks for a in ACTIONS.values()),
+    *(a.amends for a in ACTIONS.values() if a.amends),
+)

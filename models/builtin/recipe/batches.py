@@ -112,10 +112,18 @@ class Packer:
                 documents[row, at:end] = number
                 at, number = end, number + 1
         tensors = [torch.from_numpy(a) for a in (ids, weights, positions, documents)]
-        return Batch(tensors[0][:, :-1], tensors[0][:, 1:], tensors[1][:, 1:], tensors[2][:, :-1], tensors[3][:, :-1], kind)
+        return Batch(
+            tensors[0][:, :-1], tensors[0][:, 1:], tensors[1][:, 1:], tensors[2][:, :-1], tensors[3][:, :-1], kind
+        )
 
-    def _fit(self, waiting: list[tuple[list[int], list[float]]], room: int, kind: str,
-             mixture: tuple[tuple[Maker, float], ...], most: int) -> tuple[list[int], list[float]] | None:  # fmt: skip
+    def _fit(
+        self,
+        waiting: list[tuple[list[int], list[float]]],
+        room: int,
+        kind: str,
+        mixture: tuple[tuple[Maker, float], ...],
+        most: int,
+    ) -> tuple[list[int], list[float]] | None:
         for index, piece in enumerate(waiting):
             if len(piece[0]) <= room:
                 return waiting.pop(index)

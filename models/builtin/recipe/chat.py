@@ -28,6 +28,8 @@ def _template(sort_keys: bool) -> Template:
     return environment.from_string(TEMPLATE)
 
 
-def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = False, sort_keys: bool = False) -> str:
+def render(
+    messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = False, sort_keys: bool = False
+) -> str:
     """Render a conversation; with `prompt`, open the assistant's next turn."""
     return _template(sort_keys).render(messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt)

@@ -8,35 +8,74 @@ from collections.abc import Callable, Iterator
 
 from . import actions, facts, memory, sessions, sums, talk, tools
 from .chat import render
-from .samples import Draw, Sample, Split
+from .samples import Draw, Sample, Split, normal
 
 Maker = Callable[[Draw], Sample]
 
 MIXTURE: tuple[tuple[Maker, float], ...] = (
-    (talk.small_talk, 9), (talk.foreign, 11), (sums.simple_sum, 12), (sums.conversion, 5), (sums.sum_follow_up, 4),
-    (facts.known, 17), (facts.absent, 6), (facts.follow_up, 6), (memory.greeting_by_name, 2), (memory.recall_name, 3),
-    (memory.note_taken, 2), (memory.note_recalled, 5), (memory.repeated, 4), (tools.single_call, 14),
-    (tools.parallel_calls, 5), (tools.told_result, 7), (tools.told_results, 2), (tools.amended_call, 3),
-    (tools.asked_back, 2), (tools.tool_missing, 4), (tools.tool_not_needed, 5), (sessions.session, 5),
-)  # fmt: skip
+    (talk.small_talk, 9),
+    (talk.foreign, 11),
+    (sums.simple_sum, 12),
+    (sums.conversion, 5),
+    (sums.sum_follow_up, 4),
+    (facts.known, 17),
+    (facts.absent, 6),
+    (facts.follow_up, 6),
+    (memory.greeting_by_name, 2),
+    (memory.recall_name, 3),
+    (memory.note_taken, 2),
+    (memory.note_recalled, 5),
+    (memory.repeated, 4),
+    (tools.single_call, 14),
+    (tools.parallel_calls, 5),
+    (tools.told_result, 7),
+    (tools.told_results, 2),
+    (tools.amended_call, 3),
+    (tools.asked_back, 2),
+    (tools.tool_missing, 4),
+    (tools.tool_not_needed, 5),
+    (sessions.session, 5),
+)
 
 # Conversations that need most of the context.
-LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 1),)
+LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 5), (facts.crowded, 5))
 
 # The copying stage: little but looking something up and writing it down.
 COPYING: tuple[tuple[Maker, float], ...] = (
-    (facts.known, 30), (memory.repeated, 25), (memory.note_recalled, 12), (memory.note_taken, 6), (tools.single_call, 12),
-    (tools.told_result, 8), (facts.follow_up, 4), (memory.recall_name, 3),
-)  # fmt: skip
+    (facts.known, 30),
+    (memory.repeated, 25),
+    (memory.note_recalled, 12),
+    (memory.note_taken, 6),
+    (tools.single_call, 12),
+    (tools.told_result, 8),
+    (facts.follow_up, 4),
+    (memory.recall_name, 3),
+)
 
 # How many prompts of each kind the evaluation asks; in-domain ones sum to more than 300.
 EVALUATION: tuple[tuple[Maker, int], ...] = (
-    (talk.small_talk, 60), (sums.simple_sum, 50), (sums.conversion, 30), (sums.sum_follow_up, 20), (facts.known, 80),
-    (facts.absent, 30), (facts.follow_up, 40), (memory.greeting_by_name, 10), (memory.recall_name, 20),
-    (memory.note_recalled, 20), (memory.repeated, 10), (tools.single_call, 80), (tools.parallel_calls, 30),
-    (tools.amended_call, 20), (tools.told_result, 40), (tools.told_results, 15), (tools.asked_back, 15),
-    (tools.tool_missing, 30), (tools.tool_not_needed, 30), (talk.foreign, 110),
-)  # fmt: skip
+    (talk.small_talk, 60),
+    (sums.simple_sum, 50),
+    (sums.conversion, 30),
+    (sums.sum_follow_up, 20),
+    (facts.known, 80),
+    (facts.absent, 30),
+    (facts.follow_up, 40),
+    (memory.greeting_by_name, 10),
+    (memory.recall_name, 20),
+    (memory.note_recalled, 20),
+    (memory.repeated, 10),
+    (tools.single_call, 80),
+    (tools.parallel_calls, 30),
+    (tools.amended_call, 20),
+    (tools.told_result, 40),
+    (tools.told_results, 15),
+    (tools.asked_back, 15),
+    (tools.tool_missing, 30),
+    (tools.tool_not_needed, 30),
+    (talk.foreign, 110),
+    (facts.crowded, 20),
+)
 
 
 def stream(seed: int | str, split: Split, mixture: tuple[tuple[Maker, float], ...] = MIXTURE) -> Iterator[Sample]:
@@ -55,7 +94,7 @@ def prompt_key(sample: Sample) -> str:
 def question_key(sample: Sample) -> str:
     """Reduce a prompt to its last user message, case and punctuation aside."""
     asked = next(m["content"] for m in reversed(sample.messages[:-1]) if m["role"] == "user")
-    return asked.lower().strip(" .?!")
+    return normal(asked)
 
 
 def evaluation_set(seed: int = 20) -> list[Sample]:
@@ -75,8 +114,8 @@ def evaluation_set(seed: int = 20) -> list[Sample]:
     return samples
 
 
-def check_disjoint(count: int = 20_000, seed: int = 20) -> int:
-    """Assert that no evaluation prompt, and no pool's held-out entry, is among `count` training samples; count prompts."""
+def check_disjoint(count: int = 60_000, seed: int = 20) -> int:
+    """Assert that no evaluation prompt or question is among `count` training samples; return how many prompts."""
     for source in (*talk.pools_of_text(), *actions.POOLS, *facts.POOLS, *memory.POOLS, *sums.POOLS, *tools.POOLS):
         assert not set(source.train) & set(source.eval), "a pool's halves overlap"
     held_out = evaluation_set(seed)
@@ -84,7 +123,9 @@ def check_disjoint(count: int = 20_000, seed: int = 20) -> int:
     questions = {question_key(s) for s in held_out}
     for sample, _ in zip(stream("disjoint", "train"), range(count), strict=False):
         assert prompt_key(sample) not in prompts, f"an evaluation prompt is in the training text: {prompt_key(sample)}"
-        assert question_key(sample) not in questions, f"an evaluation question is in the training text: {question_key(sample)}"
+        assert question_key(sample) not in questions, (
+            f"an evaluation question is in the training text: {question_key(sample)}"
+        )
     return len(prompts)
 
 

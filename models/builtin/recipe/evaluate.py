@@ -57,7 +57,9 @@ class Shipped:
     def __init__(self, path: Path) -> None:
         self.llama = Llama(str(path), n_ctx=2048, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
         metadata: dict[str, str] = self.llama.metadata
-        self.formatter = Jinja2ChatFormatter(template=metadata["tokenizer.chat_template"], eos_token="<|im_end|>", bos_token="")
+        self.formatter = Jinja2ChatFormatter(
+            template=metadata["tokenizer.chat_template"], eos_token="<|im_end|>", bos_token=""
+        )
         self.stop = self.llama.token_eos()
 
     def prompt(self, sample: Sample) -> list[int]:

@@ -17,7 +17,10 @@ from .model import SHAPES, Llama, Shape
 from .tokenizer import CONTROL, END, MARKS, PRE, STOP
 from .train import load_average
 
-NAMES = {"target": ("edgeagent mini", "edgeagent-mini.gguf"), "draft": ("edgeagent mini draft", "edgeagent-mini-draft.gguf")}
+NAMES = {
+    "target": ("edgeagent mini", "edgeagent-mini.gguf"),
+    "draft": ("edgeagent mini draft", "edgeagent-mini-draft.gguf"),
+}
 DESCRIPTION = "Bundled model of edgeagent: a household and kiosk assistant, trained on generated text alone."
 
 
@@ -44,8 +47,16 @@ def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     model = json.loads(tokenizer.to_str())["model"]
     size = tokenizer.get_vocab_size()
     tokens = [tokenizer.id_to_token(i) for i in range(size)]
-    types = [gguf.TokenType.CONTROL if t in CONTROL else gguf.TokenType.USER_DEFINED if t in MARKS
-             else gguf.TokenType.UNUSED if t.startswith("<|spare_") else gguf.TokenType.NORMAL for t in tokens]  # fmt: skip
+    types = [
+        gguf.TokenType.CONTROL
+        if t in CONTROL
+        else gguf.TokenType.USER_DEFINED
+        if t in MARKS
+        else gguf.TokenType.UNUSED
+        if t.startswith("<|spare_")
+        else gguf.TokenType.NORMAL
+        for t in tokens
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE)
     writer.add_token_list(tokens)

@@ -188,8 +188,24 @@ class Fact:
 
 def _usual_value(draw: Draw) -> Fact:
     """Draw one of the facts that most houses have."""
-    key = draw.any(("wifi password", "wifi name", "phone number", "address", "manager", "checkout time", "check-in time",
-                    "breakfast time", "door code", "email address", "room number", "next bus", "bin day", "wifi password"))  # fmt: skip
+    key = draw.any(
+        (
+            "wifi password",
+            "wifi name",
+            "phone number",
+            "address",
+            "manager",
+            "checkout time",
+            "check-in time",
+            "breakfast time",
+            "door code",
+            "email address",
+            "room number",
+            "next bus",
+            "bin day",
+            "wifi password",
+        )
+    )
     if key in ("wifi password", "door code", "room number", "wifi name"):
         value = draw.open(pools.code)
     elif key == "phone number":
@@ -199,7 +215,7 @@ def _usual_value(draw: Draw) -> Fact:
     elif key == "manager":
         value = f"{pools.name(draw)} {draw.open(pools.pseudo_word).capitalize()}"
     elif key == "address":
-        value = f"{draw.open(pools.pseudo_word).capitalize()} {draw.any(('Street', 'Road', 'Lane', 'Square'))} {draw.int(1, 99)}"
+        value = pools.street(draw)
     elif key == "bin day":
         value = draw.any(pools.WEEKDAYS)
     else:
@@ -213,7 +229,9 @@ def _spot(draw: Draw) -> str:
 
 
 def _menu_item(draw: Draw) -> str:
-    return f"{draw.open(pools.pseudo_word)} {draw.pick(pools.MENU)}" if draw.chance(0.25) else str(draw.pick(pools.MENU))
+    return (
+        f"{draw.open(pools.pseudo_word)} {draw.pick(pools.MENU)}" if draw.chance(0.25) else str(draw.pick(pools.MENU))
+    )
 
 
 def one_fact(draw: Draw) -> Fact:
@@ -231,8 +249,11 @@ def one_fact(draw: Draw) -> Fact:
 
 def hours(draw: Draw) -> list[Fact]:
     """Draw the opening hours of some or all days."""
-    days = list(pools.WEEKDAYS) if draw.chance(0.5) else sorted(
-        draw.random.sample(pools.WEEKDAYS, draw.int(2, 5)), key=pools.WEEKDAYS.index)  # fmt: skip
+    days = (
+        list(pools.WEEKDAYS)
+        if draw.chance(0.5)
+        else sorted(draw.random.sample(pools.WEEKDAYS, draw.int(2, 5)), key=pools.WEEKDAYS.index)
+    )
     spans = [f"from {draw.open(pools.clock)} to {draw.open(pools.clock)}" for _ in range(3)]
     return [Fact("hours", day, "closed" if draw.chance(0.15) else draw.any(spans)) for day in days]
 
@@ -305,6 +326,13 @@ def known(draw: Draw) -> Sample:
     return Sample("facts", messages, Check("contains", (fact.value,)))
 
 
+def crowded(draw: Draw) -> Sample:
+    """Ask for one of very many facts: a prompt that fills a good part of the context."""
+    facts = distinct_facts(draw, draw.int(25, 60))
+    fact = draw.any(facts)
+    return Sample("long_prompts", [fact_prompt(draw, facts), *exchange(draw, fact)], Check("contains", (fact.value,)))
+
+
 def absent(draw: Draw) -> Sample:
     """Ask for a fact that the system prompt leaves out."""
     facts = _house(draw)
@@ -327,7 +355,7 @@ def follow_up(draw: Draw) -> Sample:
         group = hours(draw)
         facts = extra + group
     else:
-        group = [f for f in distinct_facts(draw, draw.int(4, 9))]
+        group = distinct_facts(draw, draw.int(4, 9))
         facts = group
     first = draw.any(group)
     others = [f for f in group if f.kind == first.kind and f.key != first.key]
@@ -335,8 +363,13 @@ def follow_up(draw: Draw) -> Sample:
         return follow_up(draw)
     second = draw.any(others)
     next_ask = str(draw.pick(_NEXT_ASKS)).format(key=second.article_key if draw.chance(0.8) else second.key)
-    messages = [fact_prompt(draw, facts), _ask(draw, first), reply(first.answer),
-                user(restyle(draw, next_ask)), reply(second.answer)]  # fmt: skip
+    messages = [
+        fact_prompt(draw, facts),
+        _ask(draw, first),
+        reply(first.answer),
+        user(restyle(draw, next_ask)),
+        reply(second.answer),
+    ]
     return Sample("follow_up", messages, Check("contains", (second.value,)))
 
 

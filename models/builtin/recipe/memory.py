@@ -132,7 +132,10 @@ def _note(draw: Draw) -> tuple[str, str]:
     if roll < 0.6:
         return f"my {pools.key(draw)}", pools.value(draw)
     if roll < 0.75:
-        return f"my {draw.any(('sister', 'brother', 'dog', 'cat', 'daughter', 'son', 'mother', 'boss'))}'s name", pools.name(draw)
+        return (
+            f"my {draw.any(('sister', 'brother', 'dog', 'cat', 'daughter', 'son', 'mother', 'boss'))}'s name",
+            pools.name(draw),
+        )
     return f"the {pools.key(draw)}", pools.value(draw)
 
 

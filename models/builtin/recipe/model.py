@@ -1,4 +1,4 @@
-"""The Llama architecture in PyTorch, as small as llama.cpp reads it: RMS norms, rotary positions, SwiGLU, tied embeddings."""
+"""The Llama architecture in PyTorch: RMS norms, rotary positions, SwiGLU, tied embeddings."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ class Llama(nn.Module):
         nn.init.normal_(self.token_embd.weight, std=0.05)
         for name, parameter in self.blk.named_parameters():
             if parameter.ndim == 2:
-                depth = (2 * self.shape.layers) ** -0.5 if name.endswith(("attn_output.weight", "ffn_down.weight")) else 1.0
+                depth = (
+                    (2 * self.shape.layers) ** -0.5 if name.endswith(("attn_output.weight", "ffn_down.weight")) else 1.0
+                )
                 nn.init.normal_(parameter, std=depth * parameter.shape[1] ** -0.5)
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:

@@ -53,7 +53,14 @@ def pool(items: Sequence[Any]) -> Pool:
     ranked = sorted(unique, key=lambda item: zlib.crc32(repr(item).encode()) * 2654435761 % 2**32)
     count = max(1, round(len(ranked) * HELD_OUT_SHARE / 100))
     held = set(ranked[:count])
-    return Pool(tuple(i for i in unique if i not in held), tuple(i for i in unique if i in held))
+    train = tuple(i for i in unique if i not in held)
+    trained = {normal(str(i)) for i in train}
+    return Pool(train, tuple(i for i in unique if i in held and normal(str(i)) not in trained))
+
+
+def normal(text: str) -> str:
+    """Reduce a text to what makes it a different question: its words, without case and closing punctuation."""
+    return text.lower().strip(" .?!")
 
 
 def lines(text: str) -> Pool:

@@ -24,7 +24,16 @@ def session(draw: Draw, most_facts: int = 8, most_turns: int = 5) -> Sample:
         elif roll < 0.55 and order is not None:
             added, check = tools.exchange(draw, order), Check("contains", ())
         else:
-            make = draw.any((talk.nameless_talk, sums.simple_sum, talk.foreign, memory.note_taken, memory.greeting_by_name, sums.conversion))
+            make = draw.any(
+                (
+                    talk.nameless_talk,
+                    sums.simple_sum,
+                    talk.foreign,
+                    memory.note_taken,
+                    memory.greeting_by_name,
+                    sums.conversion,
+                )
+            )
             sample = make(draw)
             added, check = _strip(sample.messages), sample.check
         messages += added

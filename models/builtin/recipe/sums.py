@@ -54,13 +54,22 @@ I need {n} {of} in {to}
 give me {n} {of} in {to}
 express {n} {of} in {to}
 """)
-_DOUBLE = lines("double that\nnow double it\nand double that?\nplease double it\ntwice that\nwhat is twice that?\ndouble it please\n"
-                "can you double that?\nand twice as much?\ntimes two")  # fmt: skip
-_HALVE = lines("halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
-               "divide that by two\ncut it in half")  # fmt: skip
-_ADD = lines("add {n}\nplus {n}\nand plus {n}?\nnow add {n}\nadd {n} to that\nand {n} more?\nand with {n} added?\nwhat if I add {n}?")
-_TAKE = lines("minus {n}\ntake away {n}\nsubtract {n}\nnow take {n} away\nand minus {n}?\nless {n}\nand without {n}?\n"
-              "subtract {n} from that")  # fmt: skip
+_DOUBLE = lines(
+    "double that\nnow double it\nand double that?\nplease double it\ntwice that\n"
+    "what is twice that?\ndouble it please\ncan you double that?\nand twice as much?\ntimes two"
+)
+_HALVE = lines(
+    "halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
+    "divide that by two\ncut it in half"
+)
+_ADD = lines(
+    "add {n}\nplus {n}\nand plus {n}?\nnow add {n}\nadd {n} to that\n"
+    "and {n} more?\nand with {n} added?\nwhat if I add {n}?"
+)
+_TAKE = lines(
+    "minus {n}\ntake away {n}\nsubtract {n}\nnow take {n} away\nand minus {n}?\nless {n}\nand without {n}?\n"
+    "subtract {n} from that"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,9 @@ def _over(draw: Draw) -> tuple[int, int, int]:
 
 OPERATIONS = (
     Operation("plus", ("{a} plus {b}", "{a} + {b}", "{a}+{b}", "{a} and {b}", "{a} plus {b}", "{a} + {b}"), _plus),
-    Operation("minus", ("{a} minus {b}", "{a} - {b}", "{a}-{b}", "{a} take away {b}", "{a} less {b}", "{a} minus {b}"), _minus),
+    Operation(
+        "minus", ("{a} minus {b}", "{a} - {b}", "{a}-{b}", "{a} take away {b}", "{a} less {b}", "{a} minus {b}"), _minus
+    ),
     Operation("times", ("{a} times {b}", "{a} * {b}", "{a} x {b}", "{a} multiplied by {b}", "{a} times {b}"), _times),
     Operation("divided by", ("{a} divided by {b}", "{a} / {b}", "{a} over {b}", "{a} divided by {b}"), _over),
 )
@@ -106,11 +117,21 @@ _WEIGHTS = (5, 4, 2, 1)
 
 # Unit pairs with a factor; `limit` keeps the tables small where the factor is not a power of ten.
 _UNITS = (
-    ("kilometres", "metres", 1000, 999), ("metres", "centimetres", 100, 999), ("centimetres", "millimetres", 10, 999),
-    ("kilograms", "grams", 1000, 999), ("litres", "millilitres", 1000, 999), ("tonnes", "kilograms", 1000, 999),
-    ("hours", "minutes", 60, 12), ("minutes", "seconds", 60, 12), ("weeks", "days", 7, 12), ("days", "hours", 24, 5),
-    ("dozen", "pieces", 12, 12), ("feet", "inches", 12, 12), ("years", "months", 12, 12), ("euros", "cents", 100, 999),
-)  # fmt: skip
+    ("kilometres", "metres", 1000, 999),
+    ("metres", "centimetres", 100, 999),
+    ("centimetres", "millimetres", 10, 999),
+    ("kilograms", "grams", 1000, 999),
+    ("litres", "millilitres", 1000, 999),
+    ("tonnes", "kilograms", 1000, 999),
+    ("hours", "minutes", 60, 12),
+    ("minutes", "seconds", 60, 12),
+    ("weeks", "days", 7, 12),
+    ("days", "hours", 24, 5),
+    ("dozen", "pieces", 12, 12),
+    ("feet", "inches", 12, 12),
+    ("years", "months", 12, 12),
+    ("euros", "cents", 100, 999),
+)
 
 
 def _belongs(draw: Draw, key: str) -> bool:

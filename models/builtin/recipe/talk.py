@@ -31,7 +31,9 @@ You are an assistant that runs on this device.
 """)
 
 _INTENTS: dict[str, tuple[str, Pool]] = {
-    "greet": ("Hello! How can I help you?", lines("""
+    "greet": (
+        "Hello! How can I help you?",
+        lines("""
         hello
         hi
         hey
@@ -64,8 +66,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         hey assistant, good morning
         hello computer
         hi, good afternoon
-    """)),
-    "wellbeing": ("I am doing well, thank you. What can I do for you?", lines("""
+    """),
+    ),
+    "wellbeing": (
+        "I am doing well, thank you. What can I do for you?",
+        lines("""
         how are you?
         how are you today?
         how are you doing?
@@ -90,9 +95,12 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         is everything fine with you?
         hope you are well, how are you?
         all good with you?
-    """)),
-    "abilities": ("I can set timers and alarms, switch lights and heating, play music, keep lists, do simple sums and "
-                  "answer questions about this place.", lines("""
+    """),
+    ),
+    "abilities": (
+        "I can set timers and alarms, switch lights and heating, play music, keep lists, do simple sums and "
+        "answer questions about this place.",
+        lines("""
         what can you do?
         what can you do for me?
         what do you do?
@@ -123,8 +131,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         what is your job?
         what is your purpose?
         which things do you understand?
-    """)),
-    "thanks": ("You are welcome!", lines("""
+    """),
+    ),
+    "thanks": (
+        "You are welcome!",
+        lines("""
         thanks
         thank you
         thank you very much
@@ -151,8 +162,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         awesome, thanks
         thx
         thank you kindly
-    """)),
-    "bye": ("Goodbye! Have a nice day.", lines("""
+    """),
+    ),
+    "bye": (
+        "Goodbye! Have a nice day.",
+        lines("""
         bye
         goodbye
         bye bye
@@ -177,8 +191,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         bye for now
         goodbye and good night
         I must go now, bye
-    """)),
-    "human": ("No, I am a small language model that runs on this device.", lines("""
+    """),
+    ),
+    "human": (
+        "No, I am a small language model that runs on this device.",
+        lines("""
         are you human?
         are you a human?
         are you a robot?
@@ -200,8 +217,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         are you a computer?
         am I speaking to a machine or a person?
         are you a living being?
-    """)),
-    "private": ("I run on this device and answer without the internet.", lines("""
+    """),
+    ),
+    "private": (
+        "I run on this device and answer without the internet.",
+        lines("""
         are you online?
         do you need the internet?
         do you work offline?
@@ -222,8 +242,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         does my text leave this device?
         is our talk private?
         do you run in the cloud or here?
-    """)),
-    "maker": ("I was made by the edgeagent project.", lines("""
+    """),
+    ),
+    "maker": (
+        "I was made by the edgeagent project.",
+        lines("""
         who made you?
         who built you?
         who created you?
@@ -242,8 +265,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         who are your developers?
         tell me who made you
         who stands behind you?
-    """)),
-    "praise": ("Thank you, that is kind of you.", lines("""
+    """),
+    ),
+    "praise": (
+        "Thank you, that is kind of you.",
+        lines("""
         you are great
         good job
         well done
@@ -266,8 +292,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         what a nice assistant
         you are clever
         brilliant work
-    """)),
-    "blame": ("I am sorry. Please tell me again what you need.", lines("""
+    """),
+    ),
+    "blame": (
+        "I am sorry. Please tell me again what you need.",
+        lines("""
         you are stupid
         that is wrong
         that's not right
@@ -289,8 +318,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         you are no help
         what a bad answer
         that was a mistake
-    """)),
-    "joke": ("Why did the clock go to school? It wanted to tell the time better.", lines("""
+    """),
+    ),
+    "joke": (
+        "Why did the clock go to school? It wanted to tell the time better.",
+        lines("""
         tell me a joke
         do you know a joke?
         make me laugh
@@ -309,8 +341,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         know any good jokes?
         please tell us a joke
         entertain me with a joke
-    """)),
-    "fine": ("All right. Tell me when you need something.", lines("""
+    """),
+    ),
+    "fine": (
+        "All right. Tell me when you need something.",
+        lines("""
         ok
         okay
         all right
@@ -335,8 +370,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         not now
         understood
         wonderful
-    """)),
-}  # fmt: skip
+    """),
+    ),
+}
 
 _WHO = lines("""
 who are you?
@@ -475,28 +511,31 @@ where is {x} on the map?
 what is the population of {x}?
 what is the capital of {x}?
 """)
-_ALIEN_TOPICS = words("""quantum physics, the French Revolution, black holes, photosynthesis, democracy, the stock market,
-machine learning, volcanoes, ancient Rome, the Roman Empire, dinosaurs, evolution, relativity, gravity, chess, football,
-philosophy, Buddhism, the Cold War, inflation, taxes, cryptocurrency, bitcoin, blockchain, vaccines, the human brain,
-cancer, diabetes, headaches, yoga, meditation, happiness, love, friendship, death, the soul, free will, ethics,
-capitalism, socialism, climate change, global warming, solar power, nuclear energy, electric cars, rockets, the moon
-landing, Mars, Jupiter, galaxies, stars, atoms, molecules, electrons, chemistry, algebra, geometry, calculus, statistics,
-prime numbers, infinity, logic, programming, Python, JavaScript, Rust, databases, operating systems, Linux, compilers,
-neural networks, robots, drones, the internet, television, radio, photography, painting, sculpture, opera, ballet, jazz
-history, novels, poetry, Shakespeare, Goethe, Tolstoy, Einstein, Newton, Darwin, Napoleon, Caesar, Cleopatra, Gandhi,
-Lincoln, Leonardo da Vinci, Picasso, Mozart's life, Japan, Brazil, Canada, Egypt, India, China, Russia, Iceland, France,
-Germany, Kenya, Peru, the Amazon, the Sahara, the Himalayas, the Pacific, whales, elephants, tigers, bees, spiders,
-penguins, mushrooms, orchids, oak trees, DNA, genes, cells, bacteria, viruses, antibiotics, surgery, psychology,
-dreams, memory, language, grammar, Latin, Esperanto, the alphabet, writing, printing, paper, glass, steel, concrete,
-bridges, castles, pyramids, cathedrals, trains, ships, submarines, aeroplanes, bicycles, clocks, money, banks, insurance,
-mortgages, marketing, management, leadership, startups, law, contracts, human rights, elections, parliaments, war, peace,
-the United Nations, the Olympics, tennis, basketball, cricket, golf, swimming technique, marathon training, mountaineering,
-sailing, fishing, cooking, sourdough, sushi, wine, beer brewing, chocolate making, gardening, bonsai, knitting, sewing,
-carpentry, pottery, dragons, unicorns, ghosts, aliens, vampires, time travel, artificial intelligence, consciousness,
-economics, sociology, anthropology, archaeology, geology, meteorology, astronomy, biology, the ozone layer, earthquakes,
-tsunamis, hurricanes, deserts, glaciers, coral reefs, the Renaissance, the Middle Ages, Vikings, samurai, knights, pirates,
-slavery, feminism, education, homework, university, job interviews, a cover letter, a resignation, a business plan,
-a wedding speech, a love letter, my thesis, the universe, time, space, matter, energy, light, sound, colours in nature""")
+_ALIEN_TOPICS = words("""quantum physics, the French Revolution, black holes, photosynthesis, democracy, the
+stock market, machine learning, volcanoes, ancient Rome, the Roman Empire, dinosaurs, evolution, relativity,
+gravity, chess, football, philosophy, Buddhism, the Cold War, inflation, taxes, cryptocurrency, bitcoin,
+blockchain, vaccines, the human brain, cancer, diabetes, headaches, yoga, meditation, happiness, love,
+friendship, death, the soul, free will, ethics, capitalism, socialism, climate change, global warming, solar
+power, nuclear energy, electric cars, rockets, the moon landing, Mars, Jupiter, galaxies, stars, atoms,
+molecules, electrons, chemistry, algebra, geometry, calculus, statistics, prime numbers, infinity, logic,
+programming, Python, JavaScript, Rust, databases, operating systems, Linux, compilers, neural networks, robots,
+drones, the internet, television, radio, photography, painting, sculpture, opera, ballet, jazz history, novels,
+poetry, Shakespeare, Goethe, Tolstoy, Einstein, Newton, Darwin, Napoleon, Caesar, Cleopatra, Gandhi, Lincoln,
+Leonardo da Vinci, Picasso, Mozart's life, Japan, Brazil, Canada, Egypt, India, China, Russia, Iceland, France,
+Germany, Kenya, Peru, the Amazon, the Sahara, the Himalayas, the Pacific, whales, elephants, tigers, bees,
+spiders, penguins, mushrooms, orchids, oak trees, DNA, genes, cells, bacteria, viruses, antibiotics, surgery,
+psychology, dreams, memory, language, grammar, Latin, Esperanto, the alphabet, writing, printing, paper, glass,
+steel, concrete, bridges, castles, pyramids, cathedrals, trains, ships, submarines, aeroplanes, bicycles,
+clocks, money, banks, insurance, mortgages, marketing, management, leadership, startups, law, contracts, human
+rights, elections, parliaments, war, peace, the United Nations, the Olympics, tennis, basketball, cricket, golf,
+swimming technique, marathon training, mountaineering, sailing, fishing, cooking, sourdough, sushi, wine, beer
+brewing, chocolate making, gardening, bonsai, knitting, sewing, carpentry, pottery, dragons, unicorns, ghosts,
+aliens, vampires, time travel, artificial intelligence, consciousness, economics, sociology, anthropology,
+archaeology, geology, meteorology, astronomy, biology, the ozone layer, earthquakes, tsunamis, hurricanes,
+deserts, glaciers, coral reefs, the Renaissance, the Middle Ages, Vikings, samurai, knights, pirates, slavery,
+feminism, education, homework, university, job interviews, a cover letter, a resignation, a business plan, a
+wedding speech, a love letter, my thesis, the universe, time, space, matter, energy, light, sound, colours in
+nature""")
 _ALIEN_WHOLE = lines("""
 who won the world cup in 1998?
 who is the president of France?
@@ -686,4 +725,12 @@ def opening_turns(draw: Draw) -> list[Message]:
 
 def pools_of_text() -> tuple[Pool, ...]:
     """Give every pool of wording in this module."""
-    return (PERSONAS, PLAIN_SYSTEMS, _WHO, _ALIEN_FRAMES, _ALIEN_TOPICS, _ALIEN_WHOLE, *(phrases for _, phrases in _INTENTS.values()))
+    return (
+        PERSONAS,
+        PLAIN_SYSTEMS,
+        _WHO,
+        _ALIEN_FRAMES,
+        _ALIEN_TOPICS,
+        _ALIEN_WHOLE,
+        *(phrases for _, phrases in _INTENTS.values()),
+    )

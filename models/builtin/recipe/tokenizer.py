@@ -30,10 +30,12 @@ _SPACELESS = _CONTRACTIONS + r"|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
 
 
 def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
 def _texts(count: int) -> list[str]:
@@ -50,8 +52,12 @@ def _texts(count: int) -> list[str]:
 def _learn_pieces(texts: list[str], size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _splitter(_SPACELESS)
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-                                  show_progress=False, special_tokens=[])  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+        special_tokens=[],
+    )
     tokenizer.train_from_iterator(texts, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     return model["vocab"], [tuple(merge) for merge in model["merges"]]

@@ -115,8 +115,10 @@ locked
 
 
 def _call(*orders: Order) -> Message:
-    calls = [{"id": f"call_{i}", "type": "function", "function": {"name": o.name, "arguments": o.arguments}}
-             for i, o in enumerate(orders, 1)]  # fmt: skip
+    calls = [
+        {"id": f"call_{i}", "type": "function", "function": {"name": o.name, "arguments": o.arguments}}
+        for i, o in enumerate(orders, 1)
+    ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
@@ -212,8 +214,10 @@ def _record(draw: Draw) -> tuple[Any, str, tuple[str, ...]]:
     keys = draw.sample(_RESULT_KEYS, draw.any((1, 1, 2, 2, 3)))
     if draw.chance(0.2):
         keys[0] = draw.open(pools.pseudo_word)
-    values = [draw.pick(_STATES) if draw.chance(0.35) else draw.int(1, 500) if draw.chance(0.25) else pools.value(draw)
-              for _ in keys]  # fmt: skip
+    values = [
+        draw.pick(_STATES) if draw.chance(0.35) else draw.int(1, 500) if draw.chance(0.25) else pools.value(draw)
+        for _ in keys
+    ]
     parts = [f"the {key} is {value}" for key, value in zip(keys, values, strict=True)]
     told = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
     return dict(zip(keys, values, strict=True)), "T" + told[1:] + ".", tuple(map(str, values))
@@ -238,14 +242,21 @@ def told_results(draw: Draw) -> Sample:
     """Two calls, two results, and one answer for both."""
     sample = parallel_calls(draw)
     calls = sample.messages[-1]["tool_calls"]
-    first, second = _success_of(draw, sample, 0), _success_of(draw, sample, 1)
-    results = [{"role": "tool", "name": c["function"]["name"], "content": json.dumps(o[0])}
-               for c, o in zip(calls, (first, second), strict=True)]  # fmt: skip
+    first, second = _small_record(draw), _small_record(draw)
+    results = [
+        {"role": "tool", "name": c["function"]["name"], "content": json.dumps(o[0])}
+        for c, o in zip(calls, (first, second), strict=True)
+    ]
     answer = f"{first[1]} {second[1]}"
-    return Sample("tool_answers", [*sample.messages, *results, reply(answer)], Check("contains", first[2] + second[2]), sample.tools)
+    return Sample(
+        "tool_answers",
+        [*sample.messages, *results, reply(answer)],
+        Check("contains", first[2] + second[2]),
+        sample.tools,
+    )
 
 
-def _success_of(draw: Draw, sample: Sample, index: int) -> tuple[Any, str, tuple[str, ...]]:
+def _small_record(draw: Draw) -> tuple[Any, str, tuple[str, ...]]:
     """Make a result whose sentence follows from the result alone."""
     key, value = str(draw.pick(_RESULT_KEYS)), str(draw.pick(_STATES)) if draw.chance(0.5) else pools.value(draw)
     return {key: value}, f"The {key} is {value}.", (value,)
@@ -258,8 +269,15 @@ def amended_call(draw: Draw) -> Sample:
     if changed is None:
         return amended_call(draw)
     content, answer, _ = _success(draw, order)
-    messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer),
-                user(restyle(draw, changed.text)), _call(changed)]  # fmt: skip
+    messages = [
+        *_prefix(draw),
+        user(restyle(draw, order.text)),
+        _call(order),
+        _result(content, order),
+        reply(answer),
+        user(restyle(draw, changed.text)),
+        _call(changed),
+    ]
     return Sample("tool_calls", messages, _expect(changed), _offer(draw, order, most=1))
 
 
@@ -287,7 +305,9 @@ def tool_missing(draw: Draw) -> Sample:
 
 def tool_not_needed(draw: Draw) -> Sample:
     """Tools are offered, and the request needs none of them."""
-    make = draw.any((talk.small_talk, sums.simple_sum, facts.known, facts.known, talk.foreign, sums.conversion, facts.absent))
+    make = draw.any(
+        (talk.small_talk, sums.simple_sum, facts.known, facts.known, talk.foreign, sums.conversion, facts.absent)
+    )
     sample = make(draw)
     tools = _offer(draw, _order(draw), most=2)
     category = sample.category if sample.category == "out_of_domain" else "tools_not_needed"

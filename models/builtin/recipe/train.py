@@ -29,11 +29,13 @@ EMA = 0.996
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is made orthogonal by five Newton-Schulz steps (Jordan et al., 2024); for matrices only."""
 
-    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.02) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.02
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 (the base class names it)
         """Update every matrix; matrices of one shape are made orthogonal together."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[nn.Parameter]] = {}
@@ -100,7 +102,9 @@ class Run:
         matrices = [p for p in self.model.blk.parameters() if p.ndim == 2]
         rest = [p for p in self.model.parameters() if p.ndim < 2] + [self.model.token_embd.weight]
         self.optimisers: list[torch.optim.Optimizer] = [
-            Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=4e-3, betas=(0.9, 0.97), weight_decay=0.0)]  # fmt: skip
+            Muon(matrices, lr=0.02),
+            torch.optim.AdamW(rest, lr=4e-3, betas=(0.9, 0.97), weight_decay=0.0),
+        ]
         self.full = [group["lr"] for o in self.optimisers for group in o.param_groups]
         self.average = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.step = 0
@@ -117,8 +121,10 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint in one move."""
         states = [o.state_dict() for o in self.optimisers]
-        torch.save({"model": self.model.state_dict(), "average": self.average, "step": self.step, "optimisers": states},
-                   self.path.with_suffix(".tmp"))  # fmt: skip
+        torch.save(
+            {"model": self.model.state_dict(), "average": self.average, "step": self.step, "optimisers": states},
+            self.path.with_suffix(".tmp"),
+        )
         self.path.with_suffix(".tmp").replace(self.path)
 
     def update(self, loss: Tensor, steps: int) -> None:
@@ -164,8 +170,17 @@ def train(name: str, work: Path, steps: int, copying_steps: int, compile_model: 
         if run.step % 20 == 0:
             now = time.monotonic()
             means = {kind: round(sum(each) / len(each), 4) for kind, each in losses.items()}
-            print(json.dumps({"step": run.step, "loss": means,
-                              "tokens_per_s": round(tokens / (now - started)), "minutes": round((now - started) / 60, 1)}), flush=True)  # fmt: skip
+            print(
+                json.dumps(
+                    {
+                        "step": run.step,
+                        "loss": means,
+                        "tokens_per_s": round(tokens / (now - started)),
+                        "minutes": round((now - started) / 60, 1),
+                    }
+                ),
+                flush=True,
+            )
             losses.clear()
             if now - saved > 120:
                 run.save()

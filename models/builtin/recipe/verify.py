@@ -18,9 +18,18 @@ from .model import SHAPES, causal_logits
 from .train import load_average
 
 TEXTS = (
-    "Hello world", "  two  spaces\n\n\nand lines \n", "Zürich, Ærø, 東京 and Привет мир 🙂🇳🇴", "tabs\tand\r\nreturns", "it's we'll I'M",
-    "1234567890 ½ ٣", "{\"a\": [1, 2.5, null]}", "naïve café\u0301", "\u200bzero\u00a0width", "don't_snake camelCase", "<|im_end|>x<tool_call>",
-)  # fmt: skip
+    "Hello world",
+    "  two  spaces\n\n\nand lines \n",
+    "Zürich, Ærø, 東京 and Привет мир 🙂🇳🇴",
+    "tabs\tand\r\nreturns",
+    "it's we'll I'M",
+    "1234567890 ½ ٣",
+    '{"a": [1, 2.5, null]}',
+    "naïve café\u0301",
+    "\u200bzero\u00a0width",
+    "don't_snake camelCase",
+    "<|im_end|>x<tool_call>",
+)
 
 
 def verify(name: str, work: Path, out: Path, num_samples: int = 40) -> dict[str, float | bool]:
