@@ -1,0 +1,37 @@
+"""Turns tokens into text as they come. Owns the bytes of a character that is not complete yet."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from edgeagent.text.vocabulary import Vocabulary
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """The text of one token stream.
+
+    Control tokens have no text, except those in `visible_control` (markers that a later stage parses).
+    """
+
+    def __init__(self, vocabulary: Vocabulary, visible_control: frozenset[int] = frozenset()) -> None:
+        self._vocabulary = vocabulary
+        self._visible_control = visible_control
+        self._decoder = _utf8(errors="replace")
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """Return the text that these tokens complete; a character never comes in parts."""
+        return self._decoder.decode(b"".join(self._piece(token) for token in tokens))
+
+    def flush(self) -> str:
+        """Return what is left of an incomplete character, as a replacement character; empty as a rule."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+    def _piece(self, token: int) -> bytes:
+        if self._vocabulary.is_control(token) and token not in self._visible_control:
+            return b""
+        return self._vocabulary.piece(token)

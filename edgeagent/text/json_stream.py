@@ -1,0 +1,157 @@
+"""Reads JSON character by character, as generators that are sent one character at a time. Strict, bounded in depth.
+
+A reader returns the character it had to read beyond its value, or "" when it needed none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+
+MAX_DEPTH = 64
+SPACE = " \t\r\n"
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
+
+Reader = Generator[None, str, str]
+Keep = Callable[[str], object]
+
+
+class MalformedError(Exception):
+    """The text is not what the reader reads."""
+
+
+def ignore(_: str) -> None:
+    """Keep nothing."""
+
+
+def read_space(keep: Keep = ignore, ahead: str = "") -> Reader:
+    """Read to the first character that is no white space and return it."""
+    char = ahead or (yield)
+    while char in SPACE:
+        keep(char)
+        char = yield
+    return char
+
+
+def read_value(first: str, keep: Keep, depth: int = 0) -> Reader:
+    """Read the value that begins with `first`, keeping its text."""
+    if depth > MAX_DEPTH:
+        raise MalformedError
+    match first:
+        case '"':
+            keep(first)
+            return (yield from _read_string_rest(keep))
+        case "{":
+            keep(first)
+            return (yield from _read_object_rest(keep, depth))
+        case "[":
+            keep(first)
+            return (yield from _read_array_rest(keep, depth))
+        case "t" | "f" | "n":
+            keep(first)
+            return (yield from _read_literal_rest(_LITERALS[first], keep))
+        case _:
+            return (yield from _read_number(first, keep))
+
+
+def read_string(first: str) -> Generator[None, str, str]:
+    """Read a string and return its value, not the character after it."""
+    if first != '"':
+        raise MalformedError
+    text = [first]
+    yield from _read_string_rest(text.append)
+    return str(json.loads("".join(text)))
+
+
+def _read_string_rest(keep: Keep) -> Reader:
+    while True:
+        char = yield
+        if char == "\\":
+            yield from _read_escape_rest(keep)
+        elif char < " ":
+            # Models write line breaks into strings as they are; JSON wants them escaped.
+            keep(json.dumps(char)[1:-1])
+        else:
+            keep(char)
+            if char == '"':
+                return ""
+
+
+def _read_escape_rest(keep: Keep) -> Generator[None, str, None]:
+    char = yield
+    if char not in '"\\/bfnrtu':
+        raise MalformedError
+    if char != "u":
+        keep("\\" + char)
+        return
+    digits = ""
+    while len(digits) < 4:
+        digit = yield
+        if digit not in "0123456789abcdefABCDEF":
+            raise MalformedError
+        digits += digit
+    keep("\\u" + digits)
+
+
+def _read_object_rest(keep: Keep, depth: int) -> Reader:
+    char = yield from read_space(keep)
+    while char != "}":
+        if char != '"':
+            raise MalformedError
+        keep(char)
+        yield from _read_string_rest(keep)
+        char = yield from read_space(keep)
+        if char != ":":
+            raise MalformedError
+        keep(char)
+        char = yield from read_space(keep)
+        ahead = yield from read_value(char, keep, depth + 1)
+        char = yield from _read_comma_or("}", keep, ahead)
+    keep(char)
+    return ""
+
+
+def _read_array_rest(keep: Keep, depth: int) -> Reader:
+    char = yield from read_space(keep)
+    while char != "]":
+        ahead = yield from read_value(char, keep, depth + 1)
+        char = yield from _read_comma_or("]", keep, ahead)
+    keep(char)
+    return ""
+
+
+def _read_comma_or(end: str, keep: Keep, ahead: str) -> Reader:
+    """Read `end`, or a comma and the first character of what must follow it; return that character."""
+    char = yield from read_space(keep, ahead)
+    if char == end:
+        return char
+    if char != ",":
+        raise MalformedError
+    keep(char)
+    char = yield from read_space(keep)
+    if char == end:
+        raise MalformedError
+    return char
+
+
+def _read_literal_rest(literal: str, keep: Keep) -> Reader:
+    for expected in literal[1:]:
+        if (yield) != expected:
+            raise MalformedError
+        keep(expected)
+    return ""
+
+
+def _read_number(first: str, keep: Keep) -> Reader:
+    if first not in "-0123456789":
+        raise MalformedError
+    text, char = "", first
+    while char in "-+.eE0123456789":
+        keep(char)
+        text += char
+        char = yield
+    if not _NUMBER.fullmatch(text):
+        raise MalformedError
+    return char

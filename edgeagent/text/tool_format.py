@@ -1,0 +1,65 @@
+"""How models write tool calls and reasoning: the formats known here and their markers. No parsing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ToolFormat(StrEnum):
+    """A way to write tool calls.
+
+    hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>, each call by itself (Hermes, Qwen)
+    llama: {"name": …, "parameters": {…}}, several with ";" between, perhaps after <|python_tag|> (Llama 3.x)
+    mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}, …]
+    mistral_args: [TOOL_CALLS]name[ARGS]{…}, each call by itself (Mistral since the middle of 2025)
+    """
+
+    HERMES = "hermes"
+    LLAMA = "llama"
+    MISTRAL = "mistral"
+    MISTRAL_ARGS = "mistral_args"
+
+
+HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+LLAMA_OPEN = "<|python_tag|>"
+MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """The texts around reasoning."""
+
+    open: str
+    close: str
+
+
+THINK = ReasoningMarkers("<think>", "</think>")
+REASONING = (THINK, ReasoningMarkers("[THINK]", "[/THINK]"))
+
+
+def call_opener(tool_format: ToolFormat) -> str:
+    """Return the marker that opens a call (or a list of them) in this format."""
+    match tool_format:
+        case ToolFormat.HERMES:
+            return HERMES_OPEN
+        case ToolFormat.LLAMA:
+            return LLAMA_OPEN
+        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
+            return MISTRAL_OPEN
+
+
+def markers(tool_format: ToolFormat) -> tuple[str, ...]:
+    """Return every marker of this format, which a vocabulary may hold as control tokens."""
+    match tool_format:
+        case ToolFormat.HERMES:
+            return (HERMES_OPEN, HERMES_CLOSE)
+        case ToolFormat.LLAMA:
+            return (LLAMA_OPEN,)
+        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
+            return (MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID)
+
+
+def arguments_key(tool_format: ToolFormat) -> str:
+    """Return the key under which a JSON call holds its arguments."""
+    return "parameters" if tool_format is ToolFormat.LLAMA else "arguments"

@@ -1,0 +1,66 @@
+"""What the text layer asks of a model's vocabulary. It does not know who implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Vocabulary(Protocol):
+    """Tokens and their bytes."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def bos_text(self) -> str:
+        """The text of the token that begins a sequence; empty when the model has none."""
+        ...
+
+    @property
+    def eos_text(self) -> str:
+        """The text of the token that ends a sequence; empty when the model has none."""
+        ...
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Every token that ends generation (EOS, EOT, EOM …)."""
+        ...
+
+    def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+        """Return the tokens of a text.
+
+        parse_special: the text of a control token becomes that token. add_bos: the beginning token comes first where
+        the model wants one (nothing else is added, no end token either).
+        """
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """Return a token's bytes; a control token gives its text too, such as b"<|im_end|>"."""
+        ...
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token, which only parse_special turns text into."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends generation."""
+        ...
+
+
+def control_texts(vocabulary: Vocabulary) -> frozenset[str]:
+    """Return the texts of all control tokens (one pass over the vocabulary: keep the result)."""
+    pieces = (vocabulary.piece(token) for token in range(vocabulary.num_tokens) if vocabulary.is_control(token))
+    return frozenset(text for piece in pieces if (text := piece.decode("utf-8", "replace").strip()))
+
+
+def control_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:
+    """Return those of `texts` that are one control token each, as tokens."""
+    found: set[int] = set()
+    for text in texts:
+        match vocabulary.tokenize(text, parse_special=True):
+            case [token] if vocabulary.is_control(token):
+                found.add(token)
+            case _:
+                pass
+    return frozenset(found)
