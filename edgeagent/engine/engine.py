@@ -178,7 +178,7 @@ class Engine:
             if work.sequence.marks.prefill_s == 0.0:
                 work.sequence.marks.prefill_s = started_s
             output = self._commit(work, row)
-            row += self._num_logits(work)
+            row += work.num_logits
             if output.tokens or output.finish_reason is not None or output.error is not None:
                 outputs.append(output)
         return outputs
@@ -265,21 +265,15 @@ class Engine:
         start = sequence.num_computed
         tokens = sequence.tokens[start : start + work.num_tokens]
         tokens.extend(work.drafts)
-        return Slice(sequence.seq_id, start, tokens, self._num_logits(work))
-
-    @staticmethod
-    def _num_logits(work: Work) -> int:
-        completes = work.num_tokens == work.sequence.num_pending and not work.sequence.spec.prefill_only
-        return 1 + len(work.drafts) if completes else 0
+        return Slice(sequence.seq_id, start, tokens, work.num_logits)
 
     # Committing
 
     def _commit(self, work: Work, row: int) -> Output:
         """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
         sequence, output = work.sequence, Output(work.sequence)
-        num_logits = self._num_logits(work)
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
-        if num_logits == 0:
+        if work.num_logits == 0:
             if sequence.num_pending == 0:
                 self._finish(output, FinishReason.STOP)
             return output

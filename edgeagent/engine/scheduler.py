@@ -22,11 +22,20 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`."""
+    """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`.
+
+    The last `num_logits` of them give logits: all from the last known token on, none while the prompt is incomplete.
+    """
 
     sequence: Sequence
     num_tokens: int
-    drafts: tuple[int, ...] = ()
+    drafts: tuple[int, ...]
+    num_logits: int
+
+
+def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> Work:
+    completes = num_tokens == sequence.num_pending and not sequence.spec.prefill_only
+    return Work(sequence, num_tokens, drafts, 1 + len(drafts) if completes else 0)
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -50,13 +59,13 @@ class Scheduler:
         for sequence in decoding:
             proposed = drafts.get(sequence.id, ())[:room]
             room -= len(proposed)
-            works.append(Work(sequence, 1, proposed))
+            works.append(_work(sequence, 1, proposed))
         depth = max((sequence.num_computed for sequence in running), default=0)
         room = min(room, self._prompt_budget(works, depth))
         for sequence in by_urgency(sequence for sequence in running if not sequence.is_decoding):
             num_tokens = min(sequence.num_pending, room)
             if num_tokens > 0:
-                works.append(Work(sequence, num_tokens))
+                works.append(_work(sequence, num_tokens))
                 room -= num_tokens
         return works
 

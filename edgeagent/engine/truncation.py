@@ -1,0 +1,122 @@
+"""Which of many tokens remain candidates, and which one a random number picks: exact cuts without sorting a vocabulary.
+
+Pure functions of arrays. Each cut guesses a floor from every 64th value, checks the guess, and sorts only what lies above
+or near it; a wrong guess costs time, never the result.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Indices = NDArray[np.intp]
+_T = TypeVar("_T", bound=np.generic)
+
+_STRIDE = 64
+# Fewer values than this are sorted whole.
+_MAX_SORTED = 4096
+_BLOCK = 512
+
+
+def largest(values: Floats, k: int) -> Indices:
+    """Return the indices of the `k` largest values, in no order; among equals the lower index. 0 < k < len(values)."""
+    found = _at_least(values, _guess_floor(values, k))
+    if len(found) < k:
+        found = _at_least(values, np.partition(values, len(values) - k)[len(values) - k])
+    if len(found) == k:
+        return found
+    kept = values.take(found)
+    floor = np.partition(kept, len(kept) - k)[len(kept) - k]
+    return found.take(_with_ties(kept, floor, k - np.count_nonzero(kept > floor)))
+
+
+def _guess_floor(values: Floats, k: int) -> np.float32:
+    """Return a value that probably at least `k` values reach, and not many more."""
+    if len(values) <= _MAX_SORTED:
+        return np.partition(values, len(values) - k)[len(values) - k]
+    sample = np.sort(values[::_STRIDE])
+    expected = k / _STRIDE
+    # the number of sampled values among the k largest is Poisson distributed; four deviations make a retry rare
+    rank = int(expected + 4 * expected**0.5 + 4)
+    return sample[max(len(sample) - rank, 0)]
+
+
+def nucleus(weights: Floats, target: float) -> Indices:
+    """Return the indices of the fewest largest weights whose sum reaches `target`, in no order, at least one.
+
+    All of them if even their sum does not. Among equals the lower index goes first.
+    """
+    if len(weights) <= _MAX_SORTED:
+        order = np.argsort(-weights, kind="stable")
+        running = np.cumsum(weights.take(order), dtype=np.float64)
+        return order[: int(np.searchsorted(running, target)) + 1]
+    total = float(weights.sum(dtype=np.float64))
+    spare = total - target
+    if spare <= 0:
+        return np.arange(len(weights))
+    sample = np.sort(weights[::_STRIDE])
+    tail = np.cumsum(sample, dtype=np.float64) * _STRIDE
+    # What is left out are many small weights, so the sample measures it well, where it would miss the few large ones.
+    low = sample[max(int(np.searchsorted(tail, 0.8 * spare)) - 1, 0)]
+    found = _at_least(weights, low)
+    kept = weights.take(found)
+    rest = spare - (total - float(kept.sum(dtype=np.float64)))
+    if rest < 0:
+        found, kept, rest = np.arange(len(weights)), weights, spare
+    high = sample[min(int(np.searchsorted(tail, 1.3 * spare)), len(sample) - 1)]
+    return found.take(_without_smallest(kept, rest, high))
+
+
+def _without_smallest(weights: Floats, spare: float, ceiling: np.float32) -> Indices:
+    """Return the indices left when the smallest weights are dropped for as long as their sum stays within `spare`.
+
+    `ceiling` is a guess above which no weight is dropped; of equal weights the higher index is dropped first.
+    """
+    band = np.sort(weights.take(np.flatnonzero(weights < ceiling)))
+    running = np.cumsum(band, dtype=np.float64)
+    if not len(band) or running[-1] <= spare:
+        band = np.sort(weights)
+        running = np.cumsum(band, dtype=np.float64)
+    dropped = min(int(np.searchsorted(running, spare, side="right")), len(band) - 1)
+    floor = band[dropped]
+    return _with_ties(weights, floor, int(np.searchsorted(band, floor, side="right")) - dropped)
+
+
+def _with_ties(values: Floats, floor: np.float32, num_ties: int) -> Indices:
+    """Return the indices of the values above `floor` and of the first `num_ties` that equal it."""
+    mask = values >= floor
+    ties = np.flatnonzero(values == floor)
+    mask[ties[num_ties:]] = False
+    return np.flatnonzero(mask)
+
+
+def _at_least(values: Floats, floor: np.float32) -> Indices:
+    return np.flatnonzero(values >= floor)
+
+
+def index_at(weights: Floats, fraction: float) -> int:
+    """Return the index at which the running sum of the weights first exceeds `fraction` (in [0, 1)) of the whole.
+
+    It never names a weight of zero. Blocks are summed first, so only one block is walked.
+    """
+    before, start, block = 0.0, 0, weights
+    if len(weights) > 2 * _BLOCK:
+        sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
+        running = np.cumsum(sums, dtype=np.float64)
+        target = fraction * running[-1]
+        chosen = _first_above(running, target, sums)
+        before = float(running[chosen - 1]) if chosen else 0.0
+        start = chosen * _BLOCK
+        block = weights[start : start + _BLOCK]
+        return start + _first_above(np.cumsum(block, dtype=np.float64), target - before, block)
+    running = np.cumsum(weights, dtype=np.float64)
+    return _first_above(running, fraction * running[-1], weights)
+
+
+def _first_above(running: NDArray[np.float64], target: float, weights: Floats) -> int:
+    index = int(np.searchsorted(running, target, side="right"))
+    # sums that were rounded differently may fall short of the target by a hair
+    return index if index < len(running) else int(np.flatnonzero(weights)[-1])
