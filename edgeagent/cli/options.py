@@ -46,11 +46,11 @@ def _parameter(option: Option, *, is_positional: bool) -> inspect.Parameter:
     kind: Any = str | None
     names = [option.flag]
     if option.choices:
-        kind = Literal[option.choices] | None  # type: ignore[valid-type]
+        kind = Literal[option.choices] | None
     elif option.is_switch:
         kind, names = bool | None, [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
     if is_positional:
-        metavar = option.name.upper()
+        metavar: str | None = option.name.upper()
         info = typer.Argument(help=_help(option), metavar=metavar, show_default=False)
     else:
         metavar = None if option.choices or option.is_switch else _metavar(option)

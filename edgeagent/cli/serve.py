@@ -30,7 +30,7 @@ def _serve(
 
 
 def _stop_at_end_of_input() -> None:
-    """Stop the daemon when whoever started it is gone, even by a kill that ran no clean-up: its end of the pipe closes."""
+    """Stop the daemon when whoever started it is gone: its end of the pipe closes even where no clean-up ran."""
     while sys.stdin.buffer.read(4096):
         pass
     signal.raise_signal(signal.SIGTERM)

@@ -7,6 +7,6 @@ async with edgeagent.client.connect() as client:
 
 from edgeagent.client.address import Address
 from edgeagent.client.answer import Answer, Event, function_output
-from edgeagent.client.connection import Client, ConnectionLost, Reply, connect
+from edgeagent.client.connection import Client, Reply, connect
 
-__all__ = ["Address", "Answer", "Client", "ConnectionLost", "Event", "Reply", "connect", "function_output"]
+__all__ = ["Address", "Answer", "Client", "Event", "Reply", "connect", "function_output"]

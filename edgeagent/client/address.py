@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgeagent.errors import BackendUnavailable
-from edgeagent.runtime_file import find_daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,18 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
     The runtime file is believed only while the process that wrote it lives, so that whoever took over its port does
     not get the token. Raises BackendUnavailable where no daemon runs.
     """
-    # Reading the configuration costs an application 0.1 s that one with a URL or a state folder need not pay.
+    # An application that names a URL pays for neither of these: pydantic and psutil take a tenth of a second.
+    from edgeagent.runtime_file import find_daemon
+
     if state_dir is None:
         from edgeagent.config import load_config
 
         state_dir = load_config().config.state_dir
     daemon = find_daemon(state_dir)
     if daemon is None:
-        raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
+        raise BackendUnavailable(
+            f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`", retry_after_s=0.5
+        )
     return Address(daemon.url, token or daemon.token)
 
 

@@ -29,14 +29,6 @@ FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 Input = str | Sequence[Mapping[str, Any]]
 
 
-class ConnectionLost(BackendUnavailable):
-    """The connection ended under a response; `may_pass` says whether a new one may fare better."""
-
-    def __init__(self, message: str, *, may_pass: bool) -> None:
-        super().__init__(message)
-        self.may_pass = may_pass
-
-
 class Client:
     """A connection to a daemon. Use it as an async context manager, or call `close`.
 
@@ -116,7 +108,7 @@ class Client:
     async def receive(self) -> dict[str, Any]:
         """Return the next event of the open connection; for Reply alone."""
         if self._socket is None:
-            raise ConnectionLost("the connection was closed while a response was running on it", may_pass=False)
+            raise BackendUnavailable("the connection was closed while a response was running on it")
         try:
             event: dict[str, Any] = json.loads(await self._socket.recv())
         except ConnectionClosed as closed:
@@ -129,8 +121,9 @@ class Client:
         if code == 1009:
             return PayloadTooLarge(f"the message is larger than the daemon accepts ({reason or 'close code 1009'})")
         because = f": {reason}" if reason else ""
-        return ConnectionLost(
-            f"the daemon closed the connection (code {code}{because})", may_pass=code not in FINAL_CLOSE_CODES
+        return BackendUnavailable(
+            f"the daemon closed the connection (code {code}{because})",
+            retry_after_s=None if code in FINAL_CLOSE_CODES else RETRY_DELAYS_S[0],
         )
 
 
@@ -194,8 +187,9 @@ class Reply:
                     await self._client.begin(self)
                     self._is_sent = True
                 return await self._client.receive()
-            except ConnectionLost as lost:
-                if delay is None or not lost.may_pass or self.answer.response_id is not None:
+            except BackendUnavailable as lost:
+                # 1. retries used up; 2. it would only happen again; 3. part of the answer is out.
+                if delay is None or lost.retry_after_s is None or self.answer.response_id is not None:
                     raise
             self._is_sent = False
             await asyncio.sleep(delay)
@@ -218,7 +212,8 @@ async def _open(address: Address) -> ClientConnection:
         raise _refusal(address, refused.response.status_code) from None
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise BackendUnavailable(
-            f"no daemon answers at {address.websocket_url} ({error}); start one with `edgeagent serve`"
+            f"no daemon answers at {address.websocket_url} ({error}); start one with `edgeagent serve`",
+            retry_after_s=RETRY_DELAYS_S[0],
         ) from None
     except InvalidURI as error:
         raise BackendUnavailable(f"{address.websocket_url} is no WebSocket address: {error}") from None

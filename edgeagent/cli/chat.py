@@ -1,0 +1,132 @@
+"""A conversation in the terminal: prompts in, answers streamed out, Ctrl-C cancels. Knows only the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from edgeagent.cli.stages import stage_table
+from edgeagent.client import Answer, Client, Event
+from edgeagent.errors import EdgeAgentError
+
+HELP = """\
+/timings   where the time of the last answer went
+/clear     forget the conversation
+/help      this
+/exit      leave (also Ctrl-D; Ctrl-C cancels an answer, a second one leaves)"""
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Chat:
+    """One conversation. `fields` go with every request (model, instructions, temperature ...).
+
+    The event loop runs only while an answer does, so that input() and Ctrl-C behave as in any terminal program; a
+    connection that the daemon gave up meanwhile is opened again by the client.
+    """
+
+    def __init__(self, client: Client, runner: asyncio.Runner, fields: Mapping[str, Any]) -> None:
+        self._client = client
+        self._runner = runner
+        self._fields = fields
+        self._last_id: str | None = None
+        self._last_answer: Answer | None = None
+
+    def answer(self, prompt: str, output: TextIO | None) -> Answer:
+        """Ask, stream the answer to `output` (None: nowhere) and return it; a cancelled one has status "cancelled"."""
+        answer = self._runner.run(self._stream(prompt, output))
+        self._last_answer = answer
+        # A cancelled answer is no part of the conversation: the next question follows the last whole one.
+        if answer.status in ("completed", "incomplete") and answer.response_id:
+            self._last_id = answer.response_id
+        return answer
+
+    def repl(self) -> None:
+        """Talk until the user leaves."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 gives input() editing and history
+
+        while True:
+            try:
+                prompt = input(">>> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()  # noqa: T201
+                return
+            if prompt in ("/exit", "/quit", "/bye"):
+                return
+            if prompt.startswith("/"):
+                print(self._command(prompt))  # noqa: T201
+            elif prompt:
+                self._turn(prompt)
+
+    def _turn(self, prompt: str) -> None:
+        try:
+            answer = self.answer(prompt, sys.stdout)
+        except EdgeAgentError as error:
+            print(f"edgeagent: {error.message}", file=sys.stderr)  # noqa: T201
+            return
+        match answer.status:
+            case "cancelled":
+                print("(cancelled; Ctrl-C again leaves)\n")  # noqa: T201
+            case "incomplete":
+                print("(cut off at the token limit)\n")  # noqa: T201
+            case _:
+                print()  # noqa: T201
+
+    def _command(self, command: str) -> str:
+        match command:
+            case "/timings":
+                return stage_table({"last": self._last_answer}) if self._last_answer else "Nothing was answered yet."
+            case "/clear":
+                self._last_id = self._last_answer = None
+                return "Forgotten."
+            case "/help" | "/?":
+                return HELP
+            case _:
+                return f"There is no command {command}.\n{HELP}"
+
+    async def _stream(self, prompt: str, output: TextIO | None) -> Answer:
+        reply = self._client.respond(prompt, previous_response_id=self._last_id, **self._fields)
+        printer = _Printer(output)
+        try:
+            async for event in reply:
+                printer.show(event)
+        except asyncio.CancelledError:
+            # asyncio.Runner turns the first Ctrl-C into this; a second raises KeyboardInterrupt and leaves.
+            await reply.cancel()
+            reply.answer.status = "cancelled"
+        printer.finish()
+        return reply.answer
+
+
+class _Printer:
+    """Writes deltas as they come; reasoning is dim, and only shown on a terminal."""
+
+    def __init__(self, output: TextIO | None) -> None:
+        self._output = output
+        self._is_terminal = output is not None and output.isatty()
+        self._is_dim = False
+        self._wrote = False
+
+    def show(self, event: Event) -> None:
+        match event["type"]:
+            case "response.output_text.delta":
+                self._write(event["delta"], dim=False)
+            case "response.reasoning_text.delta" if self._is_terminal:
+                self._write(event["delta"], dim=True)
+
+    def finish(self) -> None:
+        if self._wrote:
+            self._write("\n", dim=False)
+
+    def _write(self, text: str, *, dim: bool) -> None:
+        if self._output is None:
+            return
+        if dim != self._is_dim:
+            self._output.write(DIM if dim else f"{PLAIN}\n")
+            self._is_dim = dim
+        self._output.write(text)
+        self._output.flush()
+        self._wrote = True

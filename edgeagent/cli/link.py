@@ -1,0 +1,36 @@
+"""Asking a daemon over HTTP, and finding the one of this user. Standard library only, so that commands start fast."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from edgeagent.client import Address
+from edgeagent.client.answer import wire_error
+from edgeagent.errors import BackendUnavailable
+
+TIMEOUT_S = 10.0
+
+
+def ask(address: Address, path: str, method: str = "GET", *, accept: frozenset[int] = frozenset({200})) -> Any:
+    """Return the JSON a daemon answers with. Raises its error where the status is not accepted."""
+    url = urlsplit(address.url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=TIMEOUT_S)
+    headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        body = json.loads(answer.read() or b"null")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise BackendUnavailable(
+            f"the daemon at {address.url} does not answer ({error}); is it still running?"
+        ) from None
+    finally:
+        connection.close()
+    if answer.status in accept:
+        return body
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        raise wire_error(body["error"])
+    raise BackendUnavailable(f"the daemon at {address.url} answers {path} with HTTP {answer.status}")

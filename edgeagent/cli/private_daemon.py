@@ -1,0 +1,97 @@
+"""A daemon started for the occasion: a child process with its own state folder and port, stopped afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from edgeagent.cli.link import ask
+from edgeagent.client import Address
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.runtime_file import find_daemon
+
+POLL_S = 0.05
+STOP_TIMEOUT_S = 15.0
+
+
+@contextlib.contextmanager
+def private_daemon(flags: Sequence[str], progress: Callable[[str], None]) -> Iterator[Address]:
+    """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
+
+    `progress` is told what is being waited for. The daemon also stops when this process dies without clean-up, since
+    its standard input then closes. Raises BackendUnavailable with the end of its log when it does not come up.
+    """
+    # On Windows the log is still open when the folder goes, for as long as the daemon's last worker takes to end.
+    with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder, "daemon.log")
+        with log.open("wb") as output:
+            daemon = _start(Path(folder, "state"), flags, output.fileno())
+        try:
+            yield _wait_until_ready(daemon, Path(folder, "state"), log, progress)
+        finally:
+            _stop(daemon)
+
+
+def _start(state_dir: Path, flags: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+    command += ["--state-dir", str(state_dir), "--until-stdin-closes"]
+    # A group of its own: Ctrl-C in the terminal cancels an answer and must not reach the daemon.
+    flag = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    return subprocess.Popen(  # noqa: S603 our own command
+        command,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        start_new_session=os.name != "nt",
+        creationflags=flag,
+    )
+
+
+def _wait_until_ready(
+    daemon: subprocess.Popen[bytes], state_dir: Path, log: Path, progress: Callable[[str], None]
+) -> Address:
+    while daemon.poll() is None:
+        found = find_daemon(state_dir)
+        if found is None:
+            progress("starting the daemon")
+        else:
+            address = Address(found.url, found.token)
+            with contextlib.suppress(BackendUnavailable):
+                if _is_ready(address, progress):
+                    return address
+        time.sleep(POLL_S)
+    raise BackendUnavailable(f"the daemon ended with status {daemon.returncode}; its last words:\n{_tail(log)}")
+
+
+def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
+    """Tell whether the model answers. Raises the error it failed to load with."""
+    status = ask(address, "/edgeagent/status")
+    for model in status["models"]:
+        match model["state"]:
+            case "ready":
+                return True
+            case "failed":
+                raise EdgeAgentError(f"{model['name']} cannot be loaded: {model['cause']}")
+            case _:
+                progress(f"loading {model['name']}, {model['progress']:.0%}")
+    return False
+
+
+def _stop(daemon: subprocess.Popen[bytes]) -> None:
+    assert daemon.stdin is not None
+    daemon.stdin.close()
+    try:
+        daemon.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])

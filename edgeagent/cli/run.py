@@ -1,0 +1,127 @@
+"""`edgeagent run`: chat with a model, through the daemon that runs or through one started for the occasion."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent.cli.chat import Chat
+from edgeagent.cli.completion import model_names
+from edgeagent.cli.link import ask
+from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.private_daemon import private_daemon
+from edgeagent.client import Address, Answer, connect
+from edgeagent.config import Config, load_config
+from edgeagent.runtime_file import find_daemon
+
+
+def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="As for serve; default: what the daemon serves.", autocompletion=model_names
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="Answer this and leave. Piped text is added to it.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", metavar="N", help="0 takes the likeliest word.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest answer.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: text, usage, timings.")] = False,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Chat with a model, or answer one PROMPT (also read from a pipe) and leave.
+
+    Uses the daemon that runs, or starts one for the occasion.
+    """
+    overrides = {"state_dir": state_dir} if state_dir else {}
+    settings = load_config(overrides, config).config
+    question = _question(prompt)
+    if as_json and question is None:
+        raise typer.BadParameter("--json needs a PROMPT or piped text")
+    options = {"instructions": system, "temperature": temperature, "max_output_tokens": max_tokens}
+    with _daemon(model, settings, config) as (address, name), asyncio.Runner() as runner:
+        client = connect(address.url, address.token)
+        chat = Chat(client, runner, {"model": name, **options})
+        try:
+            if question is None:
+                print(f"{name or 'The default model'} at {address.url}. /help lists the commands.")  # noqa: T201
+                chat.repl()
+            else:
+                answer = chat.answer(question, None if as_json else sys.stdout)
+                if as_json:
+                    print(json.dumps(_answer_body(answer), ensure_ascii=False))  # noqa: T201
+                if answer.status == "cancelled":
+                    raise typer.Exit(130)
+        finally:
+            runner.run(client.close())
+
+
+def _question(prompt: str | None) -> str | None:
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
+    return "\n\n".join(part for part in (prompt, piped) if part) or None
+
+
+@contextlib.contextmanager
+def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterator[tuple[Address, str | None]]:
+    """Yield a daemon that serves the model, and the name it has there (None: the daemon's default)."""
+    found = find_daemon(settings.state_dir)
+    if found is not None:
+        address = Address(found.url, found.token)
+        name = _served_name(address, model)
+        if model is None or name is not None:
+            yield address, name
+            return
+    flags = [model or settings.model, *(["--config", str(config)] if config else [])]
+    with _progress_line() as progress, private_daemon(flags, progress) as address:
+        progress("")
+        yield address, None
+
+
+def _served_name(address: Address, model: str | None) -> str | None:
+    names = [entry["id"] for entry in ask(address, "/v1/models")["data"]]
+    wanted = (model, Path(model).stem) if model else ()
+    return next((name for name in names if name in wanted), None)
+
+
+@contextlib.contextmanager
+def _progress_line() -> Iterator[Any]:
+    """Yield a function that shows a line in place of the one before, on a terminal; elsewhere nothing is shown."""
+    shown = ""
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if text != shown and sys.stderr.isatty():
+            print(f"\r{text:<{len(shown)}}", end="" if text else "\r", file=sys.stderr, flush=True)  # noqa: T201
+            shown = text
+
+    try:
+        yield show
+    finally:
+        show("")
+
+
+def _answer_body(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "status": answer.status,
+        "response_id": answer.response_id,
+        "model": answer.model,
+        "usage": answer.usage,
+        "timings": answer.timings,
+        "edgeagent": answer.edgeagent,
+    }

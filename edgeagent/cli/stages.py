@@ -1,0 +1,59 @@
+"""A table of where the time of an answer went, from what its terminal event carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edgeagent.client import Answer
+
+STAGES = {
+    "queue": "waiting for its turn",
+    "load": "waiting for the model",
+    "render": "template and tokenizer",
+    "cache": "prefix cache lookup",
+    "prefill": "computing the prompt",
+    "first_token": "until the first token",
+    "decode": "first to last token",
+    "delivery": "engine to client, mean",
+}
+
+
+def stage_table(answers: Mapping[str, Answer]) -> str:
+    """Return milliseconds by stage, one column for each titled answer, and below them tokens and speed."""
+    columns = list(answers.values())
+    rows = [["milliseconds", *answers]]
+    for stage, meaning in STAGES.items():
+        rows.append([meaning, *(_milliseconds(answer, stage) for answer in columns)])
+    rows.append(["tokens: prompt (cached) + output", *(_tokens(answer) for answer in columns)])
+    rows.append(["tokens per second", *(f"{answer.timings.get('predicted_per_second', 0):.1f}" for answer in columns)])
+    if any(answer.timings.get("draft_n") for answer in columns):
+        rows.append(["draft tokens accepted", *(_accepted(answer) for answer in columns)])
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
+    """Return rows as lines with aligned columns: the first `left_columns` to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _milliseconds(answer: Answer, stage: str) -> str:
+    value = (answer.edgeagent.get("stages_ms") or {}).get(stage)
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _tokens(answer: Answer) -> str:
+    cached = (answer.usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
+    return f"{answer.usage.get('input_tokens', 0)} ({cached}) + {answer.usage.get('output_tokens', 0)}"
+
+
+def _accepted(answer: Answer) -> str:
+    drafted = answer.timings.get("draft_n", 0)
+    return f"{answer.timings.get('draft_n_accepted', 0)} of {drafted}" if drafted else "-"

@@ -1,0 +1,111 @@
+"""`edgeagent status` and `edgeagent stop`: the running daemon, looked at and ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from edgeagent.cli.link import ask
+from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.stages import aligned
+from edgeagent.client.address import Address
+from edgeagent.config import load_config
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.runtime_file import find_daemon
+
+STOP_MARGIN_S = 10.0
+"""What a daemon may take to end beyond the time it grants live requests."""
+
+StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 when none runs."""
+    state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
+    found = find_daemon(state_dir)
+    if found is None and as_json:
+        typer.echo(json.dumps({"running": False}))
+        raise typer.Exit(1)
+    if found is None:
+        raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
+    report = ask(Address(found.url, found.token), "/edgeagent/status")
+    if as_json:
+        typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
+        return
+    typer.echo(f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {_duration(report['uptime_s'])}")
+    typer.echo(aligned([MODEL_COLUMNS, *(_model_row(model) for model in report["models"])], left_columns=2))
+    for model in report["models"]:
+        for line in _remarks(model):
+            typer.echo(line)
+
+
+def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Stop the daemon; live requests may finish first (server.drain_s). Returns when it is gone."""
+    settings = load_config({"state_dir": state_dir} if state_dir else {}, config).config
+    found = find_daemon(settings.state_dir)
+    if found is None:
+        typer.echo("No daemon runs.")
+        return
+    process = psutil.Process(found.pid)
+    ask(Address(found.url, found.token), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
+    try:
+        process.wait(settings.server.drain_s + STOP_MARGIN_S)
+    except psutil.TimeoutExpired:
+        raise EdgeAgentError(
+            f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
+        ) from None
+    typer.echo(f"Stopped (process {found.pid}).")
+
+
+MODEL_COLUMNS = ("model", "state", "running", "waiting", "tokens/s", "context used", "cached", "memory")
+
+
+def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
+    worker = model.get("worker")
+    state = f"loading {model['progress']:.0%}" if model["state"] == "starting" else model["state"]
+    if worker is None:
+        return (model["name"], state, *("-" for _ in MODEL_COLUMNS[2:]))
+    return (
+        model["name"],
+        state,
+        str(worker["num_running"]),
+        str(worker["num_waiting"]),
+        f"{worker['tokens_per_second']:.1f}",
+        f"{worker['num_cells_used']} of {worker['num_cells']}",
+        f"{_share(worker['num_cached_tokens_total'], worker['num_prompt_tokens_total'])}",
+        f"{worker['rss_bytes'] / 2**20:.0f} MiB",
+    )
+
+
+def _remarks(model: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if facts := model.get("info"):
+        layers = f"{facts['num_gpu_layers']} of {facts['num_layers']} layers on the GPU"
+        for device in facts["devices"]:
+            memory = f", {device['memory_free_bytes'] / 2**30:.1f} GiB free" if device["memory_free_bytes"] else ""
+            lines.append(f"{model['name']}: {device['description']} ({device['name']}{memory})")
+        lines.append(
+            f"{model['name']}: {layers}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
+        )
+    if model.get("num_restarts"):
+        lines.append(f"{model['name']}: its worker was restarted {model['num_restarts']} times; last: {model['cause']}")
+    elif model.get("cause"):
+        lines.append(f"{model['name']}: {model['cause']}")
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%} of prompts" if whole else "-"
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
