@@ -1,0 +1,113 @@
+"""What `make demo` runs: start the daemon with the bundled model, hold a short conversation with it, show the times.
+
+An answer, a follow-up that needs the one before, and a tool call that is answered and continued, all over the WebSocket.
+Exits with 0 only when all of it happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from edgeagent.cli.private_daemon import private_daemon
+from edgeagent.cli.stages import stage_table
+from edgeagent.client import Answer, Client, connect, function_output
+from edgeagent.errors import EdgeAgentError
+
+TURN_TIMEOUT_S = 60.0
+LIGHT = {
+    "type": "function",
+    "name": "set_light",
+    "description": "Turn lights on and off.",
+    "parameters": {
+        "type": "object",
+        "properties": {"room": {"type": "string"}, "state": {"type": "string", "enum": ["on", "off"]}},
+        "required": ["room", "state"],
+    },
+}
+
+
+class DemoError(Exception):
+    """The demo did not show what it set out to show."""
+
+
+def main() -> int:
+    """Run the demo; return the exit status."""
+    began = time.perf_counter()
+    try:
+        with private_daemon(["builtin"], _Waiting()) as address:
+            ready_s = time.perf_counter() - began
+            print(f"The bundled model is ready at {address.websocket_url} after {ready_s:.1f} s.\n")
+            answers = asyncio.run(hold_conversation(connect(address.url, address.token)))
+        print(f"\nWhere the time went, by answer:\n\n{stage_table(answers)}\n")
+    except (EdgeAgentError, DemoError, TimeoutError) as error:
+        print(f"\ndemo failed: {error or 'no answer within a minute'}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print("The daemon has stopped. Talk to it yourself: .venv/bin/edgeagent run")
+    return 0
+
+
+async def hold_conversation(client: Client) -> dict[str, Answer]:
+    """Hold the conversation and return the answers by title. Raises DemoError where the model does not do its part."""
+    async with client:
+        first = await say(client, "Hello, my name is Robin.")
+        follow_up = await say(client, "What is my name?", previous_response_id=first.response_id)
+        call = await say(
+            client, "Turn on the light in the kitchen", previous_response_id=follow_up.response_id, tools=[LIGHT]
+        )
+        outputs = [function_output(made.id, run_tool(made.name, made.arguments)) for made in call.tool_calls]
+        if not outputs:
+            raise DemoError(f"the model called no tool; it said {call.text!r}")
+        told = await say(client, outputs, previous_response_id=call.response_id, tools=[LIGHT])
+    return {"answer": first, "follow-up": follow_up, "tool call": call, "continued": told}
+
+
+async def say(client: Client, message: str | list[dict[str, str]], **fields: Any) -> Answer:
+    """Send one message, print the exchange as it happens, and return the answer."""
+    if isinstance(message, str):
+        print(f"you        {message}")
+    reply = client.respond(message, temperature=0, **fields)
+    print("edgeagent  ", end="", flush=True)
+    async with asyncio.timeout(TURN_TIMEOUT_S):
+        async for event in reply:
+            if event["type"] == "response.output_text.delta":
+                print(event["delta"], end="", flush=True)
+    answer = reply.answer
+    print(*(f"calls {call.name}({call.arguments})" for call in answer.tool_calls))
+    if answer.status != "completed" or not (answer.text or answer.tool_calls):
+        raise DemoError(f"the answer to {message!r} is empty or unfinished (status {answer.status})")
+    return answer
+
+
+def run_tool(name: str, arguments: str) -> str:
+    """Do what the model asked for, as an application would, and return the result as text."""
+    if name != LIGHT["name"]:
+        raise DemoError(f"the model called {name!r}, which was not offered")
+    try:
+        wanted = json.loads(arguments)
+    except ValueError:
+        raise DemoError(f"the arguments of the tool call are no JSON: {arguments!r}") from None
+    print(f"tool       the light in the {wanted.get('room')} goes {wanted.get('state')}")
+    return json.dumps({"status": "ok"})
+
+
+class _Waiting:
+    """Prints each new thing that is being waited for, once."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, text: str) -> None:
+        title = text.partition(",")[0]
+        if title != self._said:
+            print(f"{title[:1].upper()}{title[1:]} ...", flush=True)
+            self._said = title
+
+
+if __name__ == "__main__":
+    sys.exit(main())
