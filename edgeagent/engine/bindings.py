@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import types
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,27 @@ def _load() -> Any:
 
 
 lib = _load()
+
+_ERROR_LEVEL = 4  # ggml_log_level
+_last_errors: deque[str] = deque(maxlen=8)
+
+
+def _log(level: int, text: bytes, _: object) -> None:
+    # Everything below an error is llama.cpp talking about its model; the daemon reports that in its own words.
+    if level == _ERROR_LEVEL:
+        line = text.decode(errors="replace").strip()
+        _last_errors.append(line)
+        print(line, file=sys.stderr, flush=True)
+
+
+_log_callback = lib.llama_log_callback(_log)  # kept alive: llama.cpp holds the pointer
+lib.llama_log_set(_log_callback, None)
+
+
+def last_error() -> str:
+    """Return llama.cpp's own words on what went wrong last ("" if nothing did)."""
+    return "; ".join(dict.fromkeys(_last_errors))
+
 
 _DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "gpu", 3: "accelerator"}
 

@@ -15,10 +15,11 @@ from typing import Protocol
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
+from edgeagent.engine.sampling import Logprob
 from edgeagent.engine.scheduler import Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
-from edgeagent.types import FinishReason, TokenLogprob
+from edgeagent.types import FinishReason
 
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
@@ -47,7 +48,7 @@ class Output:
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: EdgeAgentError | None = None
 

@@ -11,7 +11,7 @@ import psutil
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.bindings import lib
+from edgeagent.engine.bindings import last_error, lib
 from edgeagent.engine.model import Model
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.errors import InternalError, ModelLoadFailed
@@ -48,8 +48,8 @@ class LlamaRunner:
         self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
         if not self._context:
             raise ModelLoadFailed(
-                f"llama.cpp could not make a context of {config.ctx or 'default'} tokens for {model.path}; "
-                "try a smaller --ctx, or another KV type or flash attention setting"
+                f"llama.cpp could not make a context of {config.ctx or 'default'} tokens for {model.path}: "
+                f"{last_error() or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
             )
         self._memory = lib.llama_get_memory(self._context)
         self.num_cells = int(lib.llama_n_ctx(self._context))
@@ -63,6 +63,8 @@ class LlamaRunner:
         params.n_ctx = num_cells or config.ctx or min(trained, _MAX_DEFAULT_CONTEXT)
         params.n_batch = params.n_ubatch = config.batch
         params.n_seq_max = self.num_sequences
+        # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
+        params.n_outputs_max = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
         params.n_threads = params.n_threads_batch = self.num_threads
         params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
         params.type_k, params.type_v = _KV_TYPES[config.kv_type_k], _KV_TYPES[config.kv_type_v]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.bindings import devices, lib
+from edgeagent.engine.bindings import devices, last_error, lib
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
 
@@ -61,7 +61,7 @@ class Model:
             params.progress_callback = lib.llama_progress_callback(lambda share, _: on_progress(share) or True)
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
-            raise ModelLoadFailed(f"llama.cpp cannot load {path}; the lines before say why")
+            raise ModelLoadFailed(f"llama.cpp cannot load {path}: {last_error() or 'it does not say why'}")
         self._vocab = lib.llama_model_get_vocab(self._handle)
         self.num_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
         if self.num_tokens == 0:

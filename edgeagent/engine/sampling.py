@@ -1,8 +1,8 @@
 """Draws one sequence's next token from its logits, as llama.cpp's default sampler chain would: logit bias, penalties,
 top-k, top-p, min-p, temperature. It does not know where logits come from or what a token means.
 
-A grammar's refused tokens count as if their logits were -inf before all of that. Shortcuts save the mask where it cannot
-change the distribution.
+Tokens that a grammar refuses count as if their logits were -inf before all of that; shortcuts save asking for its mask
+where that cannot change the distribution.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
-    """Fill what `params` leaves open from `defaults`, then from llama.cpp's own; raise InvalidRequest naming a bad field."""
+    """Fill what `params` leaves open from `defaults`; raise InvalidRequest naming a field that is out of range."""
     values: dict[str, float] = {}
     for field, (low, high) in _RANGES.items():
         asked = getattr(params, field)
@@ -79,8 +79,8 @@ def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSamplin
                 f"logit_bias of token {token} is {bias}; it must lie between -100 and 100", param="logit_bias"
             )
     seed = defaults.seed if params.seed is None else params.seed
-    resolved = ResolvedSampling(**values, seed=seed, logit_bias=params.logit_bias or defaults.logit_bias)  # type: ignore[arg-type]
-    return resolved
+    logit_bias = params.logit_bias or defaults.logit_bias
+    return ResolvedSampling(**values, seed=seed, logit_bias=logit_bias)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,9 @@ class Sampler:
         self._bias = _bias_of(params, num_vocab)
         self._penalties = _penalties_of(params, history) if params.has_penalties else None
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
-        # room for one row each: the modified logits, and their distances from the peak or weights
+        # temperatures below this are all the same to float32
+        self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
+        # room for one row each: the modified logits, and their weights
         self._room: tuple[Floats, Floats] | None = None
 
     def sample(self, logits: Floats) -> Sampled:
@@ -169,3 +171,139 @@ class Sampler:
         probs = weights[drawn].astype(np.float64)
         order = np.argsort(ids)
         return ids[order], probs[order] / probs.sum()
+
+    def _draw(self, values: Floats) -> int:
+        """Draw as `distribution` says, asking the grammar for its whole mask only where a single answer will not do.
+
+        Why the shortcuts are exact: let q be the distribution without the grammar, r with it.
+        1. q is one token and it is allowed: refused tokens only made its rivals stronger, so r is the same token.
+        2. no top-k, no top-p, and min-p's measure, the likeliest token, allowed: r is q restricted to the allowed. A
+           token drawn from q and, if refused, drawn again from r has q(t) + q(refused) r(t) = r(t).
+        """
+        if self._constraint is None:
+            return self._pick(None, values)
+        if self._params.is_greedy:
+            best = _greedy(values)
+            return best if self._constraint.allows(best) else self._pick(*self._allowed(values))
+        best = _greedy(values)
+        if self._constraint.allows(best):
+            ids, weights = self._weigh(None, values)
+            if ids is not None and len(ids) == 1:
+                return best
+            if not self._cuts_by_rank:
+                token = self._pick_weighed(ids, weights)
+                if token == best or self._constraint.allows(token):
+                    return token
+        return self._pick(*self._allowed(values))
+
+    @property
+    def _cuts_by_rank(self) -> bool:
+        return 0 < self._params.top_k < self._num_vocab or self._params.top_p < 1
+
+    def _pick(self, ids: Indices | None, values: Floats) -> int:
+        if self._params.is_greedy:
+            best = _greedy(values)
+            return best if ids is None else int(ids[best])
+        return self._pick_weighed(*self._weigh(ids, values))
+
+    def _pick_weighed(self, ids: Indices | None, weights: Floats) -> int:
+        index = index_at(weights, self._random.random())
+        return index if ids is None else int(ids[index])
+
+    def _modified(self, logits: Floats) -> Floats:
+        """Return the logits with bias and penalties, in room of our own if there are any."""
+        if len(logits) != self._num_vocab:
+            raise InternalError(f"{len(logits)} logits came for a vocabulary of {self._num_vocab}")
+        if self._bias is None and self._penalties is None:
+            return logits
+        values = self._row(0)
+        np.copyto(values, logits)
+        if self._bias is not None:
+            tokens, biases = self._bias
+            values[tokens] += biases
+        if self._penalties is not None:
+            self._penalties.apply(values)
+        return values
+
+    def _allowed(self, values: Floats) -> tuple[Indices | None, Floats]:
+        """Return the tokens that the grammar allows (None: all) and their logits."""
+        mask = None if self._constraint is None else self._constraint.mask()
+        if mask is None:
+            return None, values
+        ids = np.flatnonzero(mask)
+        if not len(ids):
+            raise InternalError("the grammar allows no token at all, not even the end")
+        return ids, values.take(ids)
+
+    def _weigh(self, ids: Indices | None, values: Floats) -> tuple[Indices | None, Floats]:
+        """Return the tokens that top-k, top-p and min-p leave (None: all) and their weights under the temperature.
+
+        All three keep the likeliest tokens down to some rank, so they may be applied in any order, as long as top-p's
+        share is one of the sum over top-k's tokens.
+        """
+        params = self._params
+        peak = _peak_of(values)
+        if 0 < params.top_k < len(values):
+            found = largest(values, params.top_k)
+            ids, values = _taken(ids, found), values.take(found)
+        weights = self._row(1)[: len(values)]
+        target = None
+        if params.top_p < 1:
+            np.subtract(values, peak, out=weights)
+            np.exp(weights, out=weights)
+            target = params.top_p * float(weights.sum(dtype=np.float64))
+        if self._floor is not None:
+            found = np.flatnonzero(values >= peak + self._floor)
+            ids, values = _taken(ids, found), values.take(found)
+            weights = weights.take(found) if target is not None else weights[: len(values)]
+        if target is not None:
+            found = nucleus(weights, target)
+            ids, values = _taken(ids, found), values.take(found)
+            if params.temperature == 1.0:
+                return ids, weights.take(found)
+            weights = weights[: len(values)]
+        np.subtract(values, peak, out=weights)
+        np.multiply(weights, self._sharpness, out=weights)
+        return ids, np.exp(weights, out=weights)
+
+    def _row(self, index: int) -> Floats:
+        if self._room is None:
+            self._room = (np.empty(self._num_vocab, np.float32), np.empty(self._num_vocab, np.float32))
+        return self._room[index]
+
+
+def _taken(ids: Indices | None, found: Indices) -> Indices:
+    return found if ids is None else ids.take(found)
+
+
+def _peak_of(values: Floats) -> np.float32:
+    peak: np.float32 = values.max()
+    if not math.isfinite(peak):
+        raise InternalError(f"no token can be drawn: the largest logit is {peak}")
+    return peak
+
+
+def _greedy(values: Floats) -> int:
+    best = int(values.argmax())  # of a NaN too, if there is one
+    if not math.isfinite(values[best]):
+        raise InternalError(f"no token can be drawn: the largest logit is {values[best]}")
+    return best
+
+
+def _bias_of(params: ResolvedSampling, num_vocab: int) -> tuple[Indices, Floats] | None:
+    biases: dict[int, float] = {}
+    for token, bias in params.logit_bias:
+        if not 0 <= token < num_vocab:
+            raise InvalidRequest(
+                f"logit_bias names token {token}; the vocabulary ends at {num_vocab - 1}", param="logit_bias"
+            )
+        biases[token] = biases.get(token, 0.0) + bias
+    if not any(biases.values()):
+        return None
+    return np.fromiter(biases.keys(), np.intp), np.fromiter(biases.values(), np.float32)
+
+
+def _penalties_of(params: ResolvedSampling, history: Sequence[int]) -> Penalties:
+    return Penalties(
+        params.repeat_last_n, params.repeat_penalty, params.presence_penalty, params.frequency_penalty, history
+    )

@@ -6,12 +6,8 @@ from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from typing import TYPE_CHECKING
-
+from edgeagent.engine.sampling import Sampler
 from edgeagent.types import Tier
-
-if TYPE_CHECKING:
-    from edgeagent.engine.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,16 @@
-"""Which of many tokens remain candidates, and which one a random number picks: exact cuts without sorting a vocabulary.
+"""Which tokens remain candidates, and which one a random number picks: exact cuts without sorting a vocabulary.
 
-Pure functions of arrays. Each cut guesses a floor from every 64th value, checks the guess, and sorts only what lies above
-or near it; a wrong guess costs time, never the result.
+Pure functions of arrays. Each cut guesses a floor from every 64th value, checks the guess, and sorts only what lies
+above or near it; a wrong guess costs time, never the result.
 """
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
-_T = TypeVar("_T", bound=np.generic)
 
 _STRIDE = 64
 # Fewer values than this are sorted whole.
@@ -30,18 +27,18 @@ def largest(values: Floats, k: int) -> Indices:
         return found
     kept = values.take(found)
     floor = np.partition(kept, len(kept) - k)[len(kept) - k]
-    return found.take(_with_ties(kept, floor, k - np.count_nonzero(kept > floor)))
+    return found.take(_with_ties(kept, floor, k - int(np.count_nonzero(kept > floor))))
 
 
-def _guess_floor(values: Floats, k: int) -> np.float32:
+def _guess_floor(values: Floats, k: int) -> float:
     """Return a value that probably at least `k` values reach, and not many more."""
     if len(values) <= _MAX_SORTED:
-        return np.partition(values, len(values) - k)[len(values) - k]
+        return float(np.partition(values, len(values) - k)[len(values) - k])
     sample = np.sort(values[::_STRIDE])
     expected = k / _STRIDE
     # the number of sampled values among the k largest is Poisson distributed; four deviations make a retry rare
     rank = int(expected + 4 * expected**0.5 + 4)
-    return sample[max(len(sample) - rank, 0)]
+    return float(sample[max(len(sample) - rank, 0)])
 
 
 def nucleus(weights: Floats, target: float) -> Indices:
@@ -70,7 +67,7 @@ def nucleus(weights: Floats, target: float) -> Indices:
     return found.take(_without_smallest(kept, rest, high))
 
 
-def _without_smallest(weights: Floats, spare: float, ceiling: np.float32) -> Indices:
+def _without_smallest(weights: Floats, spare: float, ceiling: float) -> Indices:
     """Return the indices left when the smallest weights are dropped for as long as their sum stays within `spare`.
 
     `ceiling` is a guess above which no weight is dropped; of equal weights the higher index is dropped first.
@@ -85,7 +82,7 @@ def _without_smallest(weights: Floats, spare: float, ceiling: np.float32) -> Ind
     return _with_ties(weights, floor, int(np.searchsorted(band, floor, side="right")) - dropped)
 
 
-def _with_ties(values: Floats, floor: np.float32, num_ties: int) -> Indices:
+def _with_ties(values: Floats, floor: float, num_ties: int) -> Indices:
     """Return the indices of the values above `floor` and of the first `num_ties` that equal it."""
     mask = values >= floor
     ties = np.flatnonzero(values == floor)
@@ -93,7 +90,7 @@ def _with_ties(values: Floats, floor: np.float32, num_ties: int) -> Indices:
     return np.flatnonzero(mask)
 
 
-def _at_least(values: Floats, floor: np.float32) -> Indices:
+def _at_least(values: Floats, floor: float) -> Indices:
     return np.flatnonzero(values >= floor)
 
 

@@ -1,0 +1,192 @@
+"""A loaded model inside the worker: weights, engine and text tools wired together. It knows no pipe and no thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.bindings import commit, lib, system_description
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.model import Model
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.sampling import Sampler, resolve
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.errors import ModelLoadFailed, NotSupported
+from edgeagent.text.grammar import GrammarCompiler
+from edgeagent.text.output import OutputStream
+from edgeagent.text.template import ChatTemplate, tokenize_rendered
+from edgeagent.types import (
+    ChatPrompt,
+    GenerateRequest,
+    MemoryKind,
+    ModelInfo,
+    TextPrompt,
+    TokenPrompt,
+)
+from edgeagent.worker.protocol import Load
+
+# Large enough to touch every weight's page once and fill a kernel tile, small against a load.
+_WARM_UP_TOKENS = 32
+_CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready for the engine, and what will turn its tokens into deltas."""
+
+    spec: SequenceSpec
+    output: OutputStream
+    render_ms: float
+
+
+class Host:
+    """One model, ready to serve. `prepare` may run beside `engine.step` on another thread; nothing else may."""
+
+    def __init__(self, load: Load, on_progress: Callable[[float], None]) -> None:
+        """Load the model. Raise ModelLoadFailed with what to do about it."""
+        started_s = time.monotonic()
+        config = EngineConfig.model_validate_json(load.engine_config)
+        self.model = Model(Path(load.path), config, on_progress)
+        if not self.model.has_decoder:
+            raise ModelLoadFailed(f"{load.path} is an encoder; it cannot generate text")
+        self._runner = LlamaRunner(self.model, config)
+        _warm_up(self._runner)
+        self.engine = Engine(
+            self._runner,
+            max_running=config.parallel,
+            itl_budget_s=config.itl_budget_ms / 1000,
+            drafter=self._make_drafter(load, config),
+        )
+        self._sampling = self.model.default_sampling()
+        self._template = ChatTemplate(
+            self.model.chat_template, bos_text=self.model.bos_text, eos_text=self.model.eos_text
+        )
+        self._grammars = GrammarCompiler(self.model)
+        self.info = self._describe(load, (time.monotonic() - started_s) * 1000)
+
+    def request_abort(self) -> None:
+        """Interrupt the running decode; any thread may call it."""
+        self._runner.request_abort()
+
+    def clear_abort(self) -> None:
+        """Take back request_abort."""
+        self._runner.clear_abort()
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads a decode uses."""
+        return self._runner.num_threads
+
+    @property
+    def num_cells(self) -> int:
+        """KV cells of the context."""
+        return self._runner.num_cells
+
+    def prepare(self, request: GenerateRequest) -> Prepared:
+        """Render, tokenize, compile the grammar and set up the sampler.
+
+        Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
+        """
+        started_s = time.monotonic()
+        tokens = self._tokenize(request)
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        constraint = self._grammars.compile(
+            request.format,
+            tools=chat.tools if chat else (),
+            tool_choice=chat.tool_choice if chat else None,
+            parallel_tool_calls=chat.parallel_tool_calls if chat else True,
+            tool_format=self._template.tool_format,
+        )
+        sampler = Sampler(
+            resolve(request.sampling, self._sampling),
+            self.model.num_tokens,
+            constraint=constraint,
+            num_logprobs=request.logprobs,
+            history=tokens,
+        )
+        spec = SequenceSpec(
+            id=request.id,
+            prompt=tokens,
+            sampler=sampler,
+            max_tokens=request.max_tokens,
+            tier=request.tier,
+            partition=request.cache.partition,
+            read_cache=request.cache.read,
+            write_cache=request.cache.write,
+            prefill_only=request.prefill_only or request.max_tokens == 0,
+        )
+        output = OutputStream(self.model, self._template, request)
+        return Prepared(spec, output, (time.monotonic() - started_s) * 1000)
+
+    def _tokenize(self, request: GenerateRequest) -> list[int]:
+        match request.prompt:
+            case ChatPrompt() as chat:
+                return tokenize_rendered(self._template.render(chat), self.model)
+            case TextPrompt(text=text, suffix=None, parse_special=parse_special):
+                return self.model.tokenize(text, parse_special=parse_special, add_bos=True)
+            case TextPrompt():
+                raise NotSupported("This model cannot fill in the middle; leave out `suffix`.", param="suffix")
+            case TokenPrompt(tokens=tokens):
+                return list(tokens)
+
+    def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
+        if load.draft_path is None or config.draft_tokens == 0:
+            return None
+        if self.model.memory_kind not in _CUTTABLE:
+            raise ModelLoadFailed(
+                f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; "
+                "leave out --draft"
+            )
+        draft = Model(Path(load.draft_path), config)
+        if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
+            raise ModelLoadFailed(
+                f"The draft {load.draft_path} has {draft.num_tokens} tokens in its vocabulary and {load.path} has "
+                f"{self.model.num_tokens}; a draft must share the target's vocabulary"
+            )
+        runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
+        _warm_up(runner)
+        return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model))
+
+    def _describe(self, load: Load, load_ms: float) -> ModelInfo:
+        model = self.model
+        return ModelInfo(
+            name=load.name,
+            path=load.path,
+            architecture=model.metadata("general.architecture") or "unknown",
+            description=model.description,
+            size_bytes=model.size_bytes,
+            num_params=model.num_params,
+            num_vocab=model.num_tokens,
+            context_length=self.engine.context_length,
+            context_length_trained=model.context_length_trained,
+            max_sequences=self._runner.num_sequences,
+            memory_kind=model.memory_kind,
+            has_chat_template=model.chat_template is not None,
+            supports_tools=self._template.supports_tools,
+            supports_reasoning=self._template.supports_reasoning,
+            sampling=self._sampling,
+            devices=model.devices,
+            num_gpu_layers=model.num_gpu_layers,
+            num_layers=model.num_layers,
+            draft=load.draft_path,
+            llama_cpp_commit=commit(),
+            system_description=system_description(),
+            load_ms=load_ms,
+        )
+
+
+def _warm_up(runner: LlamaRunner) -> None:
+    """Compute a batch and forget it: weights are paged in, threads started, graphs planned."""
+    token = max(0, lib.llama_vocab_bos(lib.llama_model_get_vocab(runner.model.handle)))
+    for num_tokens in (min(_WARM_UP_TOKENS, runner.max_batch), 1):
+        runner.decode([Slice(0, 0, [token] * num_tokens, 1)])
+        runner.synchronize()
+        runner.clear(0)
+
+

@@ -1,0 +1,405 @@
+"""The worker process: one model behind a pipe.
+
+Four threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
+thread runs the engine, the writer puts frames on stdout. So a long template or prompt never holds up other streams,
+pings are answered in the middle of a step, and delivery never blocks the engine. When the daemon goes away, stdin ends
+and the process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import BinaryIO
+
+import psutil
+from msgspec import structs
+
+from edgeagent.engine.engine import Output
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.types import Delta, Finished, FinishReason, Started, Timings, Usage, WorkerStatus
+from edgeagent.worker.host import Host, Prepared
+from edgeagent.worker.protocol import (
+    Cancel,
+    Failed,
+    FromWorker,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ping,
+    Pong,
+    ProtocolError,
+    Ready,
+    StepItem,
+    Steps,
+    Stop,
+    Submit,
+    encode,
+    read_to_worker,
+)
+
+_PROGRESS_EVERY = 0.01  # of the file
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request between its Submit and its end. `prepared` is None until the preparer is done with it."""
+
+    submit: Submit
+    prepared: Prepared | None = None
+    started: bool = False
+    num_tokens_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """The preparer's success."""
+
+    id: str
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """The preparer's failure."""
+
+    id: str
+    error: EdgeAgentError
+
+
+_Command = Submit | Cancel | Stop | _Ready | _Refused
+
+
+class Worker:
+    """The main thread's state: which requests there are and what the engine makes of them."""
+
+    def __init__(self, host: Host, frames: SimpleQueue[FromWorker | None]) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._frames = frames
+        self.commands: SimpleQueue[_Command] = SimpleQueue()
+        self.to_prepare: SimpleQueue[Submit] = SimpleQueue()
+        self._requests: dict[str, _Request] = {}
+        self._num_output_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        # Written by the main thread, read by the reader thread for pongs.
+        self.status = WorkerStatus()
+        self.step_started_at_s = 0.0
+
+    def run(self) -> None:
+        """Serve until Stop."""
+        while True:
+            # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
+            self._host.clear_abort()
+            if not self._take_commands():
+                return
+            if self._engine.has_work:
+                self.step_started_at_s = time.monotonic()
+                outputs = self._engine.step()
+                self._send(outputs)
+                self.step_started_at_s = 0.0
+            self._publish()
+
+    def interrupt(self, command: Cancel) -> None:
+        """Hand in a cancel from the reader thread, and stop a step that would make it wait."""
+        self.commands.put(command)
+        if self._engine.is_in_long_step:
+            self._host.request_abort()
+
+    def _take_commands(self) -> bool:
+        """Carry out all waiting commands; wait for one if there is nothing else to do. False on Stop."""
+        try:
+            while True:
+                command = self.commands.get(block=not self._engine.has_work)
+                match command:
+                    case Submit():
+                        self._requests[command.request.id] = _Request(command)
+                    case _Ready():
+                        self._begin(command)
+                    case _Refused():
+                        if self._requests.pop(command.id, None) is not None:
+                            self._refuse(command.id, command.error)
+                    case Cancel():
+                        self._cancel(command.id)
+                    case Stop():
+                        for request_id in list(self._requests):
+                            self._cancel(request_id)
+                        return False
+        except Empty:
+            return True
+
+    def _begin(self, ready: _Ready) -> None:
+        request = self._requests.get(ready.id)
+        if request is None:
+            return  # cancelled while it was prepared
+        try:
+            self._engine.add(ready.prepared.spec)
+            request.prepared = ready.prepared
+        except EdgeAgentError as error:
+            del self._requests[ready.id]
+            self._refuse(ready.id, error)
+
+    def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
+        self._frames.put(Failed(request_id, error.code, error.message, error.param))
+
+    def _cancel(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        sequence = self._engine.cancel(request_id)
+        deltas: list[Delta] = []
+        if request.prepared is not None:
+            deltas += request.prepared.output.finish()
+        output = Output(sequence) if sequence is not None else None
+        deltas.append(self._finished(request, output, FinishReason.CANCELLED))
+        self._frames.put(Steps(time.monotonic(), (StepItem(request_id, tuple(deltas)),)))
+
+    def _send(self, outputs: list[Output]) -> None:
+        """Turn a step's outputs into one frame."""
+        at_s = time.monotonic()
+        items = []
+        for output in outputs:
+            request = self._requests[output.sequence.id]
+            if output.error is not None:
+                del self._requests[output.sequence.id]
+                self._refuse(output.sequence.id, output.error)
+                continue
+            deltas = self._deltas(request, output)
+            if deltas or output.tokens:
+                items.append(StepItem(output.sequence.id, tuple(deltas), tuple(output.tokens)))
+        if items:
+            self._frames.put(Steps(at_s, tuple(items)))
+
+    def _deltas(self, request: _Request, output: Output) -> list[Delta]:
+        assert request.prepared is not None
+        stream, sequence = request.prepared.output, output.sequence
+        deltas: list[Delta] = []
+        if not request.started:
+            request.started = True
+            self._num_prompt_tokens += sequence.num_prompt
+            self._num_cached_tokens += sequence.num_cached
+            deltas.append(Started(sequence.num_prompt, sequence.num_cached))
+        self._num_output_tokens += len(output.tokens)
+        if output.tokens:
+            deltas += stream.feed(output.tokens, output.logprobs)
+        reason = output.finish_reason
+        if reason is None and stream.stopped is not None:
+            self._engine.cancel(sequence.id)
+            reason = FinishReason.STOP
+        if reason is not None:
+            del self._requests[sequence.id]
+            deltas += stream.finish()
+            if reason is FinishReason.STOP and stream.has_tool_calls:
+                reason = FinishReason.TOOL_CALLS
+            deltas.append(self._finished(request, output, reason))
+        return deltas
+
+    def _finished(self, request: _Request, output: Output | None, reason: FinishReason) -> Finished:
+        """Return the terminal delta; `output` is None where the request never reached the engine."""
+        prepared = request.prepared
+        if output is None or prepared is None:
+            waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000
+            return Finished(reason, Usage(), Timings(queue_ms=waited_ms, load_ms=request.submit.load_ms))
+        sequence, marks, submit = output.sequence, output.sequence.marks, request.submit
+        load_s, render_s = submit.load_ms / 1000, prepared.render_ms / 1000
+        claimed_s = marks.claimed_s or time.monotonic()
+        prefilled_s = marks.first_token_s or time.monotonic()
+        return Finished(
+            reason=reason,
+            usage=Usage(
+                num_prompt_tokens=sequence.num_prompt,
+                num_cached_tokens=sequence.num_cached,
+                num_output_tokens=sequence.num_output,
+                num_reasoning_tokens=prepared.output.num_reasoning_tokens,
+            ),
+            timings=Timings(
+                queue_ms=max(0.0, claimed_s - submit.accepted_at_s - load_s - render_s - marks.cache_s) * 1000,
+                load_ms=submit.load_ms,
+                render_ms=prepared.render_ms,
+                cache_ms=marks.cache_s * 1000,
+                prefill_ms=(prefilled_s - marks.prefill_s) * 1000 if marks.prefill_s else 0.0,
+                first_token_ms=(marks.first_token_s - submit.accepted_at_s) * 1000 if marks.first_token_s else 0.0,
+                decode_ms=(marks.last_token_s - marks.first_token_s) * 1000,
+                num_draft_tokens=sequence.num_drafted,
+                num_accepted_tokens=sequence.num_accepted,
+            ),
+            stop_string=prepared.output.stopped,
+        )
+
+    def _publish(self) -> None:
+        status = self._engine.status()
+        self.status = WorkerStatus(
+            num_steps=status.num_steps,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+            num_cells_used=status.num_cells_used,
+            num_cells=self._host.num_cells,
+            num_prompt_tokens_total=self._num_prompt_tokens,
+            num_cached_tokens_total=self._num_cached_tokens,
+            num_output_tokens_total=self._num_output_tokens,
+            num_threads=self._host.num_threads,
+        )
+
+
+class _Reader(threading.Thread):
+    """Takes frames off stdin; answers pings itself. At the end of the stream nobody is left to serve."""
+
+    def __init__(self, stream: BinaryIO, worker: Worker, frames: SimpleQueue[FromWorker | None]) -> None:
+        super().__init__(name="reader", daemon=True)
+        self._stream = stream
+        self._worker = worker
+        self._frames = frames
+        self._process = psutil.Process()
+        self._ponged_at_s = time.monotonic()
+        self._num_tokens_then = 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                message = read_to_worker(self._stream)
+            except ProtocolError as error:
+                print(f"edgeagent worker: {error}", file=sys.stderr, flush=True)
+                message = None
+            match message:
+                case None:
+                    # The main thread may be deep in a decode; nothing it holds needs more than the end of the process.
+                    os._exit(0)
+                case Submit():
+                    self._worker.commands.put(message)
+                    self._worker.to_prepare.put(message)
+                case Cancel():
+                    self._worker.interrupt(message)
+                case Ping(nonce):
+                    self._frames.put(Pong(nonce, self._status()))
+                case Stop():
+                    self._worker.commands.put(message)
+                case Load():
+                    print("edgeagent worker: a second Load; ignored", file=sys.stderr, flush=True)
+
+    def _status(self) -> WorkerStatus:
+        status, now_s = self._worker.status, time.monotonic()
+        rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
+        self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
+        return structs.replace(
+            status,
+            step_started_at_s=self._worker.step_started_at_s,
+            tokens_per_second=rate,
+            rss_bytes=self._process.memory_info().rss,
+        )
+
+
+class _Preparer(threading.Thread):
+    """Renders and tokenizes, one request after the other."""
+
+    def __init__(self, host: Host, worker: Worker) -> None:
+        super().__init__(name="preparer", daemon=True)
+        self._host = host
+        self._worker = worker
+
+    def run(self) -> None:
+        while True:
+            request = self._worker.to_prepare.get().request
+            try:
+                self._worker.commands.put(_Ready(request.id, self._host.prepare(request)))
+            except EdgeAgentError as error:
+                self._worker.commands.put(_Refused(request.id, error))
+            except Exception:  # the loop's edge: one bad request must not end the worker
+                traceback.print_exc()
+                error = InternalError("The request could not be prepared; the daemon's log has the details.")
+                self._worker.commands.put(_Refused(request.id, error))
+
+
+class _Writer(threading.Thread):
+    """Puts frames on the pipe; None ends it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(name="writer", daemon=True)
+        self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
+        self._stream = stream
+
+    def run(self) -> None:
+        while (frame := self.frames.get()) is not None:
+            try:
+                self._stream.write(encode(frame))
+                self._stream.flush()
+            except OSError:
+                os._exit(0)  # the daemon is gone
+
+
+def _detach_from_terminal() -> None:
+    """Leave Ctrl-C to the daemon, which stops its workers in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _die_with_parent() -> None:
+    """Ask for SIGKILL when the daemon dies, and allow no core file (it would hold prompts). Where the platform can."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.name == "posix":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _claim_stdout() -> BinaryIO:
+    """Return the frame pipe, and send whatever else is printed to stderr: llama.cpp prints to stdout at times."""
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return frames
+
+
+def _load(message: Load, frames: SimpleQueue[FromWorker | None]) -> Host:
+    last = -1.0
+
+    def report(fraction: float) -> None:
+        nonlocal last
+        if fraction - last >= _PROGRESS_EVERY or fraction >= 1.0:
+            last = fraction
+            frames.put(LoadProgress(fraction))
+
+    return Host(message, report)
+
+
+def main() -> int:
+    """Run a worker on stdin and stdout; return the exit code."""
+    _die_with_parent()
+    _detach_from_terminal()
+    writer = _Writer(_claim_stdout())
+    writer.start()
+    message = read_to_worker(sys.stdin.buffer)
+    if not isinstance(message, Load):
+        print("edgeagent worker: the first message must be Load; this program is started by the daemon", file=sys.stderr)
+        return 2
+    try:
+        host = _load(message, writer.frames)
+    except EdgeAgentError as error:
+        writer.frames.put(LoadFailed(error.code, error.message))
+        writer.frames.put(None)
+        writer.join()
+        return 1
+    worker = Worker(host, writer.frames)
+    writer.frames.put(Ready(host.info))
+    _Preparer(host, worker).start()
+    _Reader(sys.stdin.buffer, worker, writer.frames).start()
+    worker.run()
+    writer.frames.put(None)
+    writer.join()
+    return 0
+
+
+if __name__ == "__main__":
+    # Native threads and the daemon threads above hold nothing that must be unwound; a clean-up could only hang.
+    code = main()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)
