@@ -1,0 +1,34 @@
+"""What every route works with: the configuration, the service behind the wire, and the stored responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+
+from edgeagent.api.history import ResponseStore
+from edgeagent.api.live import LiveRequests
+from edgeagent.api.probe import Probe
+from edgeagent.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One daemon's shared values. `stop` asks the daemon to drain and end; `num_connections` counts open sockets."""
+
+    config: Config
+    service: LiveRequests
+    history: ResponseStore
+    probe: Probe
+    stop: Callable[[], None]
+    num_connections: Callable[[], int]
+    started_at_s: float = field(default_factory=time.monotonic)
+    started_unix_s: int = field(default_factory=lambda: int(time.time()))
+
+
+def context_of(connection: HTTPConnection) -> Context:
+    """Return the context of the application that serves a request or a WebSocket."""
+    context: Context = connection.app.state.context
+    return context

@@ -1,0 +1,208 @@
+"""Request fields that several routes share: types with bounds; tools, choices and schemas as our own values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from edgeagent.errors import InvalidRequest, InvalidToolSchema
+from edgeagent.types import SamplingParams, Tier, Tool, ToolChoice
+
+MAX_INT32 = 2**31 - 1
+MAX_SEED = 2**63 - 1
+MAX_TOOLS = 128
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 32
+MAX_LOGIT_BIASES = 1024
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+# llama.cpp reads this seed as "choose one at random".
+_RANDOM_SEED = 2**32 - 1
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def between(low: float, high: float) -> AfterValidator:
+    """Return a check that a number lies in a range, ends included; the message names the range."""
+
+    def check(value: float) -> float:
+        if not low <= value <= high:
+            raise PydanticCustomError("range", "must be from {low} to {high}", {"low": low, "high": high})
+        return value
+
+    return AfterValidator(check)
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _stop(value: str) -> str:
+    if not 1 <= len(value.encode()) <= MAX_STOP_BYTES:
+        raise PydanticCustomError("stop", "must be 1 to {most} bytes long", {"most": MAX_STOP_BYTES})
+    return value
+
+
+Count = Annotated[int, between(1, MAX_INT32)]
+Penalty = Annotated[float, between(-2, 2)]
+Share = Annotated[float, between(0, 1)]
+Stops = Annotated[
+    list[Annotated[str, AfterValidator(_stop)]], BeforeValidator(_one_or_many), Field(max_length=MAX_STOPS)
+]
+TemplateKwargs = dict[str, bool | int | float | str | None]
+
+
+class Body(BaseModel):
+    """The fields of a body; unknown ones are ignored, and nothing is converted (true is no number, "1" neither)."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class SamplingBody(Body):
+    """How to draw tokens: OpenAI's fields, and llama-server's names for the rest. All may be null."""
+
+    temperature: Annotated[float, between(0, 2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, between(0, MAX_INT32)] | None = None
+    min_p: Share | None = None
+    repeat_penalty: Annotated[float, between(0.01, 10)] | None = None
+    repeat_last_n: Annotated[int, between(0, MAX_INT32)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, between(-MAX_SEED, MAX_SEED)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, between(-100, 100)]], Field(max_length=MAX_LOGIT_BIASES)] | None
+    ) = None
+
+    def sampling(self) -> SamplingParams:
+        """Return the checked parameters. A seed of -1 means any, as it does to llama-server."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed is None or self.seed == -1 else self.seed % _RANDOM_SEED,
+            logit_bias=tuple((_token(key), bias) for key, bias in (self.logit_bias or {}).items()),
+        )
+
+
+def _token(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_INT32):
+        raise InvalidRequest(
+            f"logit_bias: {key[:64]!r} is no token id; keys are integers from 0 to {MAX_INT32}", param="logit_bias"
+        )
+    return int(key)
+
+
+def validate(model: type[M], fields: object, path: str = "") -> M:
+    """Return checked fields; raise InvalidRequest that names the first one at fault, what it may be and what it was."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(error.errors(include_url=False)[0], path) from error
+
+
+def _invalid(details: ErrorDetails, path: str) -> InvalidRequest:
+    for part in details["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in ("str", "bool", "int", "float"):  # a union's branch, not a field
+            path += f".{part}" if path else part
+    message = details["msg"].replace("Input should be", "must be").replace("Field required", "is required")
+    value = details["input"]
+    shown = "" if details["type"] == "missing" or not isinstance(value, str | int | float | None) else repr(value)[:80]
+    return InvalidRequest(f"{path} {message}" + (f", not {shown}" if shown else ""), param=path)
+
+
+def read_tool(name: object, description: object, parameters: object, strict: object, path: str) -> Tool:
+    """Return one function tool; raise InvalidToolSchema where a part of it is not what it must be."""
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise InvalidToolSchema(f"{path}.name must match {_TOOL_NAME.pattern}, not {name!r:.80}", param=f"{path}.name")
+    if not isinstance(description, str | None):
+        raise InvalidToolSchema(f"{path}.description must be a string", param=f"{path}.description")
+    if not isinstance(strict, bool | None):
+        raise InvalidToolSchema(f"{path}.strict must be true or false", param=f"{path}.strict")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    schema = read_schema(parameters, f"{path}.parameters", InvalidToolSchema)
+    return Tool(name, description or "", schema, bool(strict))
+
+
+def read_schema(schema: object, path: str, error: type[InvalidRequest] = InvalidRequest) -> str:
+    """Return a JSON schema as text, bounded in size and depth; whether it can be a grammar the worker finds out."""
+    if not isinstance(schema, dict):
+        raise error(f"{path} must be a JSON schema, an object", param=path)
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode()) > MAX_SCHEMA_BYTES:
+        raise error(f"{path} is larger than {MAX_SCHEMA_BYTES} bytes", param=path)
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return text
+    raise error(f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
+
+
+def _children(node: object) -> Sequence[object]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else ()
+
+
+def check_distinct(tools: Sequence[Tool]) -> None:
+    """Raise InvalidToolSchema where two tools have one name, or there are too many."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidToolSchema(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are possible", param="tools")
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise InvalidToolSchema(f"tools[{index}]: a second tool named {name!r}", param=f"tools[{index}]")
+
+
+def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
+    """Return a tool choice over these tools; raise InvalidRequest where it asks for one that is not there."""
+    known = {tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"tool_choice: no tool is named {name[:128]!r}", param="tool_choice")
+    match mode:
+        case "auto":
+            return ToolChoice("auto", names)
+        case "none":
+            return ToolChoice("none")
+        case "required" if known:
+            return ToolChoice("required", names)
+        case "required":
+            raise InvalidRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
+    raise InvalidRequest(f"tool_choice must be auto, none or required, not {mode[:64]!r}", param="tool_choice")
+
+
+def tier(service_tier: str | None) -> Tier:
+    """Return the urgency OpenAI's service_tier stands for."""
+    match service_tier:
+        case "priority":
+            return Tier.REALTIME
+        case "flex" | "batch":
+            return Tier.BATCH
+    return Tier.INTERACTIVE
+
+
+def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:
+    """Return the template variables for a reasoning effort and a client's own, as JSON text; the worker allow-lists."""
+    kwargs: TemplateKwargs = {}
+    if effort is not None:
+        kwargs["enable_thinking"] = effort not in ("none", "minimal")
+        if effort != "none":
+            kwargs["reasoning_effort"] = effort
+    return json.dumps(kwargs | (extra or {}), separators=(",", ":"))

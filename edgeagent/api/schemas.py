@@ -1,0 +1,266 @@
+"""The body of POST /v1/chat/completions: every field read once, checked, and turned into our types.
+
+Unknown fields are ignored. A part that is not text is refused by name, since passing it over would change the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgeagent.api.fields import (
+    MAX_TOOLS,
+    Body,
+    Count,
+    SamplingBody,
+    Stops,
+    TemplateKwargs,
+    between,
+    check_distinct,
+    choose,
+    read_schema,
+    read_tool,
+    template_kwargs,
+    tier,
+    validate,
+)
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.types import (
+    CachePolicy,
+    ChatPrompt,
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    OutputFormat,
+    Role,
+    TextFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+MAX_MESSAGES = 4096
+MAX_CHOICES = 8
+
+Fields = dict[str, Any]
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class ChatBody(SamplingBody):
+    """The fields of a chat completion that have an effect; all but messages may be null."""
+
+    messages: Annotated[list[Fields], Field(min_length=1, max_length=MAX_MESSAGES)]
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, between(1, MAX_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stop: Stops | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, between(0, 20)] | None = None
+    tools: Annotated[list[Fields], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | Fields | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Fields | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    service_tier: str | None = None
+    cache_prompt: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written."""
+
+    requests: tuple[GenerateRequest, ...]
+    is_streamed: bool
+    is_usage_streamed: bool
+
+
+def read_chat(fields: Fields, *, completion_id: str, default_model: str) -> ChatCompletion:
+    """Return a checked chat completion; raise InvalidRequest that names the field, its bounds and the value."""
+    body = validate(ChatBody, fields)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    tools = _read_tools(body.tools or [])
+    prompt = ChatPrompt(
+        messages=_read_messages(body.messages),
+        tools=tools,
+        tool_choice=_read_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+    )
+    is_cached = body.cache_prompt is not False
+    num_choices = body.n or 1
+    sampling, output = body.sampling(), _read_format(body.response_format)
+    requests = tuple(
+        GenerateRequest(
+            id=completion_id if index == 0 else f"{completion_id}-{index}",
+            model=body.model or default_model,
+            prompt=prompt,
+            sampling=sampling,
+            format=output,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            stop=tuple(body.stop or ()),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            tier=tier(body.service_tier),
+            cache=CachePolicy(is_cached, is_cached),
+        )
+        for index in range(num_choices)
+    )
+    options = body.stream_options
+    return ChatCompletion(requests, bool(body.stream), bool(options and options.include_usage))
+
+
+def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    open_calls: set[str] = set()
+    for index, fields in enumerate(raw):
+        message = _read_message(fields, f"messages[{index}]")
+        if message.role == "tool" and message.tool_call_id not in open_calls:
+            raise InvalidRequest(
+                f"messages[{index}].tool_call_id {message.tool_call_id!r:.80} answers no call of an earlier message",
+                param=f"messages[{index}].tool_call_id",
+            )
+        open_calls.update(call.id for call in message.tool_calls)
+        messages.append(message)
+    return tuple(messages)
+
+
+def _read_message(fields: Fields, path: str) -> Message:
+    role = _ROLES.get(fields["role"]) if isinstance(fields.get("role"), str) else None
+    if role is None:
+        raise InvalidRequest(
+            f"{path}.role must be one of {', '.join(_ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
+        )
+    is_assistant = role == "assistant"
+    calls = _read_calls(fields.get("tool_calls"), f"{path}.tool_calls") if is_assistant else ()
+    content = fields.get("content")
+    if content is None and is_assistant:
+        content = ""
+    reasoning = fields.get("reasoning_content") if is_assistant else None
+    name = fields.get("name")
+    return Message(
+        role=role,
+        content=read_text(content, f"{path}.content"),
+        reasoning=reasoning if isinstance(reasoning, str) else "",
+        tool_calls=calls,
+        tool_call_id=_string(fields.get("tool_call_id"), f"{path}.tool_call_id") if role == "tool" else None,
+        name=None if name is None else _string(name, f"{path}.name"),
+    )
+
+
+def read_text(content: object, path: str) -> str:
+    """Return the text of a message's content, a string or parts; raise NotSupported for images, audio and files."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{path} must be a string or a list of parts", param=path)
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        match part:
+            case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
+                texts.append(text)
+            case {"type": "image_url" | "input_audio" | "file" as kind}:
+                raise NotSupported(f"{path}[{index}]: a part of type {kind} is not supported; only text is", param=path)
+            case _:
+                raise InvalidRequest(f'{path}[{index}] must be {{"type": "text", "text": "…"}}', param=path)
+    return "".join(texts)
+
+
+def _read_calls(raw: object, path: str) -> tuple[ToolCall, ...]:
+    if raw is None:
+        return ()
+    if not isinstance(raw, list) or len(raw) > MAX_TOOLS:
+        raise InvalidRequest(f"{path} must be a list of at most {MAX_TOOLS} calls", param=path)
+    calls: list[ToolCall] = []
+    for index, call in enumerate(raw):
+        match call:
+            case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
+                calls.append(ToolCall(call_id, name, arguments))
+            case _:
+                raise InvalidRequest(
+                    f"{path}[{index}] must have an id, and a function with a name and arguments (a string)",
+                    param=f"{path}[{index}]",
+                )
+    return tuple(calls)
+
+
+def _string(value: object, path: str) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 256:
+        raise InvalidRequest(f"{path} must be a string of 1 to 256 characters", param=path)
+    return value
+
+
+def _read_tools(raw: Sequence[Fields]) -> tuple[Tool, ...]:
+    tools: list[Tool] = []
+    for index, fields in enumerate(raw):
+        path = f"tools[{index}]"
+        match fields:
+            case {"type": "function", "function": dict(function)}:
+                get = function.get
+                tools.append(
+                    read_tool(get("name"), get("description"), get("parameters"), get("strict"), f"{path}.function")
+                )
+            case {"type": str(kind)} if kind != "function":
+                raise NotSupported(f"{path}: tools of type {kind[:64]!r} are not supported", param=path)
+            case _:
+                raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
+    check_distinct(tools)
+    return tuple(tools)
+
+
+def _read_choice(raw: str | Fields | None, tools: Sequence[Tool]) -> ToolChoice:
+    match raw:
+        case None:
+            return ToolChoice()
+        case str(mode):
+            return choose(mode, (), tools)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return choose("required", (name,), tools)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode), "tools": list(allowed)}}:
+            return choose(mode, tuple(_allowed_name(entry) for entry in allowed), tools)
+    raise InvalidRequest(
+        "tool_choice must be auto, none, required, a function by name or allowed_tools", param="tool_choice"
+    )
+
+
+def _allowed_name(entry: object) -> str:
+    match entry:
+        case {"function": {"name": str(name)}}:
+            return name
+    raise InvalidRequest("tool_choice.allowed_tools.tools must name functions", param="tool_choice")
+
+
+def _read_format(raw: Fields | None) -> OutputFormat:
+    match raw:
+        case None | {"type": "text"}:
+            return TextFormat()
+        case {"type": "json_object", "schema": dict(schema)}:  # llama-server's older form
+            return JsonSchemaFormat(read_schema(schema, "response_format.schema"))
+        case {"type": "json_object"}:
+            return JsonObjectFormat()
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
+            text = read_schema(schema, "response_format.json_schema.schema")
+            return JsonSchemaFormat(text, str(rest.get("name", "response"))[:128], rest.get("strict") is not False)
+    raise InvalidRequest(
+        "response_format must have the type text, json_object, or json_schema with json_schema.schema",
+        param="response_format",
+    )

@@ -1,0 +1,300 @@
+"""Who may talk to the daemon: decided on the ASGI scope alone, before a body is read or a WebSocket is upgraded.
+
+The rules, in order; each applies to every path but where it says otherwise:
+1. the request target is a path, and the headers are few and short;
+2. Host is one of the daemon's own names, exactly (a web page that rebinds its name to 127.0.0.1 has another Host);
+3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
+4. a preflight of an allow-listed page is answered here;
+5. the token is right, on every path but OPEN_PATHS, where a token is required;
+6. a body is JSON (a form or text/plain is what a page can send without asking).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgeagent.api.errors import error_body, error_headers, http_status
+from edgeagent.config import ServerConfig
+from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest, Unauthorized
+
+OPEN_PATHS = frozenset({"/health"})
+# What changes the daemon itself asks for the token even where inference does not: other users share the loopback.
+OWNER_PATHS = frozenset({"/edgeagent/stop"})
+TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16 << 10
+
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
+# "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
+_ALLOW_HEADERS = b"authorization, *"
+_EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address to listen on; a name other than localhost is not trusted."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_token_required(server: ServerConfig) -> bool:
+    """Whether every client must show the token: asked for, or reachable from other machines."""
+    return server.token_required or not is_loopback(server.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the rules found in an admitted request: the allow-listed page it came from, if one did."""
+
+    origin: bytes | None = None
+    is_preflight: bool = False
+
+
+class RefusalError(Exception):
+    """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why."""
+
+    def __init__(self, error: EdgeAgentError, status: int | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.origin: bytes | None = None
+        self.status = http_status(error) if status is None else status
+
+
+class Policy:
+    """The access rules for one daemon. `token` is the secret itself; only its digest is kept."""
+
+    def __init__(self, server: ServerConfig, token: str) -> None:
+        self._names = list(_LOOPBACK_NAMES)
+        if not _is_wildcard(server.host):
+            self._names.append(f"[{server.host}]" if ":" in server.host else server.host.lower())
+        self._hosts = {host.lower() for host in server.allowed_hosts}
+        self._origins = frozenset(origin.encode() for origin in server.allowed_origins)
+        self._digest = hashlib.sha256(token.encode()).digest()
+        self._is_token_required = is_token_required(server)
+
+    def admit(self, scope: Scope) -> Admission:
+        """Judge a request by its scope; raise RefusalError where a rule says no."""
+        _check_form(scope)
+        self._check_host(scope)
+        origin = self._check_page(scope)
+        if origin is not None and _is_preflight(scope):
+            return Admission(origin, is_preflight=True)
+        try:
+            self._check_token(scope)
+            _check_media_type(scope)
+        except RefusalError as refused:
+            refused.origin = origin
+            raise
+        return Admission(origin)
+
+    def is_allowed_origin(self, origin: bytes) -> bool:
+        """Whether a page of this Origin may use the daemon; `null` never may."""
+        return origin in self._origins and origin != b"null"
+
+    def _check_host(self, scope: Scope) -> None:
+        hosts = _values(scope, b"host")
+        if len(hosts) != 1:
+            raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
+        host = hosts[0].decode("latin-1").lower()
+        server = scope.get("server")
+        port = server[1] if server else None
+        # Without a port the header means port 80 (RFC 9110, section 7.2).
+        own = {f"{name}:{port}" for name in self._names} | (set(self._names) if port == 80 else set())
+        if host not in own and host not in self._hosts:
+            raise RefusalError(
+                Forbidden(
+                    f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
+                )
+            )
+
+    def _check_page(self, scope: Scope) -> bytes | None:
+        origins = _values(scope, b"origin")
+        if len(origins) > 1 or (origins and not self.is_allowed_origin(origins[0])):
+            raise RefusalError(_foreign_page("Origin", origins[0]))
+        for referer in _values(scope, b"referer"):
+            if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
+                raise RefusalError(_foreign_page("Referer", referer))
+        # A page's <img> or <script> sends neither of the two, but says here that it is another site's.
+        for site in _values(scope, b"sec-fetch-site"):
+            if not origins and site not in (b"same-origin", b"none"):
+                raise RefusalError(_foreign_page("Sec-Fetch-Site", site))
+        return origins[0] if origins else None
+
+    def _check_token(self, scope: Scope) -> None:
+        path = scope["path"]
+        if path in OPEN_PATHS or not (self._is_token_required or path in OWNER_PATHS):
+            return
+        candidates = _bearer_tokens(scope) + _subprotocol_tokens(scope)
+        if len(candidates) != 1:
+            raise RefusalError(
+                Unauthorized(
+                    "this request needs the token: Authorization: Bearer <the content of `token` in the state folder>"
+                )
+            )
+        if not hmac.compare_digest(hashlib.sha256(candidates[0]).digest(), self._digest):
+            raise RefusalError(
+                Unauthorized("the token is wrong; the right one is in the file `token` in the state folder")
+            )
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value.strip() for key, value in scope["headers"] if key.lower() == name]
+
+
+def _foreign_page(header: str, value: bytes) -> Forbidden:
+    shown = value[:128].decode("latin-1")
+    return Forbidden(f"the {header} {shown!r} may not use this daemon; an owner can add it to server.allowed_origins")
+
+
+def _check_form(scope: Scope) -> None:
+    # An absolute-form target carries a second host, and servers disagree about which of the two counts.
+    raw_path = scope.get("raw_path") or b"/"
+    if not scope["path"].startswith("/") or not raw_path.startswith(b"/"):
+        raise RefusalError(InvalidRequest("the request target must be a path, such as /v1/models"))
+    headers: Headers = scope["headers"]
+    if len(headers) > MAX_HEADERS or sum(len(key) + len(value) for key, value in headers) > MAX_HEADER_BYTES:
+        raise RefusalError(InvalidRequest(f"more than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them"), 431)
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "OPTIONS"
+        and bool(_values(scope, b"access-control-request-method"))
+    )
+
+
+def _bearer_tokens(scope: Scope) -> list[bytes]:
+    credentials = [value.partition(b" ") for value in _values(scope, b"authorization")]
+    return [token.strip() for scheme, _, token in credentials if scheme.lower() == b"bearer"]
+
+
+def _subprotocol_tokens(scope: Scope) -> list[bytes]:
+    offered: Iterable[str] = scope.get("subprotocols") or ()
+    tokens = [name.removeprefix(TOKEN_SUBPROTOCOL) for name in offered if name.startswith(TOKEN_SUBPROTOCOL)]
+    return [token.encode() for token in tokens]
+
+
+def _check_media_type(scope: Scope) -> None:
+    if scope["type"] != "http" or not has_body(scope):
+        return
+    types = _values(scope, b"content-type")
+    if len(types) != 1 or types[0].partition(b";")[0].strip().lower() != b"application/json":
+        raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
+    if _values(scope, b"content-encoding"):
+        raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether a request announces a body."""
+    lengths = _values(scope, b"content-length")
+    return bool(_values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
+
+
+class Security:
+    """The ASGI middleware that applies a Policy to every HTTP request and WebSocket handshake."""
+
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            admission = self._policy.admit(scope)
+            if scope["type"] == "websocket":
+                scope, send = _hide_token(scope, send)
+        except RefusalError as refused:
+            await _refuse(scope, send, refused)
+            return
+        if admission.is_preflight and admission.origin is not None:
+            await _answer_preflight(send, admission.origin)
+            return
+        await self._app(scope, receive, _with_cors(send, admission.origin))
+
+
+def _hide_token(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """Take the token out of the offered subprotocols, and select another one: browsers insist on an answer."""
+    offered = list(scope.get("subprotocols") or ())
+    others = [name for name in offered if not name.startswith(TOKEN_SUBPROTOCOL)]
+    if len(others) == len(offered):
+        return scope, send
+    if not others:
+        raise RefusalError(
+            InvalidRequest(f"offer a second subprotocol beside {TOKEN_SUBPROTOCOL}<token>, e.g. realtime")
+        )
+
+    async def send_selected(message: Message) -> None:
+        if message["type"] == "websocket.accept" and not message.get("subprotocol"):
+            message = {**message, "subprotocol": others[0]}
+        await send(message)
+
+    return {**scope, "subprotocols": others}, send_selected
+
+
+def _cors_headers(origin: bytes) -> Headers:
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", _EXPOSE_HEADERS),
+        (b"vary", b"Origin"),
+    ]
+
+
+def _with_cors(send: Send, origin: bytes | None) -> Send:
+    if origin is None:
+        return send
+
+    async def send_with_cors(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_cors_headers(origin)]}
+        await send(message)
+
+    return send_with_cors
+
+
+async def _answer_preflight(send: Send, origin: bytes) -> None:
+    headers = [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-allow-methods", _ALLOW_METHODS),
+        (b"access-control-allow-headers", _ALLOW_HEADERS),
+        (b"access-control-max-age", b"600"),
+        (b"vary", b"Origin"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
+    """Answer with plain HTTP, a WebSocket too: a client must not take a refusal for a socket that opened and fell."""
+    body = json.dumps({"error": error_body(refused.error)}).encode()
+    headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refused.origin is not None:
+        headers += _cors_headers(refused.origin)
+    if scope["type"] == "http":
+        headers.append((b"connection", b"close"))
+        prefix = "http.response"
+    elif "websocket.http.response" in scope.get("extensions", {}):
+        prefix = "websocket.http.response"
+    else:
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await send({"type": f"{prefix}.start", "status": refused.status, "headers": headers})
+    await send({"type": f"{prefix}.body", "body": body})

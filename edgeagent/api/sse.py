@@ -1,0 +1,97 @@
+"""Server-sent events: the framing, keeping a silent stream alive, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+PING_INTERVAL_S = 5.0
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+T = TypeVar("T")
+
+
+def event(document: object, name: str | None = None) -> bytes:
+    """Return one event. JSON text holds no raw line break, so one `data:` line is enough."""
+    head = f"event: {name}\ndata: ".encode() if name else b"data: "
+    return b"%s%s\n\n" % (head, to_json(document))
+
+
+class EventStream(Response):
+    """Sends what a generator yields (whole events) as it comes; closes the generator when the client leaves.
+
+    The generator reports its own failures as events: once the status line is out there is no other way.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], ping_interval_s: float = PING_INTERVAL_S) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._ping_interval_s = ping_interval_s
+        self._last_sent_at_s = 0.0
+        self._is_ended = False
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        pings = asyncio.create_task(self._ping(send))
+        try:
+            with suppress(ClientDisconnect):
+                await unless_disconnected(receive, self._pump(send))
+        finally:
+            pings.cancel()
+            with suppress(asyncio.CancelledError):
+                await pings
+
+    async def _pump(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        async with aclosing(self._events) as events:
+            async for chunk in events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._last_sent_at_s = clock()
+        self._is_ended = True
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _ping(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        self._last_sent_at_s = clock()
+        while not self._is_ended:
+            silent_s = clock() - self._last_sent_at_s
+            if silent_s >= self._ping_interval_s:
+                await send({"type": "http.response.body", "body": PING, "more_body": True})
+                self._last_sent_at_s, silent_s = clock(), 0.0
+            await asyncio.sleep(self._ping_interval_s - silent_s)
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; when the client leaves first, cancel it and raise ClientDisconnect.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for each in (task, gone):
+            if not each.done():
+                each.cancel()
+                with suppress(asyncio.CancelledError):
+                    await each
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,136 @@
+"""The daemon's private files as others see them: who wrote daemon.json, whether that process lives, and its token.
+
+A client believes daemon.json only while the very process that wrote it runs, so that a stranger who took over the port
+of a daemon that died is not sent the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgeagent.errors import ConfigError
+
+RUNTIME_FILE = "daemon.json"
+TOKEN_FILE = "token"  # noqa: S105 a file's name
+MIN_TOKEN_CHARS = 22
+# Process start times are read from clocks with a granularity of 10 ms.
+_START_TOLERANCE_S = 1.0
+_MAX_FILE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A running daemon. `started_at_s` is its process's start in seconds since 1970, as psutil tells it."""
+
+    pid: int
+    started_at_s: float
+    port: int
+    url: str
+    version: str
+    token: str | None = None
+
+
+def find_daemon(state_dir: Path) -> Runtime | None:
+    """Return the daemon that runs with this state folder, or None; raise ConfigError for an unsafe token."""
+    runtime = _read_runtime(state_dir / RUNTIME_FILE)
+    if runtime is None or not _is_running(runtime):
+        return None
+    return runtime
+
+
+def write_runtime(state_dir: Path, runtime: Runtime) -> None:
+    """Publish a daemon, at once and for this user only; the token stays in its own file."""
+    fields = asdict(runtime)
+    del fields["token"]
+    write_private(state_dir / RUNTIME_FILE, json.dumps(fields, indent=1).encode() + b"\n")
+
+
+def remove_runtime(state_dir: Path, pid: int) -> None:
+    """Withdraw a daemon's file, unless another has written its own since."""
+    path = state_dir / RUNTIME_FILE
+    runtime = _read_runtime(path)
+    if runtime is not None and runtime.pid == pid:
+        path.unlink(missing_ok=True)
+
+
+def read_token(state_dir: Path) -> str | None:
+    """Return the token, None where there is no file; raise ConfigError where others could have read or written it."""
+    path = state_dir / TOKEN_FILE
+    content = _read_private(path)
+    if content is None:
+        return None
+    token = content.decode("ascii", errors="replace").strip()
+    if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"{path} holds no token of at least {MIN_TOKEN_CHARS} characters; delete it, and start again")
+    return token
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _read_private(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is not a regular file; delete it")
+        # Windows has no such bits: there the user's own folder is what keeps others out.
+        if os.name != "nt" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
+            raise ConfigError(f"{path} is open to other users; run `chmod 600 {path}`, or delete it for a new one")
+        return file.read(_MAX_FILE_BYTES)
+
+
+def _read_runtime(path: Path) -> Runtime | None:
+    content: bytes | None = None
+    with contextlib.suppress(ConfigError):
+        content = _read_private(path)
+    if content is None:
+        return None
+    try:
+        match json.loads(content):
+            case {
+                "pid": int(pid),
+                "started_at_s": int() | float() as started_at_s,
+                "port": int(port),
+                "url": str(url),
+                "version": str(version),
+            } if pid > 0:
+                return Runtime(pid, float(started_at_s), port, url, version, read_token(path.parent))
+    except ValueError:
+        pass
+    return None
+
+
+def _is_running(runtime: Runtime) -> bool:
+    # psutil takes 20 ms to import, and most commands that look for a daemon find no file.
+    import psutil
+
+    try:
+        process = psutil.Process(runtime.pid)
+        is_same: bool = abs(process.create_time() - runtime.started_at_s) <= _START_TOLERANCE_S
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
