@@ -257,11 +257,10 @@ def _config_file(file: Path | None) -> tuple[Path, bool]:
 def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, str]]:
     variables = {option.variable: option.name for option in options.values()}
     for variable in os.environ:
-        known = variable in variables or variable == CONFIG_FILE_VARIABLE
-        if variable.startswith(ENV_PREFIX) and not known:
-            raise ConfigError(
-                f"environment variable {variable}: there is no such option{_did_you_mean(variable, variables)}"
-            )
+        if variable.startswith(ENV_PREFIX) and variable not in variables and variable != CONFIG_FILE_VARIABLE:
+            meant = _meant(variable.removeprefix(ENV_PREFIX).lower().replace("__", "."), options)
+            hint = f"; did you mean {options[meant].variable}?" if meant else "; `edgeagent config show` lists them all"
+            raise ConfigError(f"environment variable {variable}: there is no such option{hint}")
     values = dict(_flatten(EnvSettingsSource(Config)(), options))
     return {name: (value, f"environment ({options[name].variable})") for name, value in values.items()}
 
@@ -278,7 +277,8 @@ def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     for name in values:
         if name not in options:
-            hint = _did_you_mean(name, options) or "; `edgeagent config show` lists them all"
+            meant = _meant(name, options)
+            hint = f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
             raise ConfigError(f"{path}:{_line_of(name, text)}: there is no option {name!r}{hint}")
     return {name: (value, f"file ({path}:{_line_of(name, text)})") for name, value in values.items()}
 
@@ -315,11 +315,12 @@ def _line_of(name: str, text: str) -> int:
     return nearest
 
 
-def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+def _meant(name: str, known: Mapping[str, object]) -> str | None:
+    """Return the dotted name that a wrong one most likely stands for: 1. alike, 2. alike without its section."""
     leaves = {candidate.rpartition(".")[2]: candidate for candidate in known}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    close = close or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)]
-    return f"; did you mean {close[0]}?" if close else ""
+    alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    alike = alike or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)]
+    return alike[0] if alike else None
 
 
 def _complaints(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:

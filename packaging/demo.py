@@ -1,6 +1,6 @@
 """What `make demo` runs: start the daemon with the bundled model, hold a short conversation with it, show the times.
 
-An answer, a follow-up that needs the one before, and a tool call that is answered and continued, all over the WebSocket.
+An answer, a follow-up that needs the one before, and a tool call that is answered and continued, over the WebSocket.
 Exits with 0 only when all of it happened.
 """
 

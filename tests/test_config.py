@@ -1,0 +1,170 @@
+"""The options: one declaration, four sources, and errors that say where the mistake is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import Config, declared_options, default_config_file, load_config
+from edgeagent.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the developer's own settings out, and return where a test may write a config file."""
+    for variable in list(os.environ):
+        if variable.startswith("EDGEAGENT_"):
+            monkeypatch.delenv(variable)
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr("edgeagent.config.default_config_file", lambda: path)
+    return path
+
+
+def test_without_sources_every_option_has_its_default() -> None:
+    loaded = load_config()
+    assert loaded.config == Config()
+    assert set(loaded.provenance.values()) == {"default"}
+    assert set(loaded.provenance) == {option.name for option in declared_options()}
+
+
+def test_each_source_outranks_the_next(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file.write_text("[engine]\nctx = 1\nparallel = 1\nthreads = 1\n")
+    monkeypatch.setenv("EDGEAGENT_ENGINE__CTX", "2")
+    monkeypatch.setenv("EDGEAGENT_ENGINE__PARALLEL", "2")
+    loaded = load_config({"engine.ctx": "3"})
+    engine = loaded.config.engine
+    assert (engine.ctx, engine.parallel, engine.threads, engine.batch) == (3, 2, 1, 512)
+    assert loaded.provenance["engine.ctx"] == "--ctx"
+    assert loaded.provenance["engine.parallel"] == "environment (EDGEAGENT_ENGINE__PARALLEL)"
+    assert loaded.provenance["engine.threads"] == f"file ({config_file}:4)"
+    assert loaded.provenance["engine.batch"] == "default"
+
+
+def test_constructing_a_config_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEAGENT_MODEL", "elsewhere")
+    assert Config().model == "builtin"
+    assert load_config().config.model == "elsewhere"
+
+
+def test_text_names_several_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEAGENT_ENGINE__TENSOR_SPLIT", "3, 1")
+    config = load_config({"server.allowed_origins": "http://a,http://b"}).config
+    assert config.engine.tensor_split == (3.0, 1.0)
+    assert config.server.allowed_origins == ("http://a", "http://b")
+
+
+def test_a_file_may_name_several_values_and_nest_as_it_likes(config_file: Path) -> None:
+    config_file.write_text(
+        'server.allowed_hosts = ["a", "b"]\nlog = {level = "debug"}\n[engine]\ntensor_split = [1, 2]\n'
+    )
+    config = load_config().config
+    assert config.server.allowed_hosts == ("a", "b")
+    assert config.log.level == "debug"
+    assert config.engine.tensor_split == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("[engine]\nctx = 1\nparalel = 2\n", 3, "engine.parallel"),
+        ("prot = 1\n", 1, "server.port"),
+        ("[server]\nport = 1\n[engin]\nctx = 2\n", 4, "engine.ctx"),
+        ("# note\nengine.thread = 1\n", 2, "engine.threads"),
+    ],
+)
+def test_an_unknown_key_in_the_file_names_its_line_and_what_was_meant(
+    config_file: Path, text: str, line: int, hint: str
+) -> None:
+    config_file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config()
+    assert f"{config_file}:{line}:" in caught.value.message
+    assert f"did you mean {hint}?" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("EDGEAGENT_ENGINE__CTXS", "EDGEAGENT_ENGINE__CTX"),
+        ("EDGEAGENT_ENGINE_CTX", "EDGEAGENT_ENGINE__CTX"),
+        ("EDGEAGENT_PORT", "EDGEAGENT_SERVER__PORT"),
+        ("EDGEAGENT_SERVER", "config show"),
+    ],
+)
+def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, variable: str, hint: str) -> None:
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"environment variable {variable}: .*") as caught:
+        load_config()
+    assert hint in caught.value.message
+
+
+def test_a_bad_value_names_the_option_the_value_and_its_source(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file.write_text("[server]\n\nport = 70000\n")
+    monkeypatch.setenv("EDGEAGENT_LOG__LEVEL", "loud")
+    with pytest.raises(ConfigError) as caught:
+        load_config({"engine.ctx": "many"})
+    message = caught.value.message
+    assert "engine.ctx = 'many' from --ctx: " in message
+    assert "log.level = 'loud' from environment (EDGEAGENT_LOG__LEVEL): " in message
+    assert f"server.port = 70000 from file ({config_file}:3): " in message
+    assert "65535" in message
+
+
+def test_a_section_that_is_no_table_is_an_error(config_file: Path) -> None:
+    config_file.write_text("engine = 3\n")
+    with pytest.raises(ConfigError, match=r"config\.toml:1.*engine"):
+        load_config()
+
+
+def test_a_broken_file_is_an_error(config_file: Path) -> None:
+    config_file.write_text("[engine\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config()
+
+
+def test_a_file_that_was_asked_for_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no such config file"):
+        load_config(file=tmp_path / "missing.toml")
+    monkeypatch.setenv("EDGEAGENT_CONFIG", str(tmp_path / "gone.toml"))
+    with pytest.raises(ConfigError, match=r"gone\.toml"):
+        load_config()
+
+
+def test_a_file_can_be_named_by_flag_or_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.toml").write_text('model = "a"')
+    (tmp_path / "b.toml").write_text('model = "b"')
+    monkeypatch.setenv("EDGEAGENT_CONFIG", str(tmp_path / "a.toml"))
+    assert load_config().config.model == "a"
+    assert load_config(file=tmp_path / "b.toml").config.model == "b"
+
+
+def test_every_option_says_what_it_is_for_and_has_its_own_flag() -> None:
+    options = list(declared_options())
+    assert [option.name for option in options if not option.help] == []
+    flags = [option.flag for option in options]
+    assert len(set(flags)) == len(flags)
+    assert {"--draft", "--host", "--port", "--ctx", "--parallel", "--threads", "--gpu-layers", "--state-dir"} <= set(
+        flags
+    )
+
+
+def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = {"tuple": "7", "bool": "true", "NoneType": "x", "PosixPath": "x", "WindowsPath": "x", "str": "x"}
+    for option in declared_options():
+        monkeypatch.setenv(
+            option.variable, option.choices[0] if option.choices else samples.get(type(option.default).__name__, "33")
+        )
+    monkeypatch.setenv("EDGEAGENT_ENGINE__DRAFT_TOKENS", "7")
+    monkeypatch.setenv("EDGEAGENT_SERVER__MAX_BODY_BYTES", "4096")
+    monkeypatch.setenv("EDGEAGENT_SERVER__MAX_FRAME_BYTES", "4096")
+    sources = load_config().provenance
+    assert sources == {option.name: f"environment ({option.variable})" for option in declared_options()}
+
+
+def test_the_default_file_is_the_users_own() -> None:
+    assert default_config_file().name == "config.toml"
+    assert "edgeagent" in default_config_file().parts[-2]
