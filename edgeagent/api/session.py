@@ -10,19 +10,18 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgeagent.api.errors import error_body, error_headers, http_status
-from edgeagent.api.events import Event, NewId, ResponseEvents, new_id, new_response
-from edgeagent.api.history import ConnectionHistory, StoredResponse
-from edgeagent.api.items import Item
+from edgeagent.api.events import Event, NewId, new_id
+from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import parse_json
-from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.service import Service
+from edgeagent.api.turn import Turn, begin_turn, unrun
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
-from edgeagent.types import Finished, FinishReason, GenerateRequest, SamplingParams, Step, Timings, Usage
+from edgeagent.types import Delta, FinishReason, GenerateRequest, Step
 
 MAX_ACTIVE = 16
 MAX_NAMED_LANES = 32
@@ -60,6 +59,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a request's steps, of which none has come; nothing of it is read any more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send an event. `at_s` is when the engine brought it (0: not a delta); the last of a response is terminal."""
 
@@ -77,7 +83,7 @@ class Close:
     reason: str
 
 
-Action = Start | Cancel | Send | Close
+Action = Start | Cancel | Drop | Send | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +94,19 @@ class _Waiting:
     num_bytes: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Live:
-    create: ResponseCreate
-    request: GenerateRequest
+    turn: Turn
     lane: _Lane
-    events: ResponseEvents
-    context: tuple[Item, ...]
-    num_inherited: int
     is_created: bool = False
+    has_steps: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.turn.request.id
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Lane:
     name: str | None
     live: _Live | None = None
@@ -168,21 +175,18 @@ class Session:
     def step(self, request_id: str, step: Step) -> list[Action]:
         """Take one step of a live request; after its terminal event there is none."""
         if live := self._live.get(request_id):
-            self._begin(live)
-            self._send(live, live.events.step(step.deltas), step.at_s)
-            if live.events.is_over:
-                self._keep(live)
-                self._end(live)
+            live.has_steps = True
+            self._feed(live, step.deltas, step.at_s)
         return self._take()
 
     def failed(self, request_id: str, error: EdgeAgentError) -> list[Action]:
         """Take the failure of a live request."""
         if live := self._live.get(request_id):
             if live.is_created:
-                self._send(live, live.events.fail(error))
+                self._send(live, live.turn.events.fail(error))
             else:
                 self._send_error(error, live.lane.name)
-            self._evict(live.create.body.previous_response_id, live.lane)
+            self._evict(live.turn.create.body.previous_response_id, live.lane)
             self._end(live)
         return self._take()
 
@@ -213,7 +217,7 @@ class Session:
             return self._lanes[_DEFAULT_LANE]
         if not isinstance(name, str) or not _STREAM_ID.fullmatch(name):
             raise InvalidStreamId(
-                "stream_id must be a non-empty string of at most 256 letters, numbers, underscores, hyphens and periods",
+                "stream_id must be a non-empty string of at most 256 letters, numbers, underscores, hyphens or periods",
                 param="stream_id",
             )
         if name not in self._lanes:
@@ -257,63 +261,55 @@ class Session:
             self._start(live)
 
     def _read(self, fields: dict[str, Any], lane: _Lane) -> _Live:
-        create = read_create(fields)
-        previous_id = create.body.previous_response_id
-        previous = self._history.get(previous_id) if previous_id is not None else None
-        context = self._history.continue_from(previous, create.items)
-        model = create.body.model or self._default_model or self._service.default_model()
-        request = create.request(self._make_id("resp"), model, context, self._partition)
-        response = new_response(request.id, model, create.echo(self._sampling(model)), int(self._clock()))
-        events = ResponseEvents(response, stream_id=lane.name, make_id=self._make_id, clock=self._clock)
-        return _Live(create, request, lane, events, context, len(previous.items) if previous else 0)
-
-    def _sampling(self, model: str) -> SamplingParams:
-        statuses = (status for status in self._service.models() if status.name == model and status.info)
-        status = next(statuses, None)
-        return status.info.sampling if status and status.info else SamplingParams()
+        turn = begin_turn(
+            fields,
+            self._service,
+            self._history,
+            default_model=self._default_model,
+            stream_id=lane.name,
+            partition=self._partition,
+            make_id=self._make_id,
+            clock=self._clock,
+        )
+        return _Live(turn, lane)
 
     def _start(self, live: _Live) -> None:
         live.lane.live = live
         is_full = len(self._live) - len(self._queued) >= MAX_ACTIVE
-        self._live[live.request.id] = live
+        self._live[live.id] = live
         if is_full:
             self._queued.append(live)
             live.is_created = True
-            self._send(live, live.events.created(is_queued=True))
+            self._send(live, live.turn.events.created(is_queued=True))
         else:
             self._run(live)
 
     def _run(self, live: _Live) -> None:
-        prompt = live.request.prompt
-        if live.request.prefill_only and not getattr(prompt, "messages", ()):
-            # A template has nothing to render; there is nothing to warm either.
-            finished = Finished(FinishReason.STOP, Usage(), Timings(route="edgeagent", reason="empty prompt"))
-            self._actions += self._own(lambda: self.step(live.request.id, Step((finished,))))
+        if live.turn.is_empty:
+            self._feed(live, [unrun(FinishReason.STOP, "empty prompt")])
         else:
-            self._actions.append(Start(live.request))
+            self._actions.append(Start(live.turn.request))
 
-    def _own(self, act: Callable[[], list[Action]]) -> list[Action]:
-        before = self._take()
-        return before + act()
+    def _feed(self, live: _Live, deltas: Sequence[Delta], at_s: float = 0.0) -> None:
+        self._begin(live)
+        self._send(live, live.turn.events.step(deltas), at_s)
+        if live.turn.events.is_over:
+            self._history.add(live.turn.stored(), live.lane.name, is_stored=live.turn.create.is_stored)
+            self._end(live)
 
     def _begin(self, live: _Live) -> None:
         if not live.is_created:
             live.is_created = True
-            self._send(live, live.events.created())
+            self._send(live, live.turn.events.created())
 
     def _end(self, live: _Live) -> None:
-        del self._live[live.request.id]
+        del self._live[live.id]
         live.lane.live = None
         self._advance(live.lane)
         while self._queued and len(self._live) - len(self._queued) < MAX_ACTIVE:
             following = self._queued.popleft()
-            self._send(following, following.events.in_progress())
+            self._send(following, following.turn.events.in_progress())
             self._run(following)
-
-    def _keep(self, live: _Live) -> None:
-        # Cut-off and cancelled responses too: what was heard of them is part of the conversation.
-        response = StoredResponse(live.request.id, live.context, live.events.items, live.num_inherited, self._partition)
-        self._history.add(response, live.lane.name, is_stored=live.create.is_stored)
 
     def _evict(self, previous_id: object, lane: _Lane) -> None:
         if isinstance(previous_id, str):
@@ -332,10 +328,13 @@ class Session:
             return
         if live in self._queued:
             self._queued.remove(live)
-            finished = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="never started"))
-            self._actions += self._own(lambda: self.step(live.request.id, Step((finished,))))
+        elif live.has_steps:
+            self._actions.append(Cancel(live.id))
+            return
         else:
-            self._actions.append(Cancel(live.request.id))
+            # It may wait for a model or a slot, where no step would tell of its end.
+            self._actions.append(Drop(live.id))
+        self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
     def _refuse_steer(self, frame: dict[str, Any]) -> None:
         previous_id = frame.get("previous_response_id")
@@ -365,8 +364,8 @@ class Session:
     def _send(self, live: _Live, events: list[Event], at_s: float = 0.0) -> None:
         last = len(events) - 1
         for index, event in enumerate(events):
-            is_terminal = index == last and live.events.is_over
-            self._actions.append(Send(event, live.request.id, at_s, is_terminal))
+            is_terminal = index == last and live.turn.events.is_over
+            self._actions.append(Send(event, live.id, at_s, is_terminal))
 
     def _send_error(self, error: EdgeAgentError, stream_id: str | None) -> None:
         event: Event = {"type": "error", "status": http_status(error), "error": error_body(error)}

@@ -1,0 +1,102 @@
+"""What waits to be written to one client: in order, bounded, and shorter the slower the client reads.
+
+Adjacent text deltas of one item become one while they wait. It does not know sockets; one writer takes, many push.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from edgeagent.api.events import Event
+from edgeagent.api.session import Close, Send
+
+# Above this the requests of a connection are no longer asked for more (their backend then pauses).
+MAX_PENDING_BYTES = 256 << 10
+# Far above it, what comes is the client's own doing: it sends bad frames and does not read the answers.
+MAX_FLOOD_BYTES = 4 << 20
+# A merged delta stays well under the 1 MiB that clients take as a frame.
+MAX_MERGED_CHARS = 64 << 10
+_ENTRY_BYTES = 512
+
+
+class Outbox:
+    """A queue of Send and Close. `push` never waits; `room` is for those who can."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Send | Close] = deque()
+        self._num_bytes = 0
+        # How many events of each response were merged away: its later numbers move up, without a gap.
+        self._num_merged: dict[str, int] = {}
+        self._filled = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether those who can wait should."""
+        return not self._drained.is_set()
+
+    @property
+    def is_flooded(self) -> bool:
+        """Whether there is more than waiting producers can have caused."""
+        return self._num_bytes > MAX_FLOOD_BYTES
+
+    def push(self, entry: Send | Close) -> None:
+        """Add an entry behind the others."""
+        if isinstance(entry, Send):
+            if entry.request_id and not self._number(entry):
+                return
+            self._num_bytes += _cost(entry.event)
+        self._entries.append(entry)
+        self._filled.set()
+        if self._num_bytes > MAX_PENDING_BYTES:
+            self._drained.clear()
+
+    async def take(self) -> Send | Close:
+        """Return the next entry, when there is one."""
+        while not self._entries:
+            self._filled.clear()
+            await self._filled.wait()
+        entry = self._entries.popleft()
+        if isinstance(entry, Send):
+            self._num_bytes -= _cost(entry.event)
+            if self._num_bytes <= MAX_PENDING_BYTES:
+                self._drained.set()
+        return entry
+
+    async def room(self) -> None:
+        """Return once there is room."""
+        await self._drained.wait()
+
+    def _number(self, entry: Send) -> bool:
+        """Give an event its place in its response's count; return False where it was merged into the last one."""
+        num_merged = self._num_merged.get(entry.request_id, 0)
+        if self._merge(entry):
+            self._num_merged[entry.request_id] = num_merged + 1
+            return False
+        if num_merged:
+            entry.event["sequence_number"] -= num_merged
+        if entry.is_terminal:
+            self._num_merged.pop(entry.request_id, None)
+        return True
+
+    def _merge(self, entry: Send) -> bool:
+        last = self._entries[-1] if self._entries else None
+        if not isinstance(last, Send) or not _is_same_text(last.event, entry.event):
+            return False
+        if len(last.event["delta"]) > MAX_MERGED_CHARS:
+            return False
+        last.event["delta"] += entry.event["delta"]
+        last.event["logprobs"] = last.event["logprobs"] + entry.event["logprobs"]
+        self._num_bytes += len(entry.event["delta"])
+        return True
+
+
+def _is_same_text(first: Event, second: Event) -> bool:
+    kind = "response.output_text.delta"
+    return first["type"] == kind and second["type"] == kind and bool(first["item_id"] == second["item_id"])
+
+
+def _cost(event: Event) -> int:
+    return _ENTRY_BYTES + len(event.get("delta", ""))

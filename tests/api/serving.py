@@ -1,0 +1,86 @@
+"""A real server around a fake backend, and checks of what it sends against the openai package's own models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import uvicorn
+from openai.types.responses import ResponseStreamEvent
+from openai.types.responses.responses_server_event import ResponsesServerEvent
+
+from edgeagent.api.app import create_app
+from edgeagent.backends.fake import FakeBackend
+from edgeagent.config import Config
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _by_type(union: Any) -> dict[str, Any]:
+    models: dict[str, Any] = {}
+    for model in get_args(get_args(union)[0]):
+        models[get_args(model.model_fields["type"].annotation)[0]] = model
+    return models
+
+
+_WS_MODELS = _by_type(ResponsesServerEvent)
+_SSE_MODELS = _by_type(ResponseStreamEvent)
+
+
+def validate_event(event: dict[str, Any]) -> None:
+    """Raise where the openai package would not take an event in strict validation, over either transport."""
+    models = [_WS_MODELS[event["type"]]]
+    if event["type"] in _SSE_MODELS and event["type"] != "error":
+        models.append(_SSE_MODELS[event["type"]])
+    for model in models:
+        model.model_validate(event)
+
+
+def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return events with ids, times and measurements that differ from run to run replaced by stable words."""
+    text = json.dumps(events)
+    seen: dict[str, str] = {}
+
+    def name(match: re.Match[str]) -> str:
+        prefix = match[0].split("_")[0]
+        return seen.setdefault(match[0], f"{prefix}_{sum(key.startswith(prefix) for key in seen) + 1}")
+
+    text = re.sub(r"\b(?:resp|msg|fc|rs)_[0-9a-f]{32}", name, text)
+    text = re.sub(r'("(?:created_at|completed_at)": )\d+', r'\1"<time>"', text)
+    text = re.sub(r'("delivery": )[\d.e-]+', r'\1"<measured>"', text)
+    result: list[dict[str, Any]] = json.loads(text)
+    return result
+
+
+def check_golden(name: str, events: list[dict[str, Any]]) -> None:
+    """Compare with the golden file of this name. To make it again, delete it and run the test twice."""
+    path = GOLDEN / f"{name}.json"
+    actual = normalised(events)
+    if not path.exists():
+        path.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")
+        raise AssertionError(f"{path} was missing and has been written; look at it")
+    assert actual == json.loads(path.read_text(encoding="utf-8"))
+
+
+@asynccontextmanager
+async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIterator[str]:
+    """Serve a backend on a free loopback port; yield host:port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = create_app(config or Config(), backend, token="secret")
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:  # noqa: ASYNC110 uvicorn has no event for it
+            await asyncio.sleep(0.001)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await serving
+        listener.close()
