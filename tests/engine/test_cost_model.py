@@ -1,0 +1,40 @@
+"""The learned table of step costs."""
+
+from __future__ import annotations
+
+from edgeagent.engine.cost_model import CostModel
+
+
+def test_knows_nothing_at_first() -> None:
+    costs = CostModel(512)
+    assert costs.predict(8, 100) is None
+    assert costs.max_tokens_within(1.0, 100, 32) == 32
+
+
+def test_converges_to_what_is_measured_and_forgets_outliers() -> None:
+    costs = CostModel(512)
+    for _ in range(50):
+        costs.observe(8, 100, 0.010)
+    costs.observe(8, 100, 1.0)
+    for _ in range(50):
+        costs.observe(8, 100, 0.020)
+    predicted = costs.predict(8, 100)
+    assert predicted is not None
+    assert abs(predicted - 0.020) < 0.001
+
+
+def test_a_size_never_seen_is_scaled_from_the_nearest() -> None:
+    costs = CostModel(512)
+    costs.observe(32, 100, 0.1)
+    assert costs.predict(64, 100) == 0.2
+    assert costs.predict(16, 100) == 0.1
+    assert costs.predict(32, 4000) == 0.1
+
+
+def test_the_largest_batch_within_a_time_may_go_one_size_beyond_what_is_known() -> None:
+    costs = CostModel(512)
+    costs.observe(32, 100, 0.030)
+    assert costs.max_tokens_within(0.100, 100, 32) == 64  # 128 would be expected to take 0.12
+    costs.observe(64, 100, 0.032)  # a tile: as dear as 32
+    assert costs.max_tokens_within(0.100, 100, 32) == 128
+    assert costs.max_tokens_within(0.001, 100, 32) == 32

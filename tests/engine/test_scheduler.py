@@ -1,0 +1,70 @@
+"""What a batch holds: decoding first, then prompts by urgency within the latency budget."""
+
+from __future__ import annotations
+
+from array import array
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.sampling import ResolvedSampling, Sampler
+from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.types import Tier
+
+
+def sequence(name: str, num_prompt: int, num_computed: int = 0, num_output: int = 0, tier: Tier = Tier.INTERACTIVE, order: int = 0, prefill_only: bool = False) -> Sequence:
+    spec = SequenceSpec(name, [1] * num_prompt, Sampler(ResolvedSampling(), 10), tier=tier, prefill_only=prefill_only)
+    tokens = array("i", [1] * (num_prompt + num_output))
+    return Sequence(spec, tokens, num_prompt, num_prompt + 100, order, seq_id=order, num_computed=num_computed)
+
+
+def decoding(name: str, order: int = 0) -> Sequence:
+    return sequence(name, 10, num_computed=10, num_output=1, order=order)
+
+
+def summary(works: list) -> list[tuple[str, int, int]]:  # type: ignore[type-arg]
+    return [(work.sequence.id, work.num_tokens, work.num_logits) for work in works]
+
+
+def test_alone_a_prompt_fills_the_batch() -> None:
+    plan = Scheduler(512, 0.1, CostModel(512)).plan([sequence("a", 600)], {})
+    assert summary(plan) == [("a", 512, 0)]
+
+
+def test_the_last_chunk_gives_logits_unless_nothing_is_to_be_sampled() -> None:
+    scheduler = Scheduler(512, 0.1, CostModel(512))
+    assert summary(scheduler.plan([sequence("a", 600, num_computed=512)], {})) == [("a", 88, 1)]
+    assert summary(scheduler.plan([sequence("a", 20, prefill_only=True)], {})) == [("a", 20, 0)]
+
+
+def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
+    costs = CostModel(512)
+    for size in (32, 64, 128, 256, 512):
+        costs.observe(size, 10, size / 1000)  # a millisecond a token
+    works = Scheduler(512, 0.130, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    assert summary(works) == [("a", 1, 1), ("b", 127, 0)]
+
+
+def test_nothing_known_means_the_smallest_chunk() -> None:
+    works = Scheduler(512, 0.1, CostModel(512)).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    assert summary(works) == [("a", 1, 1), ("b", MIN_CHUNK, 0)]
+
+
+def test_prompts_go_by_tier_and_then_arrival() -> None:
+    running = [
+        sequence("batch", 100, tier=Tier.BATCH, order=0),
+        sequence("second", 30, order=2),
+        sequence("first", 30, order=1),
+        sequence("now", 30, tier=Tier.REALTIME, order=3),
+    ]
+    works = Scheduler(100, 0.1, CostModel(100)).plan(running, {})
+    assert summary(works) == [("now", 30, 1), ("first", 30, 1), ("second", 30, 1), ("batch", 10, 0)]
+
+
+def test_drafts_fit_the_batch_and_leave_every_stream_its_token() -> None:
+    running = [decoding("a", 0), decoding("b", 1), decoding("c", 2)]
+    works = Scheduler(6, 0.1, CostModel(6)).plan(running, {"a": (1, 2), "c": (3, 4, 5)})
+    assert [(work.sequence.id, work.drafts, work.num_logits) for work in works] == [
+        ("a", (1, 2), 3),
+        ("b", (), 1),
+        ("c", (3,), 2),
+    ]
