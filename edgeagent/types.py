@@ -120,7 +120,7 @@ OutputFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class SamplingParams(Struct, frozen=True):
-    """How the next token is drawn. None means the model's own default (`ModelInfo.sampling`, which has no None but seed).
+    """How the next token is drawn. None means the model's own default (`ModelInfo.sampling`, complete but for the seed).
 
     temperature 0 is greedy. Penalties look at the last `repeat_last_n` tokens. Order of effect: logit bias, penalties,
     top-k, top-p, min-p, temperature (llama.cpp's default chain).
@@ -139,7 +139,7 @@ class SamplingParams(Struct, frozen=True):
 
 
 class CachePolicy(Struct, frozen=True):
-    """What the prefix cache may do with this request. `partition` is derived from the credential, never from a field."""
+    """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field."""
 
     read: bool = True
     write: bool = True
@@ -258,7 +258,7 @@ Delta = Started | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta |
 
 
 class Step(Struct, frozen=True):
-    """What one engine step brought one request: deltas in order, the token ids behind them, and when (time.monotonic)."""
+    """What one engine step brought a request: deltas in order, the token ids behind them, and when (time.monotonic)."""
 
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()

@@ -45,7 +45,8 @@ def _log(level: int, text: bytes, _: object) -> None:
     if level == _ERROR_LEVEL:
         line = text.decode(errors="replace").strip()
         _last_errors.append(line)
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 _log_callback = lib.llama_log_callback(_log)  # kept alive: llama.cpp holds the pointer

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -245,9 +246,7 @@ class Engine:
             return {}
         # A sequence about to reach its length limit has no use for more guesses than it has room.
         decoding = [
-            sequence
-            for sequence in running
-            if sequence.is_decoding and sequence.max_length - len(sequence.tokens) > 1
+            sequence for sequence in running if sequence.is_decoding and sequence.max_length - len(sequence.tokens) > 1
         ]
         proposals = self._drafter.draft(decoding)
         rooms = {sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in decoding}

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import last_error, lib
-from edgeagent.engine.model import Model
+from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import MemoryKind
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-_MAX_DEFAULT_CONTEXT = 8192
 # llama.cpp allows 256 sequences a context. Each idle one only names cells where memory is attention, but owns a
 # whole state where it is recurrent.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
@@ -59,8 +58,8 @@ class LlamaRunner:
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> object:
         params = lib.llama_context_default_params()
-        trained = self.model.context_length_trained or _MAX_DEFAULT_CONTEXT
-        params.n_ctx = num_cells or config.ctx or min(trained, _MAX_DEFAULT_CONTEXT)
+        trained = self.model.context_length_trained or DEFAULT_MAX_CONTEXT
+        params.n_ctx = num_cells or config.ctx or min(trained, DEFAULT_MAX_CONTEXT)
         params.n_batch = params.n_ubatch = config.batch
         params.n_seq_max = self.num_sequences
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import devices, last_error, lib
+from edgeagent.engine.offload import Footprint, kv_cache_bytes, num_layers_that_fit
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
 
@@ -33,6 +35,30 @@ _SAMPLING_KEYS = {
     "general.sampling.penalty_last_n": ("repeat_last_n", int),
 }
 _MAX_METADATA_BYTES = 1 << 20
+DEFAULT_MAX_CONTEXT = 8192
+
+
+def split_parts(path: Path) -> list[Path]:
+    """Return all files of a model, which may be split as NAME-00001-of-0000N.gguf."""
+    match = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    stem, count = match.group(1), int(match.group(2))
+    return [path.with_name(f"{stem}-{index:05}-of-{count:05}.gguf") for index in range(1, count + 1)]
+
+
+def _metadata(handle: object, key: str) -> str | None:
+    """Return a metadata value as text; None if the file has no such key."""
+    size = 256
+    for _ in range(2):
+        buffer = ctypes.create_string_buffer(size)
+        count = lib.llama_model_meta_val_str(handle, key.encode(), buffer, size)
+        if count < 0 or count >= _MAX_METADATA_BYTES:
+            return None
+        if count < size:
+            return buffer.raw[:count].decode("utf-8", errors="replace")
+        size = count + 1
+    return None
 
 
 class Model:
@@ -42,9 +68,7 @@ class Model:
     contexts made of it.
     """
 
-    def __init__(
-        self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
         self.path = path
         self.devices: tuple[DeviceInfo, ...] = devices()
         self.num_gpu_layers = self._choose_gpu_layers(config)
@@ -76,7 +100,37 @@ class Model:
                 f"(it sees: {', '.join(device.description for device in self.devices)}). "
                 "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
             )
-        return config.gpu_layers if has_gpu else 0
+        if not has_gpu:
+            return 0
+        return config.gpu_layers if config.gpu_layers >= 0 else self._num_layers_that_fit(config)
+
+    def _num_layers_that_fit(self, config: EngineConfig) -> int:
+        """Read the model's shape without its weights and compare it with the GPUs' free memory."""
+        params = lib.llama_model_default_params()
+        params.vocab_only = True
+        handle = lib.llama_model_load_from_file(str(self.path).encode(), params)
+        if not handle:
+            raise ModelLoadFailed(f"llama.cpp cannot load {self.path}: {last_error() or 'it does not say why'}")
+        try:
+
+            def number(suffix: str, default: int) -> int:
+                text = _metadata(handle, f"{_metadata(handle, 'general.architecture')}.{suffix}")
+                return int(text) if text is not None and text.isdecimal() else default
+
+            num_layers = number("block_count", 1)
+            num_heads = number("attention.head_count", 1)
+            head_width = number("attention.key_length", number("embedding_length", 0) // max(1, num_heads))
+            num_kv_values = number("attention.head_count_kv", num_heads) * head_width
+            num_cells = config.ctx or min(number("context_length", DEFAULT_MAX_CONTEXT), DEFAULT_MAX_CONTEXT)
+        finally:
+            lib.llama_model_free(handle)
+        footprint = Footprint(
+            weights_bytes=sum(part.stat().st_size for part in split_parts(self.path)),
+            kv_cache_bytes=kv_cache_bytes(num_layers, num_cells, num_kv_values, 2.0),
+            num_layers=num_layers,
+        )
+        free_bytes = sum(device.memory_free_bytes for device in self.devices if device.kind == "gpu")
+        return num_layers_that_fit(footprint, free_bytes)
 
     @property
     def handle(self) -> object:
@@ -160,16 +214,7 @@ class Model:
 
     def metadata(self, key: str) -> str | None:
         """Return a metadata value as text; None if the file has no such key."""
-        size = 256
-        for _ in range(2):
-            buffer = ctypes.create_string_buffer(size)
-            count = lib.llama_model_meta_val_str(self._handle, key.encode(), buffer, size)
-            if count < 0 or count >= _MAX_METADATA_BYTES:
-                return None
-            if count < size:
-                return buffer.raw[:count].decode("utf-8", errors="replace")
-            size = count + 1
-        return None
+        return _metadata(self._handle, key)
 
     @cached_property
     def chat_template(self) -> str | None:

@@ -48,7 +48,7 @@ class PrefixCache:
         return found[0] if found else 0
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether `num_tokens` more cells could be had by evicting idle prefixes (an underestimate while they share)."""
+        """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
     def claim(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:

@@ -53,7 +53,7 @@ class Runner(Protocol):
         ...
 
     def logits(self, index: int) -> Logits:
-        """Return the logits of the index-th output of the last batch, shape (num_vocab,): a view, valid until the next decode."""
+        """Return the index-th output of the last batch, shape (num_vocab,): a view, valid until the next decode."""
         ...
 
     def can_trim(self, seq_id: int, length: int) -> bool:

@@ -7,7 +7,8 @@ logits, so the output is what the target alone would give. This module only prop
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from edgeagent.engine.cost_model import CostModel

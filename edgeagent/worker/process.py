@@ -24,8 +24,18 @@ import psutil
 from msgspec import structs
 
 from edgeagent.engine.engine import Output
+from edgeagent.engine.sampling import Logprob
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import Delta, Finished, FinishReason, Started, Timings, Usage, WorkerStatus
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+    WorkerStatus,
+)
 from edgeagent.worker.host import Host, Prepared
 from edgeagent.worker.protocol import (
     Cancel,
@@ -190,7 +200,7 @@ class Worker:
             deltas.append(Started(sequence.num_prompt, sequence.num_cached))
         self._num_output_tokens += len(output.tokens)
         if output.tokens:
-            deltas += stream.feed(output.tokens, output.logprobs)
+            deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
         reason = output.finish_reason
         if reason is None and stream.stopped is not None:
             self._engine.cancel(sequence.id)
@@ -202,6 +212,10 @@ class Worker:
                 reason = FinishReason.TOOL_CALLS
             deltas.append(self._finished(request, output, reason))
         return deltas
+
+    def _with_piece(self, logprob: Logprob) -> TokenLogprob:
+        top = tuple(self._with_piece(rival) for rival in logprob.top)
+        return TokenLogprob(logprob.token, self._host.model.piece(logprob.token), logprob.logprob, top)
 
     def _finished(self, request: _Request, output: Output | None, reason: FinishReason) -> Finished:
         """Return the terminal delta; `output` is None where the request never reached the engine."""
@@ -267,7 +281,7 @@ class _Reader(threading.Thread):
             try:
                 message = read_to_worker(self._stream)
             except ProtocolError as error:
-                print(f"edgeagent worker: {error}", file=sys.stderr, flush=True)
+                _complain(str(error))
                 message = None
             match message:
                 case None:
@@ -283,7 +297,7 @@ class _Reader(threading.Thread):
                 case Stop():
                     self._worker.commands.put(message)
                 case Load():
-                    print("edgeagent worker: a second Load; ignored", file=sys.stderr, flush=True)
+                    _complain("a second Load; ignored")
 
     def _status(self) -> WorkerStatus:
         status, now_s = self._worker.status, time.monotonic()
@@ -314,8 +328,8 @@ class _Preparer(threading.Thread):
                 self._worker.commands.put(_Refused(request.id, error))
             except Exception:  # the loop's edge: one bad request must not end the worker
                 traceback.print_exc()
-                error = InternalError("The request could not be prepared; the daemon's log has the details.")
-                self._worker.commands.put(_Refused(request.id, error))
+                unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
+                self._worker.commands.put(_Refused(request.id, unknown))
 
 
 class _Writer(threading.Thread):
@@ -333,6 +347,11 @@ class _Writer(threading.Thread):
                 self._stream.flush()
             except OSError:
                 os._exit(0)  # the daemon is gone
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"edgeagent worker: {message}\n")
+    sys.stderr.flush()
 
 
 def _detach_from_terminal() -> None:
@@ -378,7 +397,7 @@ def main() -> int:
     writer.start()
     message = read_to_worker(sys.stdin.buffer)
     if not isinstance(message, Load):
-        print("edgeagent worker: the first message must be Load; this program is started by the daemon", file=sys.stderr)
+        _complain("the first message must be Load; this program is started by the daemon")
         return 2
     try:
         host = _load(message, writer.frames)

@@ -30,7 +30,10 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """Begin a request. `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model."""
+    """Begin a request.
+
+    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model.
+    """
 
     request: GenerateRequest
     accepted_at_s: float

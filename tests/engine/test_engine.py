@@ -1,4 +1,4 @@
-"""The engine's law over random schedules, on a fake runner: batched, cached, speculative output is naive greedy output."""
+"""The engine on a fake runner, and its law: batched, cached, speculative output is naive greedy output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import pytest
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
 from tests.fakes import FakeRunner, next_token
-from edgeagent.engine.sampling import Sampler, resolve
 
 END = 0
 GREEDY = SamplingParams(
-    temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0, repeat_last_n=0,
-    presence_penalty=0.0, frequency_penalty=0.0,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    repeat_penalty=1.0,
+    repeat_last_n=0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
 )
 
 
@@ -213,7 +219,9 @@ class TestCancel:
             for output in engine.step():
                 results.setdefault(output.sequence.id, []).extend(output.tokens)
             engine.check_integrity()
-        assert results == {name: naive(prompt, 20)[0] for name, prompt in {"a": [5, 6, 7], "b": [8, 9], "c": [10, 11, 12]}.items()}
+        assert results == {
+            name: naive(prompt, 20)[0] for name, prompt in {"a": [5, 6, 7], "b": [8, 9], "c": [10, 11, 12]}.items()
+        }
 
 
 class TestUrgency:
@@ -291,7 +299,9 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
     for step in range(600):
         if step < 300 and rng.random() < 0.2:
             base = rng.choice(known)
-            prompt = base[: rng.randrange(1, len(base) + 1)] + [rng.randrange(1, 50) for _ in range(rng.randrange(1, 6))]
+            prompt = base[: rng.randrange(1, len(base) + 1)] + [
+                rng.randrange(1, 50) for _ in range(rng.randrange(1, 6))
+            ]
             prompt = prompt[-(runner.num_cells - 2) :]
             name = f"s{step}"
             expected[name] = Expected(prompt, rng.randrange(1, 15))

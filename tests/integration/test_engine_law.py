@@ -1,13 +1,14 @@
 """The engine's law on real llama.cpp: batched, chunked, cached and interrupted output equals naive greedy output.
 
-llama.cpp's logits are the same to the bit whatever a sequence's chunks and whoever shares its batch, while a batch stays
-under 64 tokens and attention is the flash kind; so the batches here hold 48 at most and equality is exact. Larger ones use
-other kernels, and there a near-tie may fall either way (`test_large_batches`).
+llama.cpp's logits are the same to the bit whatever a sequence's chunks and whoever shares its batch, while a batch
+stays under 64 tokens and attention is the flash kind; so the batches here hold 48 at most and equality is exact. Larger
+ones use other kernels, and there a near-tie may fall either way (`test_large_batches`).
 """
 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def greedy(model: Model) -> Sampler:
     return Sampler(resolve(GREEDY, model.default_sampling()), model.num_tokens)
 
 
-def run_schedule(model: Model, engine: Engine, runner: LlamaRunner, rng: random.Random, num_steps: int) -> dict[str, tuple[list[int], int, list[int]]]:
+def run_schedule(
+    model: Model, engine: Engine, runner: LlamaRunner, rng: random.Random, num_steps: int
+) -> dict[str, tuple[list[int], int, list[int]]]:
     """Drive an engine through a random schedule; return (prompt, max_tokens, output) of what was not cancelled."""
     known = [[rng.randrange(10, 250) for _ in range(60)]]
     asked: dict[str, tuple[list[int], int, list[int]]] = {}
@@ -77,7 +80,9 @@ def run_schedule(model: Model, engine: Engine, runner: LlamaRunner, rng: random.
     while step < num_steps or engine.has_work:
         if step < num_steps and rng.random() < 0.15:
             base = rng.choice(known)
-            prompt = base[: rng.randrange(1, len(base) + 1)] + [rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))]
+            prompt = base[: rng.randrange(1, len(base) + 1)] + [
+                rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))
+            ]
             name = f"s{step}"
             asked[name] = (prompt[-300:], rng.randrange(1, 12), [])
             engine.add(SequenceSpec(name, asked[name][0], greedy(model), max_tokens=asked[name][1]))
@@ -111,6 +116,38 @@ def test_random_schedules(model: Model, seed: int) -> None:
     asked = run_schedule(model, engine, runner, random.Random(seed), 120)
     assert len(asked) > 5
     assert any(output for _, _, output in asked.values())
+    for prompt, max_tokens, output in asked.values():
+        assert output == naive.generate(prompt, max_tokens)
+    naive.close()
+    runner.close()
+
+
+class Meddler(threading.Thread):
+    """Sets the abort flag again and again from another thread, wherever the decode happens to be."""
+
+    def __init__(self, runner: LlamaRunner) -> None:
+        super().__init__(daemon=True)
+        self._runner = runner
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        rng = random.Random(5)
+        while not self._done.wait(rng.random() * 0.003):
+            self._runner.request_abort()
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+
+def test_interrupted_anywhere(model: Model) -> None:
+    runner = LlamaRunner(model, CONFIG)
+    engine = Engine(runner, max_running=4)
+    naive = Naive(model)
+    meddler = Meddler(runner)
+    meddler.start()
+    asked = run_schedule(model, engine, runner, random.Random(11), 150)
+    meddler.stop()
     for prompt, max_tokens, output in asked.values():
         assert output == naive.generate(prompt, max_tokens)
     naive.close()
