@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from msgspec import Struct
+
 from edgeagent.types import GenerateRequest, ModelStatus, Step
+
+
+class Estimate(Struct, frozen=True):
+    """What a backend expects of a request: how full it is, and after how long a refused one may try again."""
+
+    backend: str
+    is_local: bool
+    num_live: int
+    max_live: int
+    retry_after_s: float = 1.0
 
 
 class Backend(Protocol):
@@ -19,6 +31,10 @@ class Backend(Protocol):
 
     name: str
 
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        """Say what to expect of a request, without side effects; raise ModelNotFound for a model it does not serve."""
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract above."""
         ...
@@ -29,6 +45,10 @@ class Backend(Protocol):
 
     def models(self) -> list[ModelStatus]:
         """Return the models this backend serves, loaded or not."""
+        ...
+
+    def default_model(self) -> str:
+        """Return the name of the model that serves a request which names none."""
         ...
 
     async def start(self) -> None:

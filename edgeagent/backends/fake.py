@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
+from edgeagent.backends.base import Estimate
 from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.types import (
     ChatPrompt,
@@ -98,6 +99,11 @@ class FakeBackend:
         self._names = models
         self._live: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        """Return room without end, for any request."""
+        del request
+        return Estimate(self.name, is_local=True, num_live=self.num_live, max_live=1_000_000)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""

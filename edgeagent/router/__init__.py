@@ -1,0 +1,21 @@
+"""Where a request goes: `build` composes the router of a daemon from its configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgeagent.config import Config
+    from edgeagent.router.router import Router
+
+
+def build(config: Config) -> Router:
+    """Return the router with its backends, not started. Imports come here, so that naming the package costs nothing."""
+    from edgeagent.backends.local import LocalBackend
+    from edgeagent.router.router import Router
+    from edgeagent.store.gguf import validate_model
+    from edgeagent.store.resolve import resolve
+    from edgeagent.worker.pool import Pool
+
+    pool = Pool(config, lambda name: resolve(name, config.store), validate_model)
+    return Router([LocalBackend(config.engine, pool)])

@@ -1,0 +1,104 @@
+"""The backend on this machine: a bounded number of requests, each with its mailbox, its deadline and its end.
+
+It does not know processes or frames (worker.pool does) nor why a request came here (the router does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from edgeagent.backends.base import Estimate
+from edgeagent.backends.mailbox import Mailbox
+from edgeagent.config import EngineConfig
+from edgeagent.errors import Overloaded, RequestTimeout
+from edgeagent.types import Finished, GenerateRequest, ModelStatus, Step
+from edgeagent.worker.pool import Pool
+
+_FIRST_GUESS_S = 2.0
+_SMOOTHING = 0.2
+_MAX_RETRY_AFTER_S = 60.0
+
+
+class LocalBackend:
+    """Generates through the pool's workers."""
+
+    name = "local"
+
+    def __init__(self, engine: EngineConfig, pool: Pool, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._max_live = engine.parallel + engine.max_waiting
+        self._clock = clock
+        self._usual_duration_s = _FIRST_GUESS_S
+
+    def default_model(self) -> str:
+        """Return the name of the model that serves a request which names none."""
+        return self._pool.default_model()
+
+    async def start(self) -> None:
+        """Find the configured model and begin to load it; raise StoreError or NotFound where there is none."""
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        """End every request, and the workers."""
+        await self._pool.stop()
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models of this machine."""
+        return self._pool.models()
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        """Return how full the model's queue is; raise ModelNotFound."""
+        num_live = self._pool.num_live(request.model)
+        return Estimate(self.name, True, num_live, self._max_live, self._retry_after_s())
+
+    def cancel(self, request_id: str) -> None:
+        """End a request politely; its generator goes on to Finished(cancelled)."""
+        self._pool.cancel(request_id)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""
+        self._refuse_if_full(request.model)
+        mailbox = Mailbox()
+        began_s = self._clock()
+        self._pool.submit(request, mailbox)
+        deadline = self._set_deadline(request, mailbox)
+        try:
+            while True:
+                step = await mailbox.next()
+                ends = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
+                if ends:
+                    self._note_duration(self._clock() - began_s)
+                yield step
+                if ends:
+                    return
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            self._pool.abandon(request.id)
+
+    def _refuse_if_full(self, model: str) -> None:
+        num_live = self._pool.num_live(model)
+        if num_live >= self._max_live:
+            raise Overloaded(
+                f"{num_live} requests are running or waiting and no more are taken; try again later",
+                retry_after_s=self._retry_after_s(),
+                served_by=self.name,
+            )
+
+    def _set_deadline(self, request: GenerateRequest, mailbox: Mailbox) -> asyncio.TimerHandle | None:
+        if request.timeout_s is None:
+            return None
+        return asyncio.get_running_loop().call_later(request.timeout_s, self._time_out, request, mailbox)
+
+    def _time_out(self, request: GenerateRequest, mailbox: Mailbox) -> None:
+        mailbox.fail(RequestTimeout(f"the request did not end within its {request.timeout_s:g} s", served_by=self.name))
+        self._pool.abandon(request.id)
+
+    def _note_duration(self, duration_s: float) -> None:
+        self._usual_duration_s += _SMOOTHING * (duration_s - self._usual_duration_s)
+
+    def _retry_after_s(self) -> float:
+        """Guess when the queue will have drained: the usual time from acceptance to end, waiting included."""
+        return min(_MAX_RETRY_AFTER_S, max(1.0, self._usual_duration_s))

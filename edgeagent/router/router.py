@@ -1,0 +1,91 @@
+"""Takes each request to a backend: estimates, policy, admission, then the backend's own steps.
+
+It is what the wire calls the service. The decisions are pure functions next door; here are their effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from msgspec.structs import replace
+
+from edgeagent.backends.base import Backend, Estimate
+from edgeagent.errors import BackendUnavailable, ModelNotFound, Overloaded
+from edgeagent.router.admission import Refused, admit
+from edgeagent.router.policy import Route, choose_routes
+from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, Step
+
+
+class Router:
+    """All backends as one; its `generate` and `cancel` keep the contract of backends.base.Backend."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self._backends = {backend.name: backend for backend in backends}
+
+    async def start(self) -> None:
+        """Start every backend; raise what keeps one from starting."""
+        for backend in self._backends.values():
+            await backend.start()
+
+    async def stop(self) -> None:
+        """End every request, then release everything."""
+        await asyncio.gather(*(backend.stop() for backend in self._backends.values()))
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models of every backend."""
+        return [model for backend in self._backends.values() for model in backend.models()]
+
+    def default_model(self) -> str:
+        """Return the name of the model that serves a request which names none."""
+        return next(iter(self._backends.values())).default_model()
+
+    def cancel(self, request_id: str) -> None:
+        """End a live request politely, wherever it runs; an unknown or finished id is ignored."""
+        for backend in self._backends.values():
+            backend.cancel(request_id)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request where the policy says; the terminal event tells where that was, and why.
+
+        From the decision to the backend's acceptance nothing is awaited, so that a burst is counted exactly.
+        """
+        route = self._choose(request)
+        async with aclosing(self._backends[route.backend].generate(request)) as steps:
+            async for step in steps:
+                yield _with_route(step, route)
+
+    def _choose(self, request: GenerateRequest) -> Route:
+        estimates = self._estimates(request)
+        routes = choose_routes(request, estimates)
+        if not routes:
+            raise BackendUnavailable(f"no backend may serve model {request.model!r}; this daemon is local only")
+        decision = admit(routes, estimates)
+        if isinstance(decision, Refused):
+            raise Overloaded(
+                f"{decision.num_live} requests are running or waiting and no more are taken; try again later",
+                retry_after_s=decision.retry_after_s,
+            )
+        return decision.route
+
+    def _estimates(self, request: GenerateRequest) -> list[Estimate]:
+        estimates: list[Estimate] = []
+        unknown: ModelNotFound | None = None
+        for backend in self._backends.values():
+            try:
+                estimates.append(backend.estimate(request))
+            except ModelNotFound as error:
+                unknown = unknown or error
+        if unknown is not None and not estimates:
+            raise unknown
+        return estimates
+
+
+def _with_route(step: Step, route: Route) -> Step:
+    if not step.deltas or not isinstance(step.deltas[-1], Finished):
+        return step
+    finished = step.deltas[-1]
+    timings = replace(finished.timings, route=route.backend, reason=route.reason)
+    deltas: tuple[Delta, ...] = (*step.deltas[:-1], replace(finished, timings=timings))
+    return replace(step, deltas=deltas)

@@ -1,0 +1,324 @@
+"""A scripted worker process that speaks the real protocol, and misbehaves as told.
+
+How a life starts is told by the command line (`stub_command`), what a request does by its own prompt text. Both are
+lists of commands, one for each life of the worker (the last one repeats), so that "die SIGKILL 2 | answer 3" dies the
+first time and answers the second. The commands are the methods of `Stub` below.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    MemoryKind,
+    ModelInfo,
+    SamplingParams,
+    Started,
+    TextDelta,
+    TextPrompt,
+    Timings,
+    Usage,
+    WorkerStatus,
+)
+from edgeagent.worker import protocol
+from edgeagent.worker.protocol import (
+    Cancel,
+    Failed,
+    FromWorker,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ping,
+    Pong,
+    Ready,
+    StepItem,
+    Steps,
+    Stop,
+    Submit,
+)
+
+SECRET = "the user's own words"
+NUM_PROMPT_TOKENS = 7
+
+
+def stub_command(lives: Path, *starts: str, ignore_sigterm: bool = False) -> tuple[str, ...]:
+    """Return the command line of a stub that counts its lives in a file and starts each as told ("ok" by default)."""
+    script = {"lives": str(lives), "starts": starts or ("ok",), "ignore_sigterm": ignore_sigterm}
+    return (sys.executable, "-P", "-m", "tests.stub_worker", json.dumps(script))
+
+
+def num_lives(lives: Path) -> int:
+    """Return how many workers have been started."""
+    return lives.stat().st_size if lives.exists() else 0
+
+
+class Stub:
+    """One life. Methods named `start_*` are commands for the start, `do_*` for a request."""
+
+    def __init__(self, lives: Path) -> None:
+        with lives.open("ab") as file:
+            file.write(b".")
+        self.life = num_lives(lives)
+        self.live: dict[str, bool] = {}  # id → whether it listens to a cancel
+        self.streams: dict[str, int] = {}
+        self.num_steps = 0
+        self.name = "stub"
+
+    def command(self, commands: list[str]) -> list[str]:
+        """Return the words of this life's command."""
+        return commands[min(self.life, len(commands)) - 1].split()
+
+    def run(self, starts: list[str]) -> None:
+        """Load, then serve until told to stop."""
+        kind, *words = self.command(starts)
+        getattr(self, f"start_{kind}")(*words)
+        while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
+            match message:
+                case Submit(request):
+                    assert isinstance(request.prompt, TextPrompt)
+                    kind, *words = self.command(request.prompt.text.split("|"))
+                    self.live[request.id] = True
+                    getattr(self, "do_" + kind.replace("-", "_"))(request.id, *words)
+                case Cancel(request_id):
+                    if self.live.get(request_id):
+                        self.finish(request_id, FinishReason.CANCELLED)
+                case Ping(nonce):
+                    self.on_ping(nonce)
+                case Stop():
+                    for request_id in list(self.live):
+                        self.finish(request_id, FinishReason.CANCELLED)
+                    return
+                case Load():
+                    raise AssertionError("a second load")
+
+    def on_ping(self, nonce: int) -> None:
+        for request_id, index in self.streams.items():
+            self.token(request_id, index)
+            self.streams[request_id] += 1
+        send(Pong(nonce, WorkerStatus(num_steps=self.num_steps, num_running=len(self.live))))
+
+    def step(self, request_id: str, *deltas: Started | TextDelta | Finished, tokens: tuple[int, ...] = ()) -> None:
+        self.num_steps += 1
+        send(Steps(time.monotonic(), (StepItem(request_id, deltas, tokens),)))
+
+    def token(self, request_id: str, index: int) -> None:
+        self.step(request_id, TextDelta(f"{index} "), tokens=(1000 + index,))
+
+    def tokens(self, request_id: str, num: int) -> None:
+        if num:
+            self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
+        for index in range(num):
+            self.token(request_id, index)
+
+    def finish(self, request_id: str, reason: FinishReason, num_tokens: int = 0) -> None:
+        self.streams.pop(request_id, None)
+        if self.live.pop(request_id, None) is not None:
+            self.step(request_id, Finished(reason, Usage(NUM_PROMPT_TOKENS, 0, num_tokens), Timings()))
+
+    def load(self) -> None:
+        message = protocol.read_to_worker(sys.stdin.buffer)
+        assert isinstance(message, Load)
+        self.name = message.name
+
+    def ready(self) -> None:
+        send(Ready(model_info(self.name)))
+
+    def start_ok(self) -> None:
+        self.load()
+        send(LoadProgress(0.5))
+        self.ready()
+
+    def start_stderr(self, num_bytes: str) -> None:
+        print("x" * int(num_bytes), file=sys.stderr, flush=True)
+        self.start_ok()
+
+    def start_fail(self, code: str) -> None:
+        self.load()
+        send(LoadFailed(code, "the file is not to its liking"))
+
+    def start_die(self, name: str) -> None:
+        self.load()
+        die(name)
+
+    def start_exit(self, code: str) -> None:
+        sys.exit(int(code))
+
+    def start_raise(self) -> None:
+        raise ImportError("libcuda.so.1: cannot open shared object file")
+
+    def start_creep(self, num_steps: str) -> None:
+        """Load slowly, a bit of progress for each ping."""
+        self.load()
+        for index in range(int(num_steps)):
+            message = protocol.read_to_worker(sys.stdin.buffer)
+            while not isinstance(message, Ping):
+                if message is None or isinstance(message, Stop):
+                    sys.exit(0)
+                message = protocol.read_to_worker(sys.stdin.buffer)
+            send(Pong(message.nonce, WorkerStatus()))
+            send(LoadProgress((index + 1) / int(num_steps)))
+        self.ready()
+
+    def start_stall(self) -> None:
+        """Load for ever without progress, though it answers pings."""
+        self.load()
+        send(LoadProgress(0.25))
+        while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
+            if isinstance(message, Ping):
+                send(Pong(message.nonce, WorkerStatus()))
+                send(LoadProgress(0.25))
+
+    def start_deaf(self) -> None:
+        """Load, then read nothing any more, the end of the pipe neither."""
+        self.start_ok()
+        while True:
+            time.sleep(60)
+
+    def start_garbage(self) -> None:
+        os.write(1, b"Hello from a library that prints on stdout\n" * 100)
+        self.start_ok()
+
+    def start_early(self) -> None:
+        """Be ready twice."""
+        self.start_ok()
+        self.ready()
+
+    def do_answer(self, request_id: str, num: str) -> None:
+        self.tokens(request_id, int(num))
+        self.finish(request_id, FinishReason.STOP, int(num))
+
+    def do_stream(self, request_id: str) -> None:
+        """One token for each ping until cancelled."""
+        self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
+        self.streams[request_id] = 0
+
+    def do_wait(self, request_id: str, num: str = "0") -> None:
+        """Give some tokens, then do nothing until cancelled."""
+        self.tokens(request_id, int(num))
+
+    def do_deaf(self, request_id: str, num: str = "0") -> None:
+        """Give some tokens, then do nothing whatever comes, but answer pings."""
+        self.tokens(request_id, int(num))
+        self.live[request_id] = False
+
+    def do_die(self, request_id: str, name: str, num: str = "0") -> None:
+        self.tokens(request_id, int(num))
+        die(name)
+
+    def do_exit(self, request_id: str, code: str, num: str = "0") -> None:
+        self.tokens(request_id, int(num))
+        sys.exit(int(code))
+
+    def do_raise(self, request_id: str) -> None:
+        self.tokens(request_id, 1)
+        raise RuntimeError(f"cannot tokenize {SECRET!r}")
+
+    def do_assert(self, request_id: str) -> None:
+        self.tokens(request_id, 1)
+        print("/build/ggml/src/ggml.c:1234: GGML_ASSERT(n_tokens > 0) failed", file=sys.stderr, flush=True)
+        die("SIGABRT")
+
+    def do_terminate(self, request_id: str) -> None:
+        self.tokens(request_id, 1)
+        print(
+            f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  bad {SECRET}",
+            file=sys.stderr,
+            flush=True,
+        )
+        die("SIGABRT")
+
+    def do_freeze(self, request_id: str, num: str = "0") -> None:
+        self.tokens(request_id, int(num))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def do_fail(self, request_id: str, code: str) -> None:
+        del self.live[request_id]
+        send(Failed(request_id, code, "it would not", param="prompt"))
+
+    def do_garbage(self, request_id: str) -> None:
+        body = b"\xc1 no msgpack"
+        write(len(body).to_bytes(4, "little") + body)
+
+    def do_oversized(self, request_id: str) -> None:
+        write((1 << 30).to_bytes(4, "little") + b"x" * 64)
+
+    def do_wrong_id(self, request_id: str) -> None:
+        self.token("somebody-else", 0)
+
+    def do_after_end(self, request_id: str) -> None:
+        self.do_answer(request_id, "1")
+        self.token(request_id, 1)
+
+    def do_two_ends(self, request_id: str) -> None:
+        end = Finished(FinishReason.STOP, Usage(), Timings())
+        self.step(request_id, end, end)
+
+    def do_wrong_pong(self, request_id: str) -> None:
+        send(Pong(4_000_000, WorkerStatus()))
+
+    def do_flood(self, request_id: str) -> None:
+        self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
+        while True:
+            self.token(request_id, 0)
+
+    def do_close_output(self, request_id: str) -> None:
+        os.close(1)
+
+
+def model_info(name: str) -> ModelInfo:
+    """Return the card of a model that the stub claims to have loaded."""
+    return ModelInfo(
+        name=name,
+        path="/stub.gguf",
+        architecture="stub",
+        description="stub",
+        size_bytes=1,
+        num_params=1,
+        num_vocab=2,
+        context_length=64,
+        context_length_trained=64,
+        max_sequences=4,
+        memory_kind=MemoryKind.FULL_ATTENTION,
+        has_chat_template=False,
+        supports_tools=False,
+        supports_reasoning=False,
+        sampling=SamplingParams(temperature=0.0),
+    )
+
+
+def write(frame: bytes) -> None:
+    """Write bytes on the pipe to the daemon."""
+    while frame:
+        frame = frame[os.write(1, frame) :]
+
+
+def send(message: FromWorker) -> None:
+    """Send a message to the daemon."""
+    write(protocol.encode(message))
+
+
+def die(name: str) -> NoReturn:
+    """Die by a signal."""
+    os.kill(os.getpid(), signal.Signals[name])
+    time.sleep(60)
+    raise AssertionError("it survived")
+
+
+def main(argument: str) -> None:
+    """Live one life."""
+    script = json.loads(argument)
+    if script["ignore_sigterm"]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Stub(Path(script["lives"])).run(script["starts"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,101 @@
+"""What the tests of the supervisor, the pool and the backends share: quick patience, a recording sink, a stub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextPrompt
+from edgeagent.worker.protocol import Load
+from edgeagent.worker.supervisor import Supervisor
+from edgeagent.worker.watchdog import Patience
+from tests.stub_worker import stub_command
+
+QUICK = Patience(
+    ping_interval_s=0.01,
+    pong_timeout_s=5.0,
+    hang_timeout_s=5.0,
+    load_timeout_s=30.0,
+    stop_grace_s=1.0,
+    first_backoff_s=0.01,
+    max_backoff_s=0.02,
+)
+
+
+def request(text: str, request_id: str = "r1", **fields: object) -> GenerateRequest:
+    """Return a request that makes the stub obey `text`."""
+    return GenerateRequest(id=request_id, model="", prompt=TextPrompt(text), **fields)  # type: ignore[arg-type]
+
+
+def make_supervisor(
+    lives: Path, *starts: str, patience: Patience = QUICK, ignore_sigterm: bool = False, **options: object
+) -> Supervisor:
+    """Return a supervisor of stub workers."""
+
+    async def prepare() -> Load:
+        return Load("stub", "/stub.gguf", None, b"{}")
+
+    command = stub_command(lives, *starts, ignore_sigterm=ignore_sigterm)
+    return Supervisor("stub", prepare, command=command, patience=patience, **options)  # type: ignore[arg-type]
+
+
+class Record:
+    """A sink that keeps everything and can be waited on."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.error: EdgeAgentError | None = None
+        self.num_ends = 0
+        self._changed = asyncio.Event()
+
+    def put(self, step: Step) -> None:
+        assert self.num_ends == 0, "a step after the end"
+        self.steps.append(step)
+        self.num_ends += any(isinstance(delta, Finished) for delta in step.deltas)
+        self._notify()
+
+    def fail(self, error: EdgeAgentError) -> None:
+        assert self.num_ends == 0, "a failure after the end"
+        self.error = error
+        self.num_ends += 1
+        self._notify()
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, TextDelta))
+
+    @property
+    def deltas(self) -> list[object]:
+        return [delta for step in self.steps for delta in step.deltas]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for step in self.steps for token in step.tokens]
+
+    @property
+    def finished(self) -> Finished:
+        last = self.deltas[-1]
+        assert isinstance(last, Finished), self.error
+        return last
+
+    async def until(self, condition: Callable[[Record], bool]) -> None:
+        """Return once the condition holds."""
+        while not condition(self):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def end(self) -> Record:
+        """Wait for the one end."""
+        await self.until(lambda record: record.num_ends > 0)
+        return self
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return once the condition holds; the test's own time limit is the only clock."""
+    while not condition():
+        await asyncio.sleep(0.002)

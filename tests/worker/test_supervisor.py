@@ -1,0 +1,384 @@
+"""The supervisor with stub workers over real pipes: every way to start, answer, misbehave and die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeagent.errors import BackendUnavailable, InvalidRequest, ModelLoadFailed, NotSupported, PayloadTooLarge, WorkerCrashed
+from edgeagent.types import FinishReason, Started, WorkerState
+from edgeagent.worker import supervisor as supervisor_module
+from edgeagent.worker.supervisor import Supervisor
+from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
+from tests.worker.support import QUICK, Record, eventually, make_supervisor, request
+
+Make = Callable[..., Supervisor]
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Path:
+    return tmp_path / "lives"
+
+
+@pytest.fixture
+async def make(lives: Path) -> AsyncIterator[Make]:
+    made: list[Supervisor] = []
+
+    def make_one(*starts: str, **options: object) -> Supervisor:
+        made.append(make_supervisor(lives, *starts, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make_one
+    for supervisor in made:
+        await supervisor.stop()
+
+
+def submit(supervisor: Supervisor, text: str, request_id: str = "r1") -> Record:
+    record = Record()
+    supervisor.submit(request(text, request_id), record)
+    return record
+
+
+async def test_answers_in_order_and_ends_once(make: Make) -> None:
+    supervisor = make()
+    record = await submit(supervisor, "answer 5").end()
+    assert record.text == "0 1 2 3 4 "
+    assert record.tokens == [1000, 1001, 1002, 1003, 1004]
+    assert record.deltas[0] == Started(NUM_PROMPT_TOKENS, 0)
+    assert record.finished.reason is FinishReason.STOP
+    assert supervisor.num_live == 0
+
+
+async def test_requests_wait_while_the_model_loads_slowly(make: Make) -> None:
+    supervisor = make("creep 5")
+    supervisor.start()
+    records = [submit(supervisor, "answer 1", f"r{index}") for index in range(3)]
+    await eventually(lambda: supervisor.status().progress >= 0.2)
+    assert supervisor.status().state is WorkerState.STARTING
+    for record in records:
+        assert (await record.end()).text == "0 "
+    status = supervisor.status()
+    assert (status.state, status.progress, status.cause) == (WorkerState.READY, 1.0, None)
+    assert status.info is not None and status.info.name == "stub"
+    assert status.pid is not None and psutil.pid_exists(status.pid)
+
+
+async def test_the_status_of_a_pong_is_shown(make: Make) -> None:
+    supervisor = make()
+    record = submit(supervisor, "wait 2")
+    await eventually(lambda: (worker := supervisor.status().worker) is not None and worker.num_running == 1)
+    supervisor.cancel("r1")
+    assert (await record.end()).finished.reason is FinishReason.CANCELLED
+
+
+async def test_a_request_the_worker_refuses_gets_its_error(make: Make) -> None:
+    record = await submit(make(), "fail not_supported").end()
+    assert isinstance(record.error, NotSupported)
+    assert record.error.param == "prompt"
+
+
+async def test_cancel_goes_on_to_the_workers_own_end(make: Make) -> None:
+    supervisor = make()
+    record = submit(supervisor, "stream")
+    await record.until(lambda record: len(record.tokens) >= 2)
+    supervisor.cancel("r1")
+    supervisor.cancel("r1")
+    assert (await record.end()).finished.reason is FinishReason.CANCELLED
+    assert (await submit(supervisor, "answer 1", "r2").end()).text == "0 "
+
+
+async def test_cancel_of_a_waiting_request_needs_no_worker(make: Make, lives: Path) -> None:
+    supervisor = make("stall")
+    record = submit(supervisor, "answer 1")
+    await eventually(lambda: num_lives(lives) == 1)
+    supervisor.cancel("r1")
+    assert record.finished.reason is FinishReason.CANCELLED
+
+
+async def test_an_abandoned_request_is_cancelled_and_its_late_frames_dropped(make: Make) -> None:
+    supervisor = make()
+    record = submit(supervisor, "stream")
+    await record.until(lambda record: bool(record.tokens))
+    supervisor.abandon("r1")
+    num_steps = len(record.steps)
+    assert supervisor.num_live == 1, "its place is taken until the worker has let go of it"
+    await eventually(lambda: supervisor.num_live == 0)
+    assert len(record.steps) == num_steps
+    assert supervisor.status().num_restarts == 0
+
+
+async def test_unknown_ids_are_ignored(make: Make) -> None:
+    supervisor = make()
+    supervisor.cancel("nobody")
+    supervisor.abandon("nobody")
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    supervisor.cancel("r1")
+
+
+async def test_two_live_requests_cannot_share_an_id(make: Make) -> None:
+    supervisor = make()
+    record = submit(supervisor, "stream")
+    with pytest.raises(InvalidRequest, match="r1"):
+        submit(supervisor, "answer 1")
+    supervisor.cancel("r1")
+    await record.end()
+
+
+async def test_what_cannot_be_encoded_is_the_clients_mistake(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = make()
+    with pytest.raises(InvalidRequest):
+        submit(supervisor, "lone surrogate \ud800")
+    monkeypatch.setattr(supervisor_module, "MAX_FRAME_TO_WORKER_BYTES", 1000)
+    with pytest.raises(PayloadTooLarge, match="1000"):
+        submit(supervisor, "x" * 1000)
+    assert supervisor.num_live == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("die SIGSEGV 2", "SIGSEGV (invalid memory access)"),
+        ("die SIGBUS 2", "SIGBUS"),
+        ("die SIGKILL 2", "SIGKILL (killed from outside; out of memory?)"),
+        ("die SIGILL 2", "SIGILL"),
+        ("exit 0 2", "exit code 0 without being asked to stop"),
+        ("exit 3 2", "exit code 3"),
+        ("assert", "SIGABRT (aborted): ggml.c:1234: GGML_ASSERT(n_tokens > 0) failed"),
+        ("terminate", "SIGABRT (aborted): C++ exception std::runtime_error"),
+        ("raise", "exit code 1: RuntimeError at stub_worker.py:"),
+    ],
+)
+async def test_a_started_request_ends_with_the_named_cause(make: Make, text: str, cause: str) -> None:
+    supervisor = make()
+    record = await submit(supervisor, text).end()
+    assert isinstance(record.error, WorkerCrashed)
+    assert cause in record.error.message
+    assert SECRET not in record.error.message
+    assert record.error.num_delivered_tokens == len(record.tokens) > 0
+    assert cause in (supervisor.status().cause or "")
+    assert (await submit(supervisor, "answer 1", "r2").end()).text == "0 "
+    assert supervisor.status().num_restarts == 1
+
+
+async def test_a_request_without_output_is_replayed_once_unseen(make: Make, lives: Path) -> None:
+    record = await submit(make(), "die SIGKILL | answer 3").end()
+    assert record.error is None
+    assert record.text == "0 1 2 "
+    assert num_lives(lives) == 2
+
+
+async def test_a_replayed_request_starts_once_for_its_reader(make: Make) -> None:
+    supervisor = make()
+    record = submit(supervisor, "stream | answer 2")
+    waiting = submit(supervisor, "wait | answer 1", "r2")
+    await record.until(lambda record: bool(record.deltas))
+    pid = supervisor.status().pid
+    if not record.tokens:
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await record.end()
+        assert [type(delta) for delta in record.deltas].count(Started) == 1
+    else:
+        supervisor.cancel("r1")
+    supervisor.cancel("r2")
+    await waiting.end()
+
+
+async def test_a_request_that_kills_twice_is_not_replayed_again(make: Make, lives: Path) -> None:
+    record = await submit(make(), "die SIGSEGV").end()
+    assert isinstance(record.error, WorkerCrashed)
+    assert record.error.num_delivered_tokens == 0
+    assert num_lives(lives) == 2
+
+
+async def test_a_cancelled_request_ends_as_cancelled_when_its_worker_dies(make: Make) -> None:
+    supervisor = make()
+    deaf = submit(supervisor, "deaf 2")
+    await deaf.until(lambda record: len(record.tokens) == 2)
+    supervisor.cancel("r1")
+    killer = submit(supervisor, "die SIGKILL 1", "r2")
+    assert (await deaf.end()).finished.reason is FinishReason.CANCELLED
+    assert deaf.finished.usage.num_output_tokens == 2
+    assert isinstance((await killer.end()).error, WorkerCrashed)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("garbage", "broke the protocol"),
+        ("oversized", "1073741824 bytes"),
+        ("wrong-id", "somebody-else"),
+        ("after-end", "not live"),
+        ("two-ends", "after its end"),
+        ("wrong-pong", "pong 4000000"),
+        ("flood", "flood"),
+        ("close-output", "closed its output"),
+    ],
+)
+async def test_a_worker_that_breaks_the_protocol_is_replaced(make: Make, text: str, words: str) -> None:
+    supervisor = make()
+    bystander = submit(supervisor, "wait | answer 1", "r0")
+    submit(supervisor, f"{text} | answer 1")
+    assert (await bystander.end()).text == "0 ", "it had no output and is replayed"
+    assert supervisor.status().num_restarts == 1
+    # The cause is of the past once the next worker is ready; the log keeps it.
+
+
+@pytest.mark.parametrize("start", ["garbage", "early"])
+async def test_a_worker_that_breaks_the_protocol_while_loading_is_replaced(make: Make, lives: Path, start: str) -> None:
+    supervisor = make(start, "ok")
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert num_lives(lives) == 2
+
+
+async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.1, stop_grace_s=0.05))
+    record = submit(supervisor, "freeze 1")
+    await record.until(lambda record: bool(record.tokens))
+    pid = supervisor.status().pid
+    assert isinstance((await record.end()).error, WorkerCrashed)
+    assert record.error is not None and "no sign of life" in record.error.message
+    assert (await submit(supervisor, "answer 1", "r2").end()).text == "0 "
+    assert pid is not None and not psutil.pid_exists(pid)
+
+
+async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.1))
+    record = await submit(supervisor, "deaf 1").end()
+    assert isinstance(record.error, WorkerCrashed)
+    assert "one step took longer" in record.error.message
+
+
+async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.15))
+    stream, deaf = submit(supervisor, "stream"), submit(supervisor, "deaf 1", "r2")
+    await deaf.until(lambda record: bool(record.tokens))
+    supervisor.cancel("r2")
+    assert (await deaf.end()).finished.reason is FinishReason.CANCELLED
+    assert "did not end within" in str((await stream.end()).error)
+
+
+async def test_a_stalled_load_is_a_crash(make: Make, lives: Path) -> None:
+    supervisor = make("stall", "ok", patience=replace(QUICK, load_timeout_s=0.1))
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert num_lives(lives) == 2
+
+
+async def test_a_model_that_cannot_be_loaded_is_not_tried_again_at_once(make: Make, lives: Path) -> None:
+    now = [100.0]
+    supervisor = make("fail model_load_failed", "ok", clock=lambda: now[0])
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, ModelLoadFailed)
+    assert record.error.message == "the file is not to its liking"
+    await eventually(lambda: supervisor.status().state is WorkerState.FAILED)
+    with pytest.raises(ModelLoadFailed) as refusal:
+        submit(supervisor, "answer 1")
+    assert refusal.value.retry_after_s == QUICK.load_retry_s
+    assert num_lives(lives) == 1
+    now[0] += QUICK.load_retry_s
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+
+
+@pytest.mark.parametrize(
+    ("start", "cause"),
+    [
+        ("die SIGSEGV", "SIGSEGV"),
+        ("exit 0", "exit code 0"),
+        ("raise", "ImportError: libcuda.so.1: cannot open shared object file"),
+    ],
+)
+async def test_quarantine_after_three_crashes_and_one_try_after_it(
+    make: Make, lives: Path, start: str, cause: str
+) -> None:
+    now = [100.0]
+    supervisor = make(start, clock=lambda: now[0])
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, BackendUnavailable)
+    assert cause in record.error.message
+    status = supervisor.status()
+    assert status.state is WorkerState.FAILED and cause in (status.cause or "")
+    assert num_lives(lives) == QUICK.max_crashes
+    with pytest.raises(BackendUnavailable):
+        submit(supervisor, "answer 1")
+    now[0] += QUICK.quarantine_s
+    assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
+    assert num_lives(lives) == QUICK.max_crashes + 1
+
+
+async def test_a_command_that_does_not_exist_is_a_crash_with_a_cause(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, max_crashes=1))
+    supervisor._command = ("/nonexistent/edgeagent-worker",)
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, BackendUnavailable)
+    assert "could not be started" in record.error.message
+
+
+async def test_the_stderr_of_a_talkative_worker_is_bounded(make: Make) -> None:
+    supervisor = make("stderr 1000000")
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert supervisor._channel is not None
+    assert 0 < len(supervisor._channel.stderr_tail()) <= 16 << 10
+
+
+async def test_stop_ends_requests_and_process(make: Make) -> None:
+    supervisor = make()
+    streaming, deaf = submit(supervisor, "stream"), submit(supervisor, "deaf 1", "r2")
+    await deaf.until(lambda record: bool(record.tokens))
+    pid = supervisor.status().pid
+    await supervisor.stop()
+    for record in (streaming, deaf):
+        assert record.finished.reason is FinishReason.CANCELLED
+    assert pid is not None and not psutil.pid_exists(pid)
+    assert supervisor.status().state is WorkerState.STOPPED
+    with pytest.raises(BackendUnavailable, match="stopping"):
+        submit(supervisor, "answer 1", "r3")
+    await supervisor.stop()
+
+
+async def test_stop_kills_a_worker_that_ignores_everything(make: Make) -> None:
+    supervisor = make("deaf", ignore_sigterm=True, patience=replace(QUICK, stop_grace_s=0.05))
+    supervisor.start()
+    await eventually(lambda: supervisor.status().state is WorkerState.READY)
+    pid = supervisor.status().pid
+    await supervisor.stop()
+    assert pid is not None and not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("delay_steps", [0, 1, 3, 10])
+async def test_stop_at_any_moment_of_a_start_leaves_nothing(make: Make, delay_steps: int) -> None:
+    supervisor = make("creep 3")
+    record = submit(supervisor, "answer 1")
+    for _ in range(delay_steps):
+        await asyncio.sleep(0)
+    await supervisor.stop()
+    assert record.num_ends == 1
+    assert not [child for child in psutil.Process().children() if "stub_worker" in " ".join(child.cmdline())]
+
+
+async def test_a_closed_pipe_ends_the_worker(make: Make) -> None:
+    supervisor = make()
+    supervisor.start()
+    await eventually(lambda: supervisor.status().state is WorkerState.READY)
+    channel = supervisor._channel
+    assert channel is not None and channel._stdin is not None
+    channel._stdin.close()
+    await eventually(lambda: channel.returncode == 0)
+
+
+async def test_a_failing_preparation_fails_the_requests(make: Make) -> None:
+    supervisor = make()
+
+    async def prepare() -> object:
+        raise ModelLoadFailed("the file is truncated")
+
+    supervisor._prepare = prepare  # type: ignore[assignment]
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, ModelLoadFailed)
+    assert supervisor.status().cause == "the file is truncated"
