@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edgeagent.errors import ModelLoadFailed, ModelNotFound
 from edgeagent.store.byte_reader import ByteReader, open_model_file
+from edgeagent.store.split import MAX_SPLITS, split_paths
 from edgeagent.store.tensor_types import FILE_TYPES, TENSOR_TYPES
 
 MAX_KEYS = 8192
@@ -23,7 +24,6 @@ MAX_TENSORS = 1 << 16
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMS = 4
 MAX_LAYERS = 512
-MAX_SPLITS = 1000
 
 _INT64_MAX = (1 << 63) - 1
 _STRING = 8
@@ -43,7 +43,6 @@ _SCALARS = {
 }
 _TEXTS = frozenset({"general.architecture", "general.name", "tokenizer.ggml.model", "tokenizer.ggml.pre"})
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +130,6 @@ def validate_model(path: Path) -> GgufHeader:
             raise ModelLoadFailed(f"{path} cannot be loaded: it holds no tensors", param="model")
         return header
     return _validate_parts(header, header.split)
-
-
-def split_paths(path: Path) -> tuple[Path, ...]:
-    """Return all parts of a split model in order, from the name of any part; (path,) for a file that is no part.
-
-    llama.cpp opens the first and finds the others by name: <stem>-00001-of-00003.gguf.
-    """
-    match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None:
-        return (path,)
-    no, count = int(match["no"]), int(match["count"])
-    if not 1 <= no <= count <= MAX_SPLITS:
-        return (path,)
-    suffix = path.name[-5:]
-    return tuple(path.with_name(f"{match['stem']}-{part:05d}-of-{count:05d}{suffix}") for part in range(1, count + 1))
 
 
 def _validate_parts(first: GgufHeader, split: Split) -> GgufHeader:

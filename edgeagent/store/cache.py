@@ -1,0 +1,120 @@
+"""The hub's shared cache on disk: where a repository's files lie, and how one is published there. No network.
+
+The layout is huggingface_hub's, so that other programs find what edgeagent downloaded and edgeagent what they did:
+models--org--repo/blobs/<sha256>, snapshots/<commit>/<file> → blob, refs/main = commit; a download in progress is
+blobs/<sha256>.incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from edgeagent.config import StoreConfig
+from edgeagent.store.names import is_file_name, is_repo_name
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubCache:
+    """A cache folder. It may not exist yet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def of(cls, store: StoreConfig) -> HubCache:
+        """Return the configured folder, or the one that HF_HUB_CACHE, HF_HOME or the platform names."""
+        if store.models_dir is not None:
+            return cls(store.models_dir.expanduser())
+        from huggingface_hub import constants
+
+        return cls(Path(constants.HF_HUB_CACHE))
+
+    def repo_dir(self, repo: str) -> Path:
+        return self.root / f"models--{repo.replace('/', '--')}"
+
+    def blob(self, repo: str, sha256: str) -> Path:
+        return self.repo_dir(repo) / "blobs" / sha256
+
+    def partial(self, repo: str, sha256: str) -> Path:
+        """Return where a file is while it is being downloaded."""
+        return self.repo_dir(repo) / "blobs" / f"{sha256}.incomplete"
+
+    def lock(self, repo: str, sha256: str) -> Path:
+        """Return the lock that huggingface_hub too takes for this download."""
+        return self.root / ".locks" / self.repo_dir(repo).name / f"{sha256}.lock"
+
+    def pointer(self, repo: str, commit: str, file: str) -> Path:
+        """Return where a published file is found by name."""
+        return self.repo_dir(repo) / "snapshots" / commit / file
+
+    def repos(self) -> tuple[str, ...]:
+        """Return the repositories that have a folder here."""
+        names = (path.name.removeprefix("models--").replace("--", "/") for path in self.root.glob("models--*"))
+        return tuple(sorted(name for name in names if is_repo_name(name)))
+
+    def files(self, repo: str) -> dict[str, Path]:
+        """Return the published GGUF files of a repository by name, each from the newest snapshot that has it."""
+        found: dict[str, Path] = {}
+        root = self.root.resolve()
+        for snapshot in self._snapshots(repo):
+            for path in snapshot.rglob("*"):
+                name = path.relative_to(snapshot).as_posix()
+                if name in found or not name.lower().endswith(".gguf") or not is_file_name(name):
+                    continue
+                # A link that leads out of the cache is nobody's download.
+                target = path.resolve()
+                if target.is_file() and target.is_relative_to(root):
+                    found[name] = path
+        return found
+
+    def publish(self, repo: str, commit: str, file: str, sha256: str) -> Path:
+        """Give a finished blob its name and return the path. A link where the platform allows one, else a copy."""
+        pointer = self.pointer(repo, commit, file)
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+        blob = self.blob(repo, sha256)
+        pointer.unlink(missing_ok=True)
+        try:
+            pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+        except OSError:
+            try:
+                pointer.hardlink_to(blob)
+            except OSError:
+                shutil.copyfile(blob, pointer)
+        return pointer
+
+    def set_main(self, repo: str, commit: str) -> None:
+        """Note which commit the newest complete pull has seen."""
+        ref = self.repo_dir(repo) / "refs" / "main"
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        temporary = ref.with_name(f"main.{os.getpid()}.tmp")
+        temporary.write_text(commit, "ascii")
+        temporary.replace(ref)
+
+    def _snapshots(self, repo: str) -> Iterator[Path]:
+        folder = self.repo_dir(repo)
+        main = None
+        with suppress(OSError, ValueError):
+            commit = (folder / "refs" / "main").read_text("ascii").strip()
+            if COMMIT.fullmatch(commit):
+                main = folder / "snapshots" / commit
+                yield main
+        others = [path for path in folder.glob("snapshots/*") if path != main and COMMIT.fullmatch(path.name)]
+        yield from sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def named_sha256(pointer: Path) -> str | None:
+    """Return the sha256 that the cache's own layout promises for a published file: its blob's name.
+
+    Only the first link is followed: a blob may itself be a link into a store that is keyed by another hash.
+    """
+    if not pointer.is_symlink():
+        return None
+    name = pointer.readlink().name
+    return name if SHA256.fullmatch(name) else None

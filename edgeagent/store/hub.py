@@ -1,0 +1,235 @@
+"""Pulls models from the hub into the shared cache: chosen, checked for space, resumed, verified, then published.
+
+Nothing gets a name in the cache before its sha256 has been computed here and found right.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.config import StoreConfig
+from edgeagent.errors import InvalidRequest, ModelNotFound, StoreError
+from edgeagent.store.cache import HubCache
+from edgeagent.store.catalog import CatalogEntry, builtin_model, find_entry
+from edgeagent.store.hub_errors import HubUnreachable, translated
+from edgeagent.store.listing import RemoteFile, list_files
+from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, parse_name
+from edgeagent.store.progress import Meter, OnProgress
+from edgeagent.store.transfer import Transfer
+from edgeagent.store.variants import canonical_name, choose, variants
+from edgeagent.store.verified import VerifiedFiles, file_sha256
+
+_LOCK_PATIENCE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PulledModel:
+    """A model that is complete and verified on this machine, under the name that serves it.
+
+    `is_current` is False where the hub could not be asked whether it has a newer one. `draft` is the catalog's name
+    of a model that speculates for it.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    size_bytes: int
+    downloaded_bytes: int
+    is_current: bool = True
+    draft: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to be pulled, and what the catalog says of it."""
+
+    name: HubName
+    entry: CatalogEntry | None = None
+
+
+class Puller:
+    """Pulls models from one hub into one cache.
+
+    `endpoint` and `token` default to what huggingface_hub uses (HF_ENDPOINT; HF_TOKEN or its stored login).
+    """
+
+    def __init__(
+        self, store: StoreConfig, state_dir: Path, *, endpoint: str | None = None, token: str | None = None
+    ) -> None:
+        from huggingface_hub import constants
+
+        self._cache = HubCache.of(store)
+        self._verified = VerifiedFiles(state_dir)
+        self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._token = token
+        self._min_free_bytes = store.min_free_bytes
+        self._transfer = Transfer(self._endpoint, token, store.min_free_bytes)
+
+    def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
+        """Bring a model here, or find that it is here, and return where.
+
+        Raise StoreError (disk, network, access, checksum), ModelNotFound or InvalidRequest. Whatever ends it, an
+        exception of `on_progress` or an interrupt too, what was downloaded is kept for the next pull, and nothing
+        unverified is published.
+        """
+        wish = _wish(name)
+        if wish is None:
+            builtin = builtin_model()
+            return PulledModel("builtin", (builtin.path,), builtin.path.stat().st_size, 0)
+        repo, draft = wish.name.repo, wish.entry.draft if wish.entry is not None else None
+        try:
+            with translated(repo, self._endpoint):
+                listed = list_files(repo, self._endpoint, self._token)
+        except HubUnreachable:
+            present = self._present(wish.name, draft)
+            if present is None:
+                raise
+            return present
+        models = variants(listed)
+        model = choose(models, wish.name, f"on {self._endpoint}")
+        files = tuple(listed[file] for file in model.files)
+        self._check_pin(wish, files)
+        meter = Meter(files, on_progress)
+        with translated(repo, self._endpoint):
+            missing = [file for file in files if not self._is_ready(file)]
+            self._check_space(wish.name, missing)
+            for file in files:
+                if file in missing:
+                    self._bring(file, meter)
+                meter.finish(file)
+            self._cache.set_main(repo, files[0].commit)
+        paths = tuple(self._cache.pointer(repo, file.commit, file.name) for file in files)
+        own_name = str(canonical_name(models, model, repo))
+        return PulledModel(own_name, paths, meter.total_bytes, meter.downloaded_bytes, draft=draft)
+
+    def _check_pin(self, wish: _Wish, files: tuple[RemoteFile, ...]) -> None:
+        entry = wish.entry
+        if entry is None or entry.sha256 is None or wish.name != entry.hub_name():
+            return
+        if [file.sha256 for file in files] != [entry.sha256]:
+            raise StoreError(
+                f"{self._endpoint} has {files[0].name} with sha256 {files[0].sha256}, the catalog pins {entry.sha256}: "
+                f"pull {wish.name.repo} by its own name if you trust the other one",
+                param="model",
+            )
+
+    def _is_ready(self, file: RemoteFile) -> bool:
+        pointer = self._cache.pointer(file.repo, file.commit, file.name)
+        return pointer.is_file() and self._verified.knows(pointer, file.sha256)
+
+    def _check_space(self, name: HubName, missing: list[RemoteFile]) -> None:
+        """Refuse a download that does not fit before its first byte."""
+        needed = sum(file.size - self._have(file) for file in missing)
+        if needed <= 0:
+            return
+        folder = self._cache.root
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+        if free < needed + self._min_free_bytes:
+            raise StoreError(
+                f"{name} does not fit: {_megabytes(needed)} are to be downloaded, {_megabytes(self._min_free_bytes)} "
+                f"must stay free, and the disk of {self._cache.root} has {_megabytes(free)} free: free some space, or "
+                "set store.models_dir to a folder on another disk, or lower store.min_free_bytes",
+                param="model",
+            )
+
+    def _have(self, file: RemoteFile) -> int:
+        for path in (self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)):
+            if path.is_file():
+                return min(path.stat().st_size, file.size)
+        return 0
+
+    def _bring(self, file: RemoteFile, meter: Meter) -> None:
+        """Make one file complete, verified and published, whoever else is doing the same."""
+        blob, partial = self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self._cache.lock(file.repo, file.sha256), lambda: meter.show("waiting", file, 0)):
+            if not self._is_right_blob(file, blob, meter):
+                blob.unlink(missing_ok=True)
+                self._download(file, partial, meter)
+                partial.replace(blob)
+            pointer = self._cache.publish(file.repo, file.commit, file.name, file.sha256)
+            # The same record where the pointer is a link; its own where links are not to be had.
+            self._verified.note(pointer, file.sha256)
+
+    def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
+        """Say whether a blob, perhaps another program's, is what its name promises."""
+        if not blob.is_file() or blob.stat().st_size != file.size:
+            return False
+        return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
+
+    def _download(self, file: RemoteFile, partial: Path, meter: Meter) -> None:
+        """Complete the partial file and verify it; one that was resumed and came out wrong is begun anew, once."""
+        while True:
+            resumed = partial.stat().st_size if partial.is_file() else 0
+            if resumed > file.size:
+                partial.unlink()
+                resumed = 0
+            meter.begin(resumed)
+            self._transfer.fetch(file, partial, lambda have: meter.show("downloading", file, have))
+            if file_sha256(partial, lambda have: meter.show("verifying", file, have)) == file.sha256:
+                return
+            partial.unlink()
+            if not resumed:
+                raise StoreError(
+                    f"{file.name} of {file.repo} arrived with another sha256 than {file.sha256}: it was deleted; pull "
+                    "again, and if that ends alike, trust neither this hub nor the network to it",
+                    param="model",
+                )
+
+    def _present(self, name: HubName, draft: str | None) -> PulledModel | None:
+        """Return the model as it lies in the cache, verified; None where it does not."""
+        files = self._cache.files(name.repo)
+        models = variants(files)
+        try:
+            model = choose(models, name, "here")
+        except ModelNotFound:
+            return None
+        paths = tuple(files[file] for file in model.files)
+        if not all(self._verified.knows(path, self._verified.noted_sha256(path) or "") for path in paths):
+            return None
+        size_bytes = sum(path.stat().st_size for path in paths)
+        own_name = str(canonical_name(models, model, name.repo))
+        return PulledModel(own_name, paths, size_bytes, 0, is_current=False, draft=draft)
+
+
+def _wish(name: str) -> _Wish | None:
+    """Return what is to be pulled; None for what is always here."""
+    match parse_name(name):
+        case HubName() as hub_name:
+            return _Wish(hub_name)
+        case CatalogName() as short:
+            entry = find_entry(short)
+            return _Wish(entry.hub_name(short.quant), entry)
+        case BuiltinName():
+            return None
+        case LocalPath(path):
+            raise InvalidRequest(f"{path} is a path: pull takes org/repo[:QUANT] or org/repo/file.gguf", param="model")
+
+
+@contextmanager
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the file's lock, which huggingface_hub takes too; a holder that dies lets go of it."""
+    from filelock import Timeout
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = WeakFileLock(path, timeout=_LOCK_PATIENCE_S)
+    try:
+        lock.__enter__()
+    except Timeout:
+        on_wait()
+        lock = WeakFileLock(path)
+        lock.__enter__()
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,98 @@
+"""Turns what huggingface_hub and its HTTP library raise into edgeagent's errors: what happened, and what to do."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edgeagent.errors import EdgeAgentError, ModelNotFound, StoreError
+
+
+class HubUnreachable(StoreError):
+    """The hub could not be asked; what has been downloaded can still be used."""
+
+
+@contextmanager
+def translated(repo: str, endpoint: str) -> Iterator[None]:
+    """Let only EdgeAgentErrors (and interrupts) out of the block."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except EdgeAgentError:
+        raise
+    except OfflineModeIsEnabled:
+        raise HubUnreachable(
+            f"{repo} cannot be asked for: HF_HUB_OFFLINE is set; unset it, or use a model that `edgeagent list` shows",
+            param="model",
+        ) from None
+    except HfHubHTTPError as error:
+        raise _from_status(error, repo, endpoint) from None
+    except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
+        raise HubUnreachable(
+            f"{endpoint} cannot be reached ({describe(error)}): check the network and the proxy settings; models that "
+            "`edgeagent list` shows work without it",
+            param="model",
+        ) from None
+    except OSError as error:
+        raise _from_os_error(error, repo) from None
+
+
+def is_transient(error: Exception) -> bool:
+    """Say whether the same request may succeed when it is made again."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    return isinstance(error, httpx2.TransportError)
+
+
+def describe(error: Exception) -> str:
+    """Return a few words on what went wrong, without addresses: those of storage servers carry signatures."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return f"the server answered {error.response.status_code}"
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines and lines[0] else type(error).__name__
+
+
+def _from_status(error: Exception, repo: str, endpoint: str) -> EdgeAgentError:
+    from huggingface_hub import errors
+
+    assert isinstance(error, errors.HfHubHTTPError)
+    status = error.response.status_code
+    match error:
+        case errors.GatedRepoError():
+            return StoreError(
+                f"{repo} is gated: accept its terms at {endpoint}/{repo}, then set HF_TOKEN to a token of that account "
+                "and pull again",
+                param="model",
+            )
+        case errors.DisabledRepoError():
+            return StoreError(f"{repo} has been disabled by the hub: choose another repository", param="model")
+        case errors.RepositoryNotFoundError():
+            return ModelNotFound(
+                f"{endpoint} has no repository {repo}, or it is private: check the name, or set HF_TOKEN",
+                param="model",
+            )
+        case errors.EntryNotFoundError() | errors.RevisionNotFoundError():
+            return ModelNotFound(f"{repo} no longer has this file on {endpoint}: pull again", param="model")
+    if status in (401, 403):
+        return StoreError(f"{endpoint} refuses access to {repo} ({status}): check HF_TOKEN", param="model")
+    if status == 429:
+        return StoreError(f"{endpoint} allows no more requests for now (429): wait, or set HF_TOKEN", param="model")
+    return HubUnreachable(f"{endpoint} answered {status} for {repo}: try again later", param="model")
+
+
+def _from_os_error(error: OSError, repo: str) -> StoreError:
+    if error.errno == errno.ENOSPC:
+        return StoreError(
+            f"the disk became full while {repo} was downloaded: free some space and pull again; what was "
+            "downloaded is kept",
+            param="model",
+        )
+    return StoreError(f"{repo} cannot be stored: {error}", param="model")

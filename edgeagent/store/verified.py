@@ -1,0 +1,113 @@
+"""Which model files were hashed and found right, so that each is read for it once. Knows no names and no network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.errors import StoreError
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """A file as it was when its content was read; another stamp means it has to be read again."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+
+
+class VerifiedFiles:
+    """The record of files whose content was found to be what it should be, kept in the state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "verified.json"
+
+    def knows(self, path: Path, sha256: str) -> bool:
+        """Say whether this file was found to have this sha256 and has not been touched since."""
+        stamp = self._load().get(_key(path))
+        return stamp is not None and stamp == _stamp(path, sha256)
+
+    def noted_sha256(self, path: Path) -> str | None:
+        """Return the sha256 that this path's content had when it was last found right."""
+        stamp = self._load().get(_key(path))
+        return stamp.sha256 if stamp is not None else None
+
+    def check(self, path: Path, sha256: str, on_bytes: Callable[[int], None] | None = None) -> bool:
+        """Say whether a file has this sha256; it is read only if that is not known, and noted if it has.
+
+        `on_bytes` is told how much was read. Raise StoreError where it cannot be read.
+        """
+        if self.knows(path, sha256):
+            return True
+        before = _stamp(path, sha256)
+        if file_sha256(path, on_bytes) != sha256:
+            return False
+        # A file that was written while it was read is not noted: its content may be another by now.
+        if before is not None and _stamp(path, sha256) == before:
+            self._remember(_key(path), before)
+        return True
+
+    def note(self, path: Path, sha256: str) -> None:
+        """Note a file whose content has just been found right under another name."""
+        stamp = _stamp(path, sha256)
+        if stamp is not None:
+            self._remember(_key(path), stamp)
+
+    def _remember(self, key: str, stamp: _Stamp) -> None:
+        files = {known: noted for known, noted in self._load().items() if Path(known).exists()}
+        files[key] = stamp
+        content = {known: [noted.size, noted.mtime_ns, noted.inode, noted.sha256] for known, noted in files.items()}
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        # Without a writable state folder nothing is noted and files are read again: slower, not less safe.
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(content), "utf-8")
+            temporary.replace(self._path)
+
+    def _load(self) -> dict[str, _Stamp]:
+        try:
+            content = json.loads(self._path.read_text("utf-8"))
+            return {
+                str(key): _Stamp(int(size), int(mtime_ns), int(inode), str(sha256))
+                for key, (size, mtime_ns, inode, sha256) in content.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError, LookupError):
+            # A missing or torn record only means that files are read again.
+            return {}
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return a file's sha256 in hexadecimal; `on_bytes` is told how much of it was read. Raise StoreError."""
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                done += len(chunk)
+                if on_bytes is not None:
+                    on_bytes(done)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    return digest.hexdigest()
+
+
+def _key(path: Path) -> str:
+    return str(path.resolve())
+
+
+def _stamp(path: Path, sha256: str) -> _Stamp | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino, sha256)
