@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from edgeagent.cli.completion import model_names
 from edgeagent.config import Option, declared_options, load_config
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
@@ -49,12 +50,13 @@ def _parameter(option: Option, *, is_positional: bool) -> inspect.Parameter:
         kind = Literal[option.choices] | None
     elif option.is_switch:
         kind, names = bool | None, [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
+    completion = model_names if option.name in ("model", "draft") else None
     if is_positional:
         metavar: str | None = option.name.upper()
-        info = typer.Argument(help=_help(option), metavar=metavar, show_default=False)
+        info = typer.Argument(help=_help(option), metavar=metavar, show_default=False, autocompletion=completion)
     else:
         metavar = None if option.choices or option.is_switch else _metavar(option)
-        info = typer.Option(*names, help=_help(option), metavar=metavar, show_default=False)
+        info = typer.Option(*names, help=_help(option), metavar=metavar, show_default=False, autocompletion=completion)
     return inspect.Parameter(
         _parameter_name(option), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
     )

@@ -1,0 +1,128 @@
+"""The entry point: what is imported when, exit statuses, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from edgeagent.cli import app
+from edgeagent.cli.app import COMMANDS, Command, main
+from edgeagent.errors import BackendUnavailable, ConfigError
+
+HEAVY = ("pydantic", "fastapi", "uvicorn", "httpx", "rich", "websockets", "psutil", "llama_cpp", "numpy", "asyncio")
+
+
+def _modules_after(*arguments: str) -> set[str]:
+    run = f"from edgeagent.cli import main; main({list(arguments)!r})"
+    code = f"import sys, json; {run}; print(json.dumps(list(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return set(json.loads(output.splitlines()[-1]))
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    assert not _modules_after("--help") & set(HEAVY)
+
+
+def test_help_of_a_command_does_not_import_the_daemon() -> None:
+    loaded = _modules_after("serve", "--help")
+    assert "pydantic" in loaded
+    assert not loaded & {"fastapi", "uvicorn", "httpx", "rich", "llama_cpp", "numpy"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_exists_and_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"Usage: edgeagent {name}")
+    assert "--help" in output
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    output = capsys.readouterr().out
+    assert all(f"  {name} " in output and command.summary in output for name, command in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["srve"], "No such command 'srve'. Did you mean 'serve'?"),
+        (["config", "show", "--prot", "1"], "--port"),
+        (["config", "show", "--flash-attention", "maybe"], "auto"),
+        (["config", "show", "--port", "99999"], "server.port = '99999' from --port: "),
+        (["config", "show", "--config", "/no/such/file.toml"], "no such config file"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("edgeagent: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "printed"),
+    [
+        (BackendUnavailable("no daemon runs"), 1, "edgeagent: no daemon runs\n"),
+        (ConfigError("bad option"), 2, "edgeagent: bad option\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Exit(7), 7, ""),
+    ],
+)
+def test_expected_errors_have_no_traceback(
+    raised: BaseException,
+    status: int,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setitem(COMMANDS, "fail", Command("x:y", "Fail."))
+    monkeypatch.setattr(app, "_resolve", lambda target: fail)
+    assert main(["fail"]) == status
+    assert capsys.readouterr().err == printed
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(COMMANDS, "fail", Command("x:y", "Fail."))
+    monkeypatch.setattr(app, "_resolve", lambda target: fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["fail"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("edgeagent ser", {"serve"}),
+        ("edgeagent serve --flash-att", {"--flash-attention"}),
+        ("edgeagent serve --flash-attention o", {"on", "off"}),
+        ("edgeagent config sh", {"show"}),
+        ("edgeagent run bui", {"builtin"}),
+        ("edgeagent serve bui", {"builtin"}),
+    ],
+)
+def test_the_shell_completes(words: str, expected: set[str]) -> None:
+    environment = {"_EDGEAGENT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "from edgeagent.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**_environment(), **environment}
+    )
+    assert set(answer.stdout.split()) == expected, answer.stderr
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}

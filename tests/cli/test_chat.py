@@ -1,0 +1,149 @@
+"""The conversation in the terminal, against a scripted daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection
+
+from edgeagent.cli.chat import DIM, Chat
+from edgeagent.client import connect
+from tests.cli.conftest import StartStub
+from tests.client.daemon_stub import DaemonStub, sending, text_events
+
+
+@pytest.fixture
+def start_chat() -> Iterator[Callable[..., Chat]]:
+    with asyncio.Runner() as runner:
+        clients = []
+
+        def start(stub: DaemonStub, **fields: Any) -> Chat:
+            clients.append(connect(stub.url))
+            return Chat(clients[-1], runner, fields)
+
+        yield start
+        for client in clients:
+            runner.run(client.close())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _typing(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    typed = iter(lines)
+
+    def read(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+
+
+def test_a_conversation_goes_on_from_the_last_answer(
+    start_stub: StartStub,
+    start_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "Hel", "lo")), sending(text_events("resp_2", "Again")))
+    _typing(monkeypatch, "Hi", "", "  More  ")
+    start_chat(stub, model="m", instructions="Be brief").repl()
+    first, second = stub.received
+    assert (first["input"], first["model"], first["instructions"]) == ("Hi", "m", "Be brief")
+    assert "previous_response_id" not in first
+    assert (second["input"], second["previous_response_id"], second["instructions"]) == ("More", "resp_1", "Be brief")
+    assert capsys.readouterr().out == "Hello\n\nAgain\n\n\n"
+
+
+def test_commands(
+    start_stub: StartStub,
+    start_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "one")), sending(text_events("resp_2", "two")))
+    _typing(monkeypatch, "/timings", "/nonsense", "1", "/timings", "/clear", "2", "/exit", "never sent")
+    start_chat(stub).repl()
+    output = capsys.readouterr().out
+    assert "Nothing was answered yet." in output
+    assert "There is no command /nonsense." in output
+    assert "/clear " in output
+    assert "computing the prompt" in output
+    assert [event["input"] for event in stub.received] == ["1", "2"]
+    assert "previous_response_id" not in stub.received[1]
+
+
+def test_an_error_is_told_and_the_conversation_goes_on(
+    start_stub: StartStub,
+    start_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = {"type": "error", "status": 429, "error": {"code": "queue_full", "message": "64 requests wait already"}}
+    stub = start_stub(sending([error]), sending(text_events("resp_1", "fine")))
+    _typing(monkeypatch, "1", "2")
+    start_chat(stub).repl()
+    captured = capsys.readouterr()
+    assert captured.err == "edgeagent: 64 requests wait already\n"
+    assert "fine" in captured.out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal to the own process ends it on Windows")
+def test_ctrl_c_cancels_the_answer_and_the_conversation_goes_on(
+    start_stub: StartStub,
+    start_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    created, first, _, completed = text_events("resp_1", "Hel", "lo")
+    cancelled = {"type": "response.incomplete", "response": {**completed["response"], "status": "cancelled"}}
+
+    async def interrupted(connection: ServerConnection, _: dict[str, Any]) -> None:
+        await connection.send(json.dumps(created))
+        await connection.send(json.dumps(first))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stub = start_stub(interrupted, sending([cancelled]), sending(text_events("resp_2", "next")))
+    _typing(monkeypatch, "tell me all", "go on")
+    start_chat(stub).repl()
+    assert [event["type"] for event in stub.received] == ["response.create", "response.cancel", "response.create"]
+    assert "previous_response_id" not in stub.received[2]
+    output = capsys.readouterr().out
+    assert "(cancelled; Ctrl-C again leaves)" in output
+    assert output.endswith("next\n\n\n")
+
+
+def test_ctrl_c_at_the_prompt_leaves(
+    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    start_chat(start_stub()).repl()
+
+
+def test_reasoning_is_dim_on_a_terminal_and_absent_from_a_file(
+    start_stub: StartStub, start_chat: Callable[..., Chat]
+) -> None:
+    created, delta, completed = text_events("resp_1", "42")
+    thought = {"type": "response.reasoning_text.delta", "delta": "hmm"}
+    stub = start_stub(*[sending([created, thought, delta, completed])] * 2)
+    chat = start_chat(stub)
+    terminal, file = Terminal(), io.StringIO()
+    assert chat.answer("?", terminal).reasoning == "hmm"
+    chat.answer("?", file)
+    assert terminal.getvalue() == f"{DIM}hmm\x1b[0m\n42\n"
+    assert file.getvalue() == "42\n"

@@ -1,0 +1,54 @@
+"""`edgeagent config`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeagent.cli import main
+from edgeagent.config import declared_options
+
+
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in list(os.environ):
+        if variable.startswith("EDGEAGENT_"):
+            monkeypatch.delenv(variable)
+    path = tmp_path / "config.toml"
+    path.write_text("[server]\nport = 1234\n")
+    monkeypatch.setenv("EDGEAGENT_CONFIG", str(path))
+    return path
+
+
+def test_show_tells_the_value_and_source_of_every_option(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--ctx", "99", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["file"] == str(config_file)
+    assert set(shown["options"]) == {option.name for option in declared_options()}
+    assert shown["options"]["engine.ctx"] == {"value": 99, "source": "--ctx"}
+    assert shown["options"]["server.port"] == {"value": 1234, "source": f"file ({config_file}:2)"}
+    assert shown["options"]["model"] == {"value": "builtin", "source": "default"}
+
+
+def test_show_for_people_has_one_line_an_option(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-2]] == [option.name for option in declared_options()]
+    port = next(line for line in lines if line.startswith("server.port "))
+    assert port.split(maxsplit=2) == ["server.port", "1234", f"file ({config_file}:2)"]
+    assert lines[-1] == f"Config file: {config_file}"
+
+
+def test_path_prints_the_path(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "path"]) == 0
+    assert capsys.readouterr().out == f"{config_file}\n"
+
+
+def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "options"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + len(list(declared_options()))
+    assert "| `server.port` | `--port` | `8127` | TCP port; 0 takes a free one and prints it. (0 to 65535) |" in rows

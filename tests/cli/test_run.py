@@ -1,0 +1,120 @@
+"""`edgeagent run`: which daemon it talks to, one-shot prompts, and what it prints for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from edgeagent.cli import main, run
+from edgeagent.client import Address
+from edgeagent.runtime_file import Runtime
+from tests.cli.conftest import StartStub
+from tests.client.daemon_stub import DaemonStub, sending, text_events
+
+
+@pytest.fixture(autouse=True)
+def _no_daemon_but_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "find_daemon", lambda state_dir: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+
+def _running(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub, *models: str) -> None:
+    daemon = Runtime(pid=1, started_at_s=0, port=1, url=stub.url, version="0", token="secret")
+    monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
+    monkeypatch.setattr(run, "ask", lambda address, path: {"data": [{"id": model} for model in models]})
+
+
+def _startable(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub) -> list[list[str]]:
+    started: list[list[str]] = []
+
+    @contextmanager
+    def start(flags: list[str], progress: Any) -> Iterator[Address]:
+        started.append(flags)
+        progress("starting the daemon")
+        yield Address(stub.url)
+
+    monkeypatch.setattr(run, "private_daemon", start)
+    return started
+
+
+def test_a_prompt_is_answered_by_the_running_daemon(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "Hel", "lo")))
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", "builtin", "Hi", "--system", "Be brief", "--temperature", "0", "--max-tokens", "9"]) == 0
+    assert capsys.readouterr().out == "Hello\n"
+    (request,) = stub.received
+    assert request["model"] == "builtin"
+    assert (request["instructions"], request["temperature"], request["max_output_tokens"]) == ("Be brief", 0.0, 9)
+    assert stub.authorizations == ["Bearer secret"]
+
+
+def test_json_is_one_object_with_text_usage_and_timings(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "Grüß", " dich")))
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", "builtin", "Hi", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["text"], body["status"], body["response_id"]) == ("Grüß dich", "completed", "resp_1")
+    assert body["usage"]["output_tokens"] == 2
+    assert body["timings"] == {"predicted_per_second": 50.0}
+    assert body["edgeagent"]["stages_ms"] == {"prefill": 1.25}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "piped", "question"),
+    [(["Sum up"], "some text\n", "Sum up\n\nsome text"), ([], " piped \n", "piped"), (["asked"], "", "asked")],
+)
+def test_piped_text_is_part_of_the_prompt(
+    prompt: list[str], piped: str, question: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin")
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    assert main(["run", "builtin", *prompt]) == 0
+    assert stub.received[0]["input"] == question
+
+
+@pytest.mark.parametrize("model", ["tiny", "/models/tiny.gguf"])
+def test_the_running_daemon_is_used_for_a_model_it_serves(
+    model: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "other", "tiny")
+    assert main(["run", model, "Hi"]) == 0
+    assert stub.received[0]["model"] == "tiny"
+
+
+def test_another_model_gets_a_daemon_of_its_own(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin")
+    started = _startable(monkeypatch, stub)
+    assert main(["run", "other.gguf", "Hi"]) == 0
+    assert started == [["other.gguf"]]
+    assert "model" not in stub.received[0]
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_daemon_one_is_started_with_the_configured_model(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    started = _startable(monkeypatch, stub)
+    monkeypatch.setenv("EDGEAGENT_MODEL", "mine.gguf")
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi"))
+    assert main(["run"]) == 0
+    assert started == [["mine.gguf"]]
+
+
+def test_json_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--json"]) == 2
+    assert "--json needs a PROMPT" in capsys.readouterr().err
