@@ -1,0 +1,173 @@
+"""The layers of the design, checked on the source: who may import whom, and which library belongs to whom."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "edgeagent"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A part imports itself and parts of lower rows; parts of one row never import each other, but `cli` may use `client`.
+ROWS: list[set[str]] = [
+    {"types", "errors", "__init__"},
+    {"config", "metrics", "runtime_file"},
+    {"engine", "text", "store"},
+    {"worker"},
+    {"backends"},
+    {"router"},
+    {"api"},
+    {"daemon"},
+    {"client", "bench"},
+    {"cli"},
+    {"__main__"},
+]
+# What apps import and what measures know the wire only, not the daemon behind it.
+ONLY = {
+    "client": {"types", "errors", "config", "runtime_file", "__init__"},
+    "bench": {"types", "errors", "config", "runtime_file", "client", "__init__"},
+}
+# Each library has one part, or few, that import it; the others ask that part.
+OWNERS: dict[str, set[str]] = {
+    "typer": {"cli"},
+    "rich": {"cli", "bench"},
+    "uvicorn": {"daemon"},
+    "uvloop": {"daemon"},
+    "httptools": {"daemon"},
+    "fastapi": {"api"},
+    "starlette": {"api"},
+    "pydantic": {"api", "config"},
+    "pydantic_core": {"api"},
+    "pydantic_settings": {"config"},
+    "platformdirs": {"config"},
+    "httpx": {"backends"},
+    # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
+    "msgspec": {"types", "worker", "backends", "router"},
+    "llama_cpp": {"engine"},
+    "numpy": {"engine", "text"},
+    "jinja2": {"text"},
+    "llguidance": {"text"},
+    "huggingface_hub": {"store"},
+    # huggingface_hub's own HTTP client and locks, whose errors its callers meet.
+    "httpx2": {"store"},
+    "filelock": {"store"},
+    "prometheus_client": {"metrics"},
+    "psutil": {"runtime_file", "engine", "worker", "daemon", "cli"},
+    "websockets": {"client", "bench"},
+}
+# pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
+BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
+
+
+def _part(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the dotted name of everything a module imports, at its top or in its functions, but for type checking."""
+    for node in ast.walk(_without_type_checking(ast.parse(path.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            # `from edgeagent import types` names the module only in its alias.
+            if node.module == "edgeagent":
+                yield from (f"edgeagent.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def _without_type_checking(tree: ast.Module) -> ast.Module:
+    class Prune(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
+
+    return Prune().visit(tree)
+
+
+def _own_part(imported: str) -> str:
+    parts = imported.split(".")
+    known = set().union(*ROWS)
+    return parts[1] if len(parts) > 1 and parts[1] in known else "__init__"
+
+
+def _row(part: str) -> int:
+    return next(number for number, row in enumerate(ROWS) if part in row)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
+    part = _part(path)
+    for imported in _imports(path):
+        library = imported.split(".")[0]
+        if library == "edgeagent":
+            other = _own_part(imported)
+            assert other == part or _row(other) < _row(part), f"{part} imports {imported}, which is not below it"
+            assert part not in ONLY or other in ONLY[part] | {part}, f"{part} must not know {imported}"
+        elif library not in sys.stdlib_module_names:
+            assert library in OWNERS, f"{library} is nobody's: add it to OWNERS with a reason, or do without"
+            assert part in OWNERS[library], f"{part} imports {library}, which belongs to {OWNERS[library]}"
+        assert library not in BANNED, f"{library} must not be used"
+
+
+@pytest.mark.parametrize("part", ["engine", "text"])
+def test_the_engine_and_the_text_are_synchronous(part: str) -> None:
+    for path in (PACKAGE / part).rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not {"asyncio", "threading"} & {name.split(".")[0] for name in _imports(path)}, path
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)], path
+
+
+def test_llama_cpp_stays_out_of_the_daemon_process() -> None:
+    """Only the engine imports the bindings, and only the worker's child process imports the engine."""
+    importers = {
+        str(path.relative_to(PACKAGE))
+        for path in MODULES
+        for imported in _imports(path)
+        if imported.startswith("edgeagent.engine") and _part(path) != "engine"
+    }
+    assert {name.split("/")[0] for name in importers} <= {"worker"}, importers
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_owns(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring, "a module opens with one to five lines: what it owns, what it does not know"
+
+
+def test_no_lock_is_taken() -> None:
+    """Each piece of state has one owner; others ask the owner to act."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                assert ast.unparse(node) not in ("threading.Lock", "threading.RLock", "asyncio.Lock"), path
+
+
+def test_every_part_has_a_row() -> None:
+    parts = {_part(path) for path in MODULES}
+    assert parts <= set().union(*ROWS), parts - set().union(*ROWS)
+
+
+def test_the_check_notices_what_it_must(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import httpx\n"
+        "import os.path\n"
+        "from edgeagent import daemon\n"
+        "def f():\n    from edgeagent.engine.llama import Llama\n    import numpy as np\n"
+    )
+    assert set(_imports(module)) == {"typing", "os.path", "edgeagent.daemon", "edgeagent.engine.llama", "numpy"}
+    assert [_own_part(name) for name in ("edgeagent.daemon", "edgeagent.__version__", "edgeagent")] == [
+        "daemon",
+        "__init__",
+        "__init__",
+    ]
+    assert _row("api") > _row("router") > _row("backends") > _row("worker") > _row("engine") == _row("text")
