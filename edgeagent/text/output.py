@@ -73,7 +73,7 @@ class OutputStream:
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> tuple[Delta, ...]:
         """Return what these tokens bring. `logprobs` are empty or one for each token.
 
-        When `stopped` is set afterwards a stop string is complete: `num_tokens` tokens were used, and no more should come.
+        When `stopped` is set afterwards, a stop string is complete: `num_tokens` were used and no more should come.
         """
         for token, logprob in zip_longest(tokens, logprobs):
             if self.stopped is not None:

@@ -1,0 +1,107 @@
+"""What one rendering of a template may use (operations, text, time), and how large a result is before it is made."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
+from typing import Any
+
+from jinja2 import Undefined
+from jinja2.exceptions import SecurityError
+
+MAX_OUTPUT_CHARS = 8 << 20
+MAX_RANGE = 100_000
+_MAX_TEXT_CHARS = MAX_OUTPUT_CHARS
+_MAX_TOTAL_CHARS = 256 << 20
+_MAX_OPERATIONS = 2_000_000
+_MAX_VALUES = 1_000_000
+_MAX_INTEGER_BITS = 4096
+_CPU_S = 1.0
+_OPERATIONS_PER_CLOCK = 64
+_SIMPLE_FORMAT = re.compile(r"(?:[^%]|%[sdi%])*")
+
+
+class Budget:
+    """What one rendering may still use; raises SecurityError when it is spent."""
+
+    def __init__(self) -> None:
+        self._num_operations = 0
+        self._num_chars = 0
+        self._deadline_s = time.thread_time() + _CPU_S
+
+    def spend(self, num_chars: int = 0) -> None:
+        """Account for one operation that makes `num_chars` characters of text (or elements of a list)."""
+        self._num_operations += 1
+        self._num_chars += num_chars
+        if num_chars > _MAX_TEXT_CHARS or self._num_chars > _MAX_TOTAL_CHARS:
+            raise SecurityError("the template makes too much text")
+        if self._num_operations > _MAX_OPERATIONS:
+            raise SecurityError(f"the template takes more than {_MAX_OPERATIONS} operations")
+        if self._num_operations % _OPERATIONS_PER_CLOCK == 0 and time.thread_time() > self._deadline_s:
+            raise SecurityError(f"the template takes more than {_CPU_S:g} s")
+
+
+def num_chars(value: object) -> int:
+    """Return about how long the text of a value is; raise SecurityError where that is past all reason.
+
+    Lists may hold each other many times over, so their text can be exponentially longer than their memory.
+    """
+    total = 0
+    stack = [value]
+    for _ in range(_MAX_VALUES):
+        if not stack:
+            return total
+        item = stack.pop()
+        if isinstance(item, str):
+            total += len(item) + 2
+        elif isinstance(item, Mapping):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | KeysView | ValuesView | ItemsView):
+            stack.extend(item)
+        elif item is None or isinstance(item, int | float | range | Undefined):
+            total += 24
+        else:
+            raise SecurityError(f"templates cannot turn a {type(item).__name__} into text")
+        if total > _MAX_TEXT_CHARS:
+            break
+    raise SecurityError("the template makes too much text")
+
+
+def replaced_size(text: str, old: str, new: str) -> int:
+    """Return how long a text is after a replacement."""
+    num_places = text.count(old) if old else len(text) + 1
+    return len(text) + num_places * len(new)
+
+
+def result_size(operator: str, left: Any, right: Any) -> int:
+    """Return how large the result of an operation is; raise SecurityError for integers that are too large."""
+    match operator, left, right:
+        case "+", (str() | list() | tuple()), (str() | list() | tuple()):
+            return len(left) + len(right)
+        case "*", (str() | list() | tuple()), int():
+            return _repeated_size(left, right)
+        case "*", int(), (str() | list() | tuple()):
+            return _repeated_size(right, left)
+        case "*", int(), int():
+            _check_integer(left.bit_length() + right.bit_length())
+        case "**", int(), int():
+            _check_integer(left.bit_length() * abs(right))
+        case "%", str(), _:
+            if not _SIMPLE_FORMAT.fullmatch(left):
+                raise SecurityError("templates may format with %s, %d and %i only")
+            return len(left) + num_chars(right)
+    return 0
+
+
+def _repeated_size(sequence: str | list[Any] | tuple[Any, ...], count: int) -> int:
+    size = len(sequence) * max(count, 0)
+    if not isinstance(sequence, str) and size > MAX_RANGE:
+        raise SecurityError(f"a list of {size} elements; at most {MAX_RANGE}")
+    return size
+
+
+def _check_integer(num_bits: int) -> None:
+    if num_bits > _MAX_INTEGER_BITS:
+        raise SecurityError("the template computes a number that is too large")

@@ -1,0 +1,109 @@
+"""Keeps what clients wrote apart from what a template wrote, from before it is rendered until it is tokens.
+
+Text of a client's that spells a control token is marked, so that it becomes plain text tokens and never, say, a turn of
+its own. The mark goes behind the first character of what spells the token: trimming, comparing and splitting by the
+template then work as ever on everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from edgeagent.text.tool_format import ReasoningMarkers
+from edgeagent.text.vocabulary import Vocabulary
+
+# Used where the control tokens are not known: whatever looks like one. Tags that templates themselves look for in
+# messages are left out.
+_LOOKS_LIKE_CONTROL = re.compile(r"<(?!/?(?:think|tool_call|tool_response)>)[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")
+_SENTINELS = range(0x10_F000, 0x10_FFFE)
+
+Mark = Callable[[str], str]
+Pieces = tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered prompt. `pieces` hold its text in order: (text, whether control tokens in it are the template's own).
+
+    open_reasoning: the prompt ends inside reasoning, which the model has to close.
+    """
+
+    text: str
+    pieces: Pieces
+    open_reasoning: ReasoningMarkers | None = None
+
+
+class Marker:
+    """Marks control tokens' texts in the strings of one prompt and finds the marks again in the rendered text.
+
+    `control` is None where nothing needs a mark.
+    """
+
+    def __init__(self, control: re.Pattern[str], strings: Iterable[str]) -> None:
+        text = "\n".join(strings)
+        # An escape in JSON may hide the text of a control token until the template has parsed it.
+        is_needed = control.search(text) is not None or "\\u" in text
+        self._control = control if is_needed else None
+        self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if is_needed else ""
+
+    def mark(self, text: str) -> str:
+        """Return the text with its control tokens' texts marked. Marking twice does no more than once."""
+        if self._control is None:
+            return text
+        return self._control.sub(lambda match: match[0][0] + self._sentinel + match[0][1:], text)
+
+    def split(self, text: str) -> Pieces:
+        """Take the marks out of a text; what they stood in becomes pieces of its own, which are not trusted."""
+        if self._control is None:
+            return ((text, True),)
+        head, *tails = text.split(self._sentinel)
+        pieces: list[tuple[str, bool]] = []
+        for tail in tails:
+            match = self._control.match(head[-1:] + tail)
+            if match is None or not head:
+                head += tail
+                continue
+            pieces += [(head[:-1], True), (match[0], False)]
+            head = (head[-1] + tail)[match.end() :]
+        return tuple(piece for piece in (*pieces, (head, True)) if piece[0])
+
+
+def control_pattern(control_texts: Collection[str] | None) -> re.Pattern[str]:
+    """Return what finds these texts; None: whatever looks like the text of a control token."""
+    if control_texts is None:
+        return _LOOKS_LIKE_CONTROL
+    if not control_texts:
+        return re.compile(r"(?!)")
+    return re.compile("|".join(map(re.escape, sorted(control_texts, key=len, reverse=True))))
+
+
+def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens of a rendered prompt: the template's control tokens are control tokens, no one else's are.
+
+    The text is cut only around text that would become a foreign control token, since a cut changes how its neighbours
+    merge into tokens. The beginning token comes once, be it from the template or from the vocabulary.
+    """
+    plain: dict[str, list[int] | None] = {}
+    runs: list[tuple[str, list[int] | None]] = []
+    joined: list[str] = []
+    for text, is_trusted in rendered.pieces:
+        if not is_trusted and text not in plain:
+            harmful = any(map(vocabulary.is_control, vocabulary.tokenize(text, parse_special=True)))
+            plain[text] = vocabulary.tokenize(text, parse_special=False) if harmful else None
+        if is_trusted or plain[text] is None:
+            joined.append(text)
+            continue
+        runs += [("".join(joined), None), (text, plain[text])]
+        joined = []
+    runs.append(("".join(joined), None))
+    bos = vocabulary.bos_text
+    tokens: list[int] = []
+    for index, (text, ready) in enumerate(runs):
+        add_bos = index == 0 and not (bos and text.startswith(bos))
+        if ready is not None:
+            tokens += ready
+        elif text or add_bos:
+            tokens += vocabulary.tokenize(text, parse_special=True, add_bos=add_bos)
+    return tokens

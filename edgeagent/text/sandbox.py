@@ -1,0 +1,261 @@
+"""Runs a model's Jinja template without trusting it: no access beyond plain values, and a budget for work and memory.
+
+A template is part of a model file that anyone may have made. Jinja's sandbox guards attributes; the budget guards time
+and size: every loop turn, call, filter, concatenation and output is counted before it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+from jinja2 import Undefined, nodes, pass_context, pass_eval_context
+from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.ext import Extension
+from jinja2.filters import FILTERS, do_indent, do_join
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from edgeagent.text.budget import MAX_RANGE, Budget, num_chars, replaced_size, result_size
+
+MAX_SOURCE_CHARS = 256 << 10
+_MAX_INDENT = 64
+
+_words = re.compile(r"\w+").findall
+_PLAIN_FILTERS = _words(
+    "abs capitalize count d default dictsort e escape first float groupby int items last length list "
+    "lower map max min reject rejectattr reverse round safe select selectattr sort title trim truncate "
+    "unique upper wordcount"
+)
+_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
+    (
+        str,
+        frozenset(
+            _words(
+                "capitalize casefold count endswith find index isalnum isalpha isdecimal isdigit islower isnumeric "
+                "isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex "
+                "rpartition rsplit rstrip split splitlines startswith strip swapcase title upper"
+            )
+        ),
+    ),
+    (dict, frozenset({"get", "items", "keys", "values", "copy"})),
+    (list, frozenset({"index", "count", "copy"})),
+    (tuple, frozenset({"index", "count"})),
+    (float, frozenset({"is_integer"})),
+    (object, frozenset()),
+)
+
+
+class TemplateRaisedError(Exception):
+    """The template called raise_exception: these are its words."""
+
+
+class RawJson(dict[str, Any]):
+    """A JSON object that remembers its text, so that `tojson` gives back what the model wrote."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
+class _Meter(NodeTransformer):
+    """Puts the meter into a syntax tree: where Jinja would work without asking the environment, it now asks."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
+        self.generic_visit(node)
+        assert isinstance(node.iter, nodes.Expr)
+        node.iter = _filter(node.iter, "_counted")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        parts = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
+        return _filter(parts, "_concat")
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802
+        # A constant goes through `finalize`, template text does not.
+        return nodes.Const(node.data, lineno=node.lineno, environment=node.environment)
+
+
+def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+class _Generation(Extension):
+    """Accepts {% generation %} … {% endgeneration %}, which marks training targets, and renders what is inside."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of one template. Set `budget` afresh for each rendering."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        # Without the optimizer and with a finalize that needs the context nothing is computed while compiling.
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            optimized=False,
+            finalize=_finalize,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+        )
+        self.budget = Budget()
+        self._now = now
+        self.globals = {
+            "range": self._range,
+            "namespace": Namespace,
+            "dict": dict,
+            "raise_exception": _raise_exception,
+            "strftime_now": self._strftime_now,
+        }
+        self.filters = {name: self._metered(FILTERS[name]) for name in _PLAIN_FILTERS} | {
+            "_counted": self._counted,
+            "_concat": self._concat,
+            "format": self._format,
+            "indent": self._indent,
+            "join": self._join,
+            "replace": self._replace,
+            "string": self._string,
+            "sum": self._sum,
+            "tojson": self._tojson,
+        }
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        self.budget.spend()
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | int | float | bytes | dict | list | tuple):
+            self._check_method(owner, obj.__name__, args)
+        result = super().call(context, obj, *args, **kwargs)
+        if isinstance(result, str | list):
+            self.budget.spend(len(result))
+        return result
+
+    def wrap_str_format(self, value: Any) -> Any:
+        if super().wrap_str_format(value) is not None:
+            raise SecurityError("str.format is not available in templates")
+        return None
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self.budget.spend(result_size(operator, left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        return super()._generate(_Meter().visit(source), *args, **kwargs)
+
+    def _check_method(self, owner: object, name: str, args: tuple[Any, ...]) -> None:
+        allowed = next(names for owner_type, names in _METHODS if isinstance(owner, owner_type))
+        if name not in allowed:
+            raise SecurityError(f"{type(owner).__name__}.{name} is not available in templates")
+        if isinstance(owner, str) and name == "replace" and len(args) >= 2:
+            self.budget.spend(replaced_size(owner, str(args[0]), str(args[1])))
+        if isinstance(owner, str) and name == "join" and args and isinstance(args[0], list | tuple):
+            self.budget.spend(num_chars(args[0]) + len(owner) * len(args[0]))
+
+    def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            self.budget.spend()
+            result = function(*args, **kwargs)
+            if isinstance(result, str | list):
+                self.budget.spend(len(result))
+            return result
+
+        return metered
+
+    def _range(self, *args: int) -> range:
+        numbers = range(*args)
+        if len(numbers) > MAX_RANGE:
+            raise SecurityError(f"range over {len(numbers)} numbers; at most {MAX_RANGE}")
+        return numbers
+
+    def _strftime_now(self, pattern: str) -> str:
+        return self._now().strftime(str(pattern)[:256])
+
+    def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self.budget.spend()
+            yield value
+
+    def _concat(self, values: list[Any]) -> str:
+        self.budget.spend(sum(map(num_chars, values)))
+        return "".join(map(str, values))
+
+    def _format(self, pattern: str, *args: Any) -> str:
+        self.budget.spend(result_size("%", pattern, args))
+        return str(pattern % args)
+
+    def _indent(self, text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+        size = len(width) if isinstance(width, str) else width
+        if size > _MAX_INDENT:
+            raise SecurityError(f"indent by {size}; at most {_MAX_INDENT}")
+        self.budget.spend(len(text) + (text.count("\n") + 1) * size)
+        return str(do_indent(text, width, first, blank))
+
+    @pass_eval_context
+    def _join(
+        self, context: EvalContext, values: Iterable[Any], separator: str = "", attribute: str | int | None = None
+    ) -> str:
+        items = list(values)
+        self.budget.spend(num_chars(items) + len(items) * len(separator))
+        return str(do_join(context, items, separator, attribute))
+
+    def _replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
+        text = self._string(value)
+        self.budget.spend(replaced_size(text, old, new))
+        return text.replace(old, new, -1 if count is None else count)
+
+    def _string(self, value: Any) -> str:
+        self.budget.spend(num_chars(value))
+        return str(value)
+
+    def _sum(self, values: Iterable[Any], attribute: str | None = None, start: float = 0) -> Any:
+        items = [value[attribute] if attribute is not None else value for value in values]
+        if not all(isinstance(item, int | float) for item in [*items, start]):
+            raise TemplateRuntimeError("sum adds numbers only")
+        return sum(items, start)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        if isinstance(value, RawJson) and not (ensure_ascii or indent or separators or sort_keys):
+            return value.text
+        if indent is not None and not 0 <= indent <= _MAX_INDENT:
+            raise SecurityError(f"tojson with indent {indent}; at most {_MAX_INDENT}")
+        self.budget.spend(num_chars(value))
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateRaisedError(str(message)[:1000])
+
+
+@pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    environment = context.environment
+    assert isinstance(environment, Sandbox)
+    if isinstance(value, str | Undefined):
+        text = str(value)
+        environment.budget.spend(len(text))
+        return text
+    environment.budget.spend(num_chars(value))
+    return value
