@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import llama_cpp as llama
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -97,11 +97,12 @@ def our_distribution(
 
 
 def assert_same(ours: dict[int, float], theirs: dict[int, float]) -> None:
-    """Compare two distributions; at the very edge of a cut rounding may decide otherwise about one token."""
-    for token in ours.keys() ^ theirs.keys():
-        kept = ours if token in ours else theirs
-        assert len(ours.keys() ^ theirs.keys()) == 1, (ours, theirs)
-        assert kept[token] == min(kept.values())
+    """Compare two distributions. At the edge of top-p rounding may decide otherwise: on one token, or on a tiny tail."""
+    longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
+    extra = sorted(longer[token] for token in longer.keys() - shorter.keys())
+    assert longer.keys() >= shorter.keys()
+    assert sum(extra[:-1]) < 1e-5
+    assert not extra or extra[-1] <= min(longer[token] for token in shorter)
     common = ours.keys() & theirs.keys()
     ours_total, theirs_total = (sum(which[token] for token in common) for which in (ours, theirs))
     for token in common:
@@ -132,6 +133,7 @@ def cases(draw: st.DrawFn) -> tuple[Floats, list[int]]:
     logits = random.normal(draw(st.sampled_from([-20.0, 0.0])), deviation, num_vocab).astype(np.float32)
     if draw(st.booleans()):
         logits[random.integers(0, num_vocab, num_vocab // 4)] = -np.inf
+    assume(len(np.unique(logits)) >= np.count_nonzero(np.isfinite(logits)))
     history = random.integers(0, min(num_vocab, 40), draw(st.sampled_from([0, 5, 100]))).tolist()
     return logits, history
 
@@ -150,9 +152,9 @@ def test_a_constraint_is_a_mask_before_everything(
     params: ResolvedSampling, case: tuple[Floats, list[int]], seed: int, share: float
 ) -> None:
     logits, history = case
-    logits = np.where(np.isinf(logits), np.float32(-30), logits)
     random = np.random.default_rng(seed)
-    allowed = np.flatnonzero(random.random(len(logits)) < share).tolist() or [1]
+    allowed = np.flatnonzero(random.random(len(logits)) < share).tolist()
+    assume(any(np.isfinite(logits[allowed])))
     masked = np.full_like(logits, -np.inf)
     masked[allowed] = logits[allowed]
     theirs = llama_distribution(masked, params, history)
