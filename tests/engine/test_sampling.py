@@ -97,7 +97,7 @@ def our_distribution(
 
 
 def assert_same(ours: dict[int, float], theirs: dict[int, float]) -> None:
-    """Compare two distributions. At the edge of top-p rounding may decide otherwise: on one token, or on a tiny tail."""
+    """Compare two distributions. At the edge of top-p rounding may decide otherwise on one token or a tiny tail."""
     longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
     extra = sorted(longer[token] for token in longer.keys() - shorter.keys())
     assert longer.keys() >= shorter.keys()
