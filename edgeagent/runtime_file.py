@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def _read_private(path: Path) -> bytes | None:
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path} is not a regular file; delete it")
         # Windows has no such bits: there the user's own folder is what keeps others out.
-        if os.name != "nt" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
+        if sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
             raise ConfigError(f"{path} is open to other users; run `chmod 600 {path}`, or delete it for a new one")
         return file.read(_MAX_FILE_BYTES)
 

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
+from edgeagent import metrics
 from edgeagent.api.service import Service
-from edgeagent.errors import BackendUnavailable
-from edgeagent.types import GenerateRequest, ModelStatus, Step
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.types import Finished, GenerateRequest, ModelStatus, Step
 
 
 class LiveRequests:
@@ -44,14 +45,26 @@ class LiveRequests:
         self._live.add(request.id)
         self._idle.clear()
         self._num_total += 1
+        metrics.live_requests.inc()
+        end: Finished | str = "abandoned"
         try:
             async with aclosing(self._service.generate(request)) as steps:
                 async for step in steps:
+                    if step.deltas and isinstance(last := step.deltas[-1], Finished):
+                        end = last
                     yield step
+        except EdgeAgentError as error:
+            end = error.code
+            raise
         finally:
             self._live.discard(request.id)
             if not self._live:
                 self._idle.set()
+            metrics.live_requests.dec()
+            if isinstance(end, Finished):
+                metrics.observe_finished(end)
+            else:
+                metrics.requests_total.labels(end).inc()
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgeagent import metrics
 from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.config import ServerConfig
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest, Unauthorized
@@ -222,6 +223,7 @@ class Security:
             if scope["type"] == "websocket":
                 scope, send = _hide_token(scope, send)
         except RefusalError as refused:
+            metrics.refused_total.labels(str(refused.status)).inc()
             await _refuse(scope, send, refused)
             return
         if admission.is_preflight and admission.origin is not None:

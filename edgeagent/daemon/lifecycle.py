@@ -1,0 +1,225 @@
+"""The daemon's life: hold the state folder, bind, listen while the model loads, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from edgeagent import __version__
+from edgeagent.api.service import Service
+from edgeagent.daemon.logs import configure_logging
+from edgeagent.daemon.reporter import ConsoleReporter, Reporter
+from edgeagent.daemon.state import ExitCode, StartError, ensure_token, held
+from edgeagent.errors import EdgeAgentError
+from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_runtime
+from edgeagent.types import ModelStatus, WorkerState
+
+if TYPE_CHECKING:
+    from edgeagent.config import Config
+
+BACKLOG = 2048
+WATCH_LOADING_S = 0.05
+WATCH_S = 1.0
+# What a second signal leaves for the worker to go; the end of its pipe ends it anyway.
+FORCED_STOP_S = 0.5
+
+
+class Router(Service, Protocol):
+    """The service as the daemon starts and stops it."""
+
+    async def start(self) -> None:
+        """Begin to load what is configured; return without waiting for it."""
+        ...
+
+    async def stop(self) -> None:
+        """End all requests and release everything."""
+        ...
+
+
+def build_router(config: Config) -> Router:
+    """Return the router for a configuration, not started."""
+    from edgeagent.router import build
+
+    return build(config)
+
+
+def serve(
+    config: Config,
+    *,
+    reporter: Reporter | None = None,
+    build: Callable[[Config], Router] = build_router,
+) -> int:
+    """Run the daemon until it is told to stop; return the exit status (ExitCode). Call from the main thread."""
+    reporter = reporter or ConsoleReporter()
+    configure_logging(config.log)
+    try:
+        with held(config.state_dir), closing(bind(config.server.host, config.server.port)) as listener:
+            token = ensure_token(config.state_dir)
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_run(config, listener, token, reporter, build))
+    except StartError as error:
+        reporter.error(str(error))
+        return error.exit_code
+    except EdgeAgentError as error:
+        reporter.error(error.message)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.OK
+    return ExitCode.OK
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raise StartError where the address is taken or is not this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Windows would let another program share the port: there the option means something else.
+        if sys.platform == "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # From here on a client that comes early waits in the queue instead of being refused.
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
+            raise StartError(
+                f"port {port} on {host} is taken by another program, or needs more rights ({error.strerror}); "
+                "stop that program, or choose a port with --port (0 takes a free one)",
+                ExitCode.PORT_TAKEN,
+            ) from error
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+async def _run(
+    config: Config, listener: socket.socket, token: str, reporter: Reporter, build: Callable[[Config], Router]
+) -> None:
+    stop = Stop()
+    with _signals(stop):
+        router = build(config)
+        try:
+            # The worker's process starts while this one imports the web framework.
+            await router.start()
+            await _serve(config, router, listener, token, reporter, stop)
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FORCED_STOP_S if stop.is_forced else None):
+                    await router.stop()
+
+
+async def _serve(
+    config: Config, router: Router, listener: socket.socket, token: str, reporter: Reporter, stop: Stop
+) -> None:
+    from edgeagent.api.security import is_token_required
+    from edgeagent.daemon.server import make_server
+
+    runtime = _runtime(config.server.host, listener)
+    token_file = config.state_dir / TOKEN_FILE if is_token_required(config.server) else None
+
+    def on_listening() -> None:
+        write_runtime(config.state_dir, runtime)
+        reporter.listening(runtime, token_file)
+
+    server = make_server(config, router, token, stop, reporter, on_listening)
+    watch = asyncio.create_task(_watch(router, reporter))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watch.cancel()
+        remove_runtime(config.state_dir, runtime.pid)
+
+
+def _runtime(host: str, listener: socket.socket) -> Runtime:
+    import psutil
+
+    port = listener.getsockname()[1]
+    # Who listens on every address is reached from here on the loopback one.
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return Runtime(os.getpid(), psutil.Process().create_time(), port, f"http://{name}:{port}", __version__)
+
+
+async def _watch(router: Router, reporter: Reporter) -> None:
+    """Tell the reporter what becomes of the models."""
+    told: dict[str, ModelStatus] = {}
+    while True:
+        models = router.models()
+        for model in models:
+            before = told.get(model.name)
+            if before is None or (before.state, before.progress) != (model.state, model.progress):
+                told[model.name] = model
+                _tell(model, reporter, is_news=before is None or before.state is not model.state)
+        is_loading = any(model.state is WorkerState.STARTING for model in models)
+        await asyncio.sleep(WATCH_LOADING_S if is_loading or not models else WATCH_S)
+
+
+def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:
+    match model.state:
+        case WorkerState.STARTING:
+            reporter.loading(model)
+        case WorkerState.READY if is_news:
+            reporter.ready(model)
+        case WorkerState.FAILED if is_news:
+            reporter.failed(model)
+
+
+class Stop:
+    """Whether the daemon was asked to stop; asked again, it does not wait for live requests."""
+
+    def __init__(self) -> None:
+        self._num_requests = 0
+
+    def request(self) -> None:
+        """Ask; a signal handler may."""
+        self._num_requests += 1
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether it was asked."""
+        return self._num_requests > 0
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether it was asked more than once."""
+        return self._num_requests > 1
+
+
+@contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """Let the signals that end a process ask for a stop instead."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        stop.request()
+
+    # Not loop.add_signal_handler, which Windows does not have; the server looks at `stop` ten times a second.
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,127 @@
+"""uvicorn as the daemon runs it: on a socket that is already bound, with its own way to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+import uvicorn
+
+from edgeagent.api.app import create_app
+from edgeagent.api.live import LiveRequests
+from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
+
+if TYPE_CHECKING:
+    from edgeagent.api.service import Service
+    from edgeagent.config import Config
+    from edgeagent.daemon.lifecycle import Stop
+    from edgeagent.daemon.reporter import Reporter
+
+KEEP_ALIVE_S = 30
+PING_S = 20.0
+# For a cancelled request to reach its terminal event, and then for that to be written.
+CANCEL_GRACE_S = 2.0
+FLUSH_S = 0.1
+CLOSE_GRACE_S = 2
+POLL_S = 0.05
+
+
+def make_server(
+    config: Config, service: Service, token: str, stop: Stop, reporter: Reporter, on_listening: Callable[[], None]
+) -> Server:
+    """Return the server for a service; `on_listening` is called once it accepts."""
+    server: Server
+
+    def num_connections() -> int:
+        return len(server.server_state.connections)
+
+    app = create_app(config, service, token=token, stop=stop.request, num_connections=num_connections)
+    http = functools.partial(GuardedHttp, max_connections=config.server.max_connections)
+    settings = uvicorn.Config(
+        app,
+        # uvicorn only ever calls it.
+        http=cast(type[asyncio.Protocol], http),
+        ws=GuardedWebSocket,
+        ws_max_size=config.server.max_frame_bytes,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_GRACE_S,
+    )
+    drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
+    server = Server(settings, drain, stop, on_listening)
+    return server
+
+
+class Drain:
+    """The end of the live requests: they may finish, then they are cancelled; each has its terminal event."""
+
+    def __init__(self, live: LiveRequests, limit_s: float, stop: Stop, reporter: Reporter) -> None:
+        self._live = live
+        self._limit_s = limit_s
+        self._stop = stop
+        self._reporter = reporter
+
+    async def run(self) -> None:
+        """Return once nothing is live, or no one wants to wait any longer."""
+        live, clock = self._live, asyncio.get_running_loop().time
+        live.begin_drain()
+        self._reporter.stopping(live.num_live)
+        deadline = clock() + self._limit_s
+        while live.num_live and clock() < deadline and not self._stop.is_forced:
+            await live.wait_idle(min(POLL_S, deadline - clock()))
+        if live.num_live:
+            live.cancel_all()
+            await live.wait_idle(0.0 if self._stop.is_forced else CANCEL_GRACE_S)
+        await asyncio.sleep(FLUSH_S)
+
+
+class Server(uvicorn.Server):
+    """Looks at `stop` instead of at signals, and drains before it closes connections."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, stop: Stop, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._stop = stop
+        self._on_listening = on_listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the daemon; uvicorn would raise them again at its end."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        self._on_listening()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell ten times a second whether to stop."""
+        self.should_exit = self.should_exit or self._stop.is_requested
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, drain, close every connection."""
+        for server in self.servers:
+            server.close()
+        force = asyncio.create_task(self._watch_force())
+        try:
+            await self._drain.run()
+            await super().shutdown(sockets)
+        finally:
+            force.cancel()
+
+    async def _watch_force(self) -> None:
+        while not self.force_exit:
+            self.force_exit = self._stop.is_forced
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,107 @@
+"""The state folder: private to the user, held by one daemon at a time, with the token in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import TOKEN_FILE, find_daemon, read_token, write_private
+
+LOCK_FILE = "daemon.lock"
+_TOKEN_BYTES = 32
+
+
+class ExitCode(IntEnum):
+    """What the process's exit status means; 2 is a wrong command line."""
+
+    OK = 0
+    FAILED = 1
+    PORT_TAKEN = 3
+    ALREADY_RUNNING = 4
+
+
+class StartError(Exception):
+    """The daemon cannot start; the message says why and what to do."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def held(state_dir: Path) -> Iterator[None]:
+    """Create the folder where there is none, and hold it; raise StartError while another daemon does.
+
+    The kernel drops the lock with the process, however that ends: there are no stale ones.
+    """
+    _make_private(state_dir)
+    path = state_dir / LOCK_FILE
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        if not _try_lock(descriptor):
+            raise StartError(_already_running(state_dir), ExitCode.ALREADY_RUNNING)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def ensure_token(state_dir: Path) -> str:
+    """Return the folder's token, made on first use; raise ConfigError where others could have read it."""
+    token = read_token(state_dir)
+    if token is None:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        write_private(state_dir / TOKEN_FILE, token.encode() + b"\n")
+    return token
+
+
+def _make_private(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = state_dir.stat()
+    except OSError as error:
+        raise StartError(f"cannot use the state folder {state_dir}: {error.strerror}") from error
+    if sys.platform == "win32":
+        return
+    if status.st_uid != os.getuid():
+        raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
+    if status.st_mode & 0o077:
+        state_dir.chmod(0o700)
+
+
+def _already_running(state_dir: Path) -> str:
+    try:
+        daemon = find_daemon(state_dir)
+    except ConfigError:
+        daemon = None
+    who = f" (process {daemon.pid}, {daemon.url})" if daemon else ""
+    return (
+        f"another daemon{who} holds the state folder {state_dir}; "
+        "end it with `edgeagent stop`, or choose another folder with --state-dir"
+    )
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,195 @@
+"""uvicorn's two protocols with bounds they lack: connections, header bytes, slow senders, clients that never read.
+
+What needs the scope (Host, Origin, token) is api/security's; here is what costs memory or a socket before there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from edgeagent.api.security import MAX_HEADER_BYTES
+
+MAX_TARGET_BYTES = 8 << 10
+HEAD_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 10.0
+# The session closes a socket that does not drain with a reason of its own; this is for when even that gets stuck.
+SOCKET_STALL_TIMEOUT_S = 40.0
+GOING_AWAY = 1001
+
+_MESSAGES = {
+    HTTPStatus.BAD_REQUEST: "the request is not valid HTTP/1.1, or its target is not a path",
+    HTTPStatus.REQUEST_TIMEOUT: f"the request's headers took longer than {HEAD_TIMEOUT_S:g} s",
+    HTTPStatus.REQUEST_URI_TOO_LONG: f"the request's target is longer than {MAX_TARGET_BYTES} bytes",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: f"the headers are larger than {MAX_HEADER_BYTES} bytes",
+    HTTPStatus.SERVICE_UNAVAILABLE: "too many connections (server.max_connections); close some, or try again",
+}
+
+
+class _StallGuard:
+    """Cuts a connection whose client has not read for a while: closing politely would wait for that very client."""
+
+    def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self.stop()
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._transport.abort)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """One HTTP connection."""
+
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
+        self._is_in_head = True
+        self._num_head_bytes = 0
+        self._refusal = HTTPStatus.BAD_REQUEST
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._stall = _StallGuard(transport, STALL_TIMEOUT_S)
+        self._arm_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm_head_timer()
+        self._stall.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        self._stall.stop()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_head:
+            self._arm_head_timer()
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        # A header that is still coming is not known to on_header; one read more than the limit is what it may take.
+        if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES + MAX_TARGET_BYTES + len(data):
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        self._num_field_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES:
+            self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._num_field_bytes += len(name) + len(value)
+        if self._num_field_bytes > MAX_HEADER_BYTES:
+            self._refuse_in_callback(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._disarm_head_timer()
+        if len(self.connections) > self._max_connections:
+            self._refuse_in_callback(HTTPStatus.SERVICE_UNAVAILABLE)
+        # The scope shows only the path of http://host/path, so the host in it would go unchecked.
+        if not self.url.startswith(b"/"):
+            self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_head = True
+        self._num_head_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser refused; the callbacks above say through it what they refused."""
+        del msg
+        self._refuse(self._refusal)
+
+    def _refuse_in_callback(self, status: HTTPStatus) -> None:
+        self._refusal = status
+        raise httptools.HttpParserError(status.phrase)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        if self.transport.is_closing():
+            return
+        kind = "unavailable_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        error = {
+            "message": _MESSAGES[status],
+            "type": kind,
+            "param": None,
+            "code": status.phrase.lower().replace(" ", "_"),
+        }
+        body = json.dumps({"error": error}).encode()
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        retry = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
+        self.transport.write(f"{head}{retry}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _arm_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_head)
+
+    def _disarm_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_slow_head(self) -> None:
+        self._head_timer = None
+        # Bytes behind a request that is being answered are the next one's business, once that has been answered.
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._arm_head_timer()
+        else:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+
+
+class GuardedWebSocket(WebSocketsSansIOProtocol):
+    """One WebSocket connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        self._stall = _StallGuard(transport, SOCKET_STALL_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stall.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        self._stall.stop()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        """Close with 1001, which clients take as a reason to connect again elsewhere or later."""
+        if self.handshake_complete and not self.close_sent:
+            self.stop_keepalive()
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
+            self.conn.send_close(GOING_AWAY, "the daemon is stopping")
+            self.close_sent = True
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+        else:
+            super().shutdown()
