@@ -1,0 +1,218 @@
+"""What is shipped, and the setup script: when it works, when it has nothing to do, and what it says when it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import plistlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import edgeagent
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_the_package_and_the_bundled_models(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "edgeagent").rglob("*.py")}
+    assert modules <= names
+    for model in ("edgeagent-mini.gguf", "edgeagent-mini-draft.gguf"):
+        assert wheel.read(f"edgeagent/_builtin/{model}")[:4] == b"GGUF"
+    assert "edgeagent/_builtin/catalog.toml" in names
+    assert "edgeagent/py.typed" in names
+
+
+def test_the_wheel_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
+    metadata = f"edgeagent-{edgeagent.__version__}.dist-info/"
+    allowed = (".py", ".gguf", "py.typed", "catalog.toml")
+    strays = [name for name in wheel.namelist() if not name.startswith(metadata) and not name.endswith(allowed)]
+    assert strays == []
+    assert {name.partition("/")[0] for name in wheel.namelist()} == {"edgeagent", metadata.rstrip("/")}
+    assert sum(entry.file_size for entry in wheel.infolist() if entry.filename.endswith(".gguf")) <= 16 << 20
+
+
+def test_the_wheel_is_for_any_machine_and_names_its_command(wheel: zipfile.ZipFile) -> None:
+    metadata = f"edgeagent-{edgeagent.__version__}.dist-info"
+    assert "Tag: py3-none-any" in wheel.read(f"{metadata}/WHEEL").decode()
+    assert "edgeagent = edgeagent.cli:main" in wheel.read(f"{metadata}/entry_points.txt").decode()
+    needed = [
+        line for line in wheel.read(f"{metadata}/METADATA").decode().splitlines() if "Requires-Dist: torch" in line
+    ]
+    assert all("extra == 'recipe'" in line for line in needed)
+
+
+def test_the_service_units_say_serve() -> None:
+    unit = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
+    assert "/edgeagent serve\n" in unit
+    assert "NoNewPrivileges=yes" in unit
+    agent = plistlib.loads((ROOT / "packaging/launchd/edgeagent.plist").read_bytes())
+    assert agent["ProgramArguments"][1:] == ["serve"]
+
+
+@pytest.fixture
+def setup_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return packaging/setup_env.py with its files under a temporary folder and no CMAKE_ARGS set."""
+    spec = importlib.util.spec_from_file_location("setup_env", ROOT / "packaging/setup_env.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    for name, path in {"VENV": ".venv", "STAMP": ".venv/stamp.json", "LOG": ".venv/log"}.items():
+        monkeypatch.setattr(module, name, tmp_path / path)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "cache_dir", lambda: tmp_path / "cache")
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    return module
+
+
+def _pretend_to_install(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace pip and venv by a record of what was asked of them; compiling leaves a wheel."""
+    asked: list[str] = []
+
+    def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
+        python = setup_env.venv_python(setup_env.VENV)
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+
+    def step(title: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        asked.append(title.partition(",")[0].partition(" for")[0])
+        if "--wheel-dir" in arguments:
+            folder = arguments[arguments.index("--wheel-dir") + 1]
+            Path(folder, "llama_cpp_python-0-py3-none-any.whl").touch()
+
+    monkeypatch.setattr(setup_env, "make_venv", make_venv)
+    monkeypatch.setattr(setup_env, "step", step)
+    monkeypatch.setattr(setup_env, "require_compiler", lambda: None)
+    return asked
+
+
+FULL = ["compiling llama.cpp", "installing llama.cpp", "installing edgeagent and its test tools"]
+
+
+def test_setup_works_once_and_then_has_nothing_to_do(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    assert setup_env.main() == 0
+    assert asked == FULL
+    assert setup_env.main() == 0
+    assert asked == FULL
+
+
+def test_a_second_checkout_does_not_compile(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    setup_env.STAMP.unlink()
+    setup_env.main()
+    assert asked[3:] == FULL[1:]
+
+
+def test_another_cpu_compiles_and_installs_again(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    monkeypatch.setattr(setup_env, "cpu_features", lambda: ["sse2"])
+    setup_env.main()
+    assert asked[3:] == FULL
+    setup_env.main()
+    assert len(asked) == 6
+
+
+def test_changed_dependencies_install_without_touching_llama_cpp(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    pyproject = setup_env.ROOT / "pyproject.toml"
+    text = pyproject.read_text(encoding="utf-8")
+    pyproject.write_text(text.replace("line-length = 120", "line-length = 99"), encoding="utf-8")
+    setup_env.main()
+    assert len(asked) == 3
+    pyproject.write_text(text.replace('"numpy>=2.0,<3"', '"numpy>=2.1,<3"'), encoding="utf-8")
+    setup_env.main()
+    assert asked[3:] == FULL[2:]
+
+
+def test_build_flags_are_said_once(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    setup_env.main()
+    assert json.loads(setup_env.STAMP.read_text())["cmake_args"].endswith(" -DGGML_CUDA=on")
+    monkeypatch.delenv("CMAKE_ARGS")
+    setup_env.main()
+    assert len(asked) == 3
+    monkeypatch.setenv("CMAKE_ARGS", "")
+    setup_env.main()
+    assert asked[3:] == FULL
+
+
+def test_a_failed_step_leaves_no_stamp(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+
+    def fail(title: str, *arguments: str, **_: object) -> None:
+        raise setup_env.SetupError("pip is unwell")
+
+    monkeypatch.setattr(setup_env, "step", fail)
+    monkeypatch.setattr(setup_env, "cpu_features", lambda: ["sse2"])
+    assert setup_env.main() == 1
+    assert capsys.readouterr().err == "setup: pip is unwell\n"
+    assert not setup_env.STAMP.exists()
+    assert list((setup_env.cache_dir() / "wheels").glob("building-*")) == []
+
+
+def test_a_missing_compiler_is_noticed_before_anything_is_downloaded(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(setup_env.ROOT))
+    monkeypatch.setattr(os, "name", "posix")
+    with pytest.raises(setup_env.SetupError, match="build-essential"):
+        setup_env.require_compiler()
+
+
+@pytest.mark.parametrize(
+    ("log", "hint"),
+    [
+        ("CMake Error: CMAKE_CXX_COMPILER not set, after EnableLanguage", "build-essential"),
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("NewConnectionError(': Failed to establish a new connection')", "could not be reached"),
+        ("something else", "Everything pip said is in"),
+    ],
+)
+def test_a_failure_shows_the_end_of_the_log_and_what_to_do(setup_env: ModuleType, log: str, hint: str) -> None:
+    message = setup_env.explain_failure("compiling", "early\n" * 100 + log)
+    assert message.startswith("compiling failed.")
+    assert f"  | {log}\n" in message
+    assert hint in message
+    assert message.count("early") < 20
+
+
+def test_progress_is_the_compilers_own_count(setup_env: ModuleType) -> None:
+    setup_env.LOG.parent.mkdir()
+    setup_env.LOG.write_text("[1/9] old\n")
+    offset = setup_env.LOG.stat().st_size
+    assert setup_env.compile_progress(offset) == ""
+    setup_env.LOG.write_text("[1/9] old\n  [17/245] Building CXX object\n")
+    assert setup_env.compile_progress(offset) == ", 17 of 245 files"
+
+
+def test_this_cpu_has_a_fingerprint_that_stays(setup_env: ModuleType) -> None:
+    assert setup_env.cpu_features()
+    assert setup_env.cpu_fingerprint() == setup_env.cpu_fingerprint()
