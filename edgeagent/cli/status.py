@@ -39,6 +39,10 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
         return
     typer.echo(f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {_duration(report['uptime_s'])}")
+    typer.echo(
+        f"{report['num_live_requests']} live requests ({report['num_requests_total']} in all), "
+        f"{report['num_connections']} connections" + (", stopping" if report["is_draining"] else "")
+    )
     typer.echo(aligned([MODEL_COLUMNS, *(_model_row(model) for model in report["models"])], left_columns=2))
     for model in report["models"]:
         for line in _remarks(model):

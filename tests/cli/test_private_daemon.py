@@ -1,0 +1,75 @@
+"""The daemon for the occasion, with a script in its place: waited for, told about, and always ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeagent.cli import private_daemon as module
+from edgeagent.cli.private_daemon import private_daemon
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Start tests/cli/daemon_script.py with the flags instead; return the processes started."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(state_dir: Path, flags: list[str], output: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.cli.daemon_script", str(state_dir), *flags]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output))
+        return processes[-1]
+
+    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return processes
+
+
+def test_it_is_waited_for_and_ends_by_itself_when_its_input_closes(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    with private_daemon(["starting", "starting", "ready"], told.append) as address:
+        assert address.url.startswith("http://127.0.0.1:")
+        assert started[0].poll() is None
+    assert started[0].returncode == 0
+    assert (tmp_path / "ended").exists()
+    assert list(dict.fromkeys(told)) == ["starting the daemon", "loading m, 40%"]
+    assert [path.name for path in tmp_path.iterdir()] == ["ended"]
+
+
+def test_it_ends_when_the_work_fails(started: list[subprocess.Popen[bytes]]) -> None:
+    with pytest.raises(ZeroDivisionError), private_daemon(["ready"], lambda text: None):
+        raise ZeroDivisionError
+    assert started[0].returncode == 0
+
+
+def test_a_daemon_that_does_not_come_up_leaves_its_last_words(started: list[subprocess.Popen[bytes]]) -> None:
+    with (
+        pytest.raises(BackendUnavailable, match=r"status 1.*\nout of luck"),
+        private_daemon(["exit"], lambda text: None),
+    ):
+        pass
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error(started: list[subprocess.Popen[bytes]]) -> None:
+    with (
+        pytest.raises(EdgeAgentError, match="m cannot be loaded: bad file"),
+        private_daemon(["failed"], lambda text: None),
+    ):
+        pass
+    assert not psutil.pid_exists(started[0].pid) or started[0].returncode == 0
+
+
+def test_the_real_command_line_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that does not exist: the command itself must say so, not complain about its flags."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(EdgeAgentError) as caught, private_daemon(["/no/such/model.gguf"], lambda text: None):
+        pass
+    assert "/no/such/model.gguf" in caught.value.message
+    assert "Traceback" not in caught.value.message

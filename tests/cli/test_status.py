@@ -1,0 +1,198 @@
+"""`edgeagent status` and `edgeagent stop`, and asking a daemon over HTTP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from edgeagent.cli import main, status
+from edgeagent.cli.link import ask
+from edgeagent.client import Address
+from edgeagent.errors import BackendUnavailable, ModelLoading
+from edgeagent.runtime_file import Runtime
+
+REPORT: dict[str, Any] = {
+    "version": "0.1.0",
+    "uptime_s": 7500.0,
+    "num_live_requests": 3,
+    "num_requests_total": 40,
+    "num_connections": 2,
+    "is_draining": False,
+    "models": [
+        {
+            "name": "builtin",
+            "state": "ready",
+            "progress": 1.0,
+            "cause": "died of signal 11",
+            "num_restarts": 2,
+            "info": {
+                "num_gpu_layers": 0,
+                "num_layers": 6,
+                "draft": "mini-draft",
+                "llama_cpp_commit": "abc1234",
+                "devices": [
+                    {
+                        "name": "CPU",
+                        "description": "Some CPU",
+                        "memory_free_bytes": 3 << 30,
+                        "memory_total_bytes": 8 << 30,
+                    }
+                ],
+            },
+            "worker": {
+                "num_running": 3,
+                "num_waiting": 1,
+                "tokens_per_second": 98.76,
+                "num_cells_used": 40,
+                "num_cells": 8192,
+                "num_cached_tokens_total": 30,
+                "num_prompt_tokens_total": 120,
+                "rss_bytes": 50 << 20,
+            },
+        },
+        {
+            "name": "big",
+            "state": "starting",
+            "progress": 0.42,
+            "cause": None,
+            "num_restarts": 0,
+            "info": None,
+            "worker": None,
+        },
+    ],
+}
+
+
+class Daemon(BaseHTTPRequestHandler):
+    """Answers with what its server holds for the path, and remembers who asked."""
+
+    def _answer(self) -> None:
+        self.server.asked.append((self.command, self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]
+        code, body = self.server.answers[self.path]  # type: ignore[attr-defined]
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = _answer  # noqa: N815 the base class's own naming
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def daemon() -> Iterator[Any]:
+    with HTTPServer(("127.0.0.1", 0), Daemon) as server:
+        server.asked, server.answers = [], {"/edgeagent/status": (200, REPORT)}  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def _address(server: HTTPServer) -> Address:
+    return Address(f"http://127.0.0.1:{server.server_address[1]}", "secret")
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, server: HTTPServer, pid: int = 4321) -> None:
+    runtime = Runtime(pid, 0.0, server.server_address[1], _address(server).url, "0.1.0", "secret")
+    monkeypatch.setattr(status, "find_daemon", lambda state_dir: runtime)
+
+
+def test_status_tells_models_speed_devices_and_restarts(
+    daemon: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    assert main(["status"]) == 0
+    output = capsys.readouterr().out
+    assert f"edgeagent 0.1.0 at {_address(daemon).url}, process 4321, up 2 h 5 min" in output
+    assert "3 live requests (40 in all), 2 connections" in output
+    rows = {line.split()[0]: line.split() for line in output.splitlines() if line}
+    assert rows["builtin"][1:5] == ["ready", "3", "1", "98.8"]
+    assert rows["big"][1:3] == ["loading", "42%"]
+    assert "40 of 8192" in output
+    assert "25% of prompts" in output
+    assert "Some CPU (CPU, 3.0 GiB free)" in output
+    assert "restarted 2 times; last: died of signal 11" in output
+
+
+def test_status_json_is_the_daemons_own_report(
+    daemon: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"running": True, "url": _address(daemon).url, **REPORT}
+
+
+def test_without_a_daemon_status_says_so_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "find_daemon", lambda state_dir: None)
+    assert main(["status", "--state-dir", "/some/where"]) == 1
+    assert "edgeagent serve" in capsys.readouterr().err
+    assert main(["status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"running": False}
+
+
+def test_stop_waits_until_the_process_is_gone(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    _found(monkeypatch, daemon, process.pid)
+    daemon.answers["/edgeagent/stop"] = (202, {"status": "stopping"})
+    process.stdin.close()
+    assert main(["stop"]) == 0
+    process.wait()
+    assert daemon.asked == [("POST", "/edgeagent/stop", "Bearer secret")]
+    assert capsys.readouterr().out == f"Stopped (process {process.pid}).\n"
+
+
+def test_stop_does_not_claim_what_it_did_not_see(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    _found(monkeypatch, daemon, process.pid)
+    daemon.answers["/edgeagent/stop"] = (202, {})
+    monkeypatch.setenv("EDGEAGENT_SERVER__DRAIN_S", "0")
+    monkeypatch.setattr(status, "STOP_MARGIN_S", 0.01)
+    try:
+        assert main(["stop"]) == 1
+        assert f"process {process.pid}) was told to stop and still runs" in capsys.readouterr().err
+    finally:
+        process.communicate()
+
+
+def test_stop_without_a_daemon_is_done_already(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "find_daemon", lambda state_dir: None)
+    assert main(["stop"]) == 0
+    assert capsys.readouterr().out == "No daemon runs.\n"
+
+
+def test_an_error_body_becomes_the_error_it_names(daemon: Any) -> None:
+    daemon.answers["/x"] = (503, {"error": {"code": "model_loading", "message": "still loading"}})
+    with pytest.raises(ModelLoading, match="still loading"):
+        ask(_address(daemon), "/x")
+
+
+@pytest.mark.parametrize(("code", "body"), [(200, b"<html>"), (500, {"detail": "?"}), (404, None)])
+def test_an_answer_that_is_not_edgeagents_is_refused(daemon: Any, code: int, body: object) -> None:
+    daemon.answers["/x"] = (code, body)
+    with pytest.raises(BackendUnavailable):
+        ask(_address(daemon), "/x")
+
+
+def test_a_closed_port_is_an_error_with_advice(unused_tcp_port: int) -> None:
+    with pytest.raises(BackendUnavailable, match="still running"):
+        ask(Address(f"http://127.0.0.1:{unused_tcp_port}"), "/x")
