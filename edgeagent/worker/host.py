@@ -17,10 +17,12 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
-from edgeagent.errors import ModelLoadFailed, NotSupported
+from edgeagent.errors import InvalidRequest, ModelLoadFailed, NotSupported
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.output import OutputStream
 from edgeagent.text.template import ChatTemplate, tokenize_rendered
+from edgeagent.text.tool_format import REASONING, ReasoningMarkers
+from edgeagent.text.vocabulary import control_texts
 from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
@@ -33,6 +35,7 @@ from edgeagent.worker.protocol import Load
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
 _WARM_UP_TOKENS = 32
+_NO_CHAT = ChatPrompt(())
 _CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
@@ -65,7 +68,11 @@ class Host:
         )
         self._sampling = self.model.default_sampling()
         self._template = ChatTemplate(
-            self.model.chat_template, bos_text=self.model.bos_text, eos_text=self.model.eos_text
+            self.model.chat_template,
+            bos_text=self.model.bos_text,
+            eos_text=self.model.eos_text,
+            architecture=self.model.metadata("general.architecture") or "",
+            control_texts=control_texts(self.model),
         )
         self._grammars = GrammarCompiler(self.model)
         self.info = self._describe(load, (time.monotonic() - started_s) * 1000)
@@ -94,13 +101,14 @@ class Host:
         Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
-        tokens = self._tokenize(request)
-        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        tokens, open_reasoning = self._tokenize(request)
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else _NO_CHAT
+        tools = chat.tools if chat.tool_choice.mode != "none" else ()
         constraint = self._grammars.compile(
             request.format,
-            tools=chat.tools if chat else (),
-            tool_choice=chat.tool_choice if chat else None,
-            parallel_tool_calls=chat.parallel_tool_calls if chat else True,
+            tools=tools,
+            tool_choice=chat.tool_choice,
+            parallel_tool_calls=chat.parallel_tool_calls,
             tool_format=self._template.tool_format,
         )
         sampler = Sampler(
@@ -121,19 +129,33 @@ class Host:
             write_cache=request.cache.write,
             prefill_only=request.prefill_only or request.max_tokens == 0,
         )
-        output = OutputStream(self.model, self._template, request)
+        output = OutputStream(
+            self.model,
+            stops=request.stop,
+            tool_format=self._template.tool_format if tools else None,
+            tool_names=[tool.name for tool in tools],
+            reasoning=REASONING if chat is not _NO_CHAT else (),
+            open_reasoning=open_reasoning,
+        )
         return Prepared(spec, output, (time.monotonic() - started_s) * 1000)
 
-    def _tokenize(self, request: GenerateRequest) -> list[int]:
+    def _tokenize(self, request: GenerateRequest) -> tuple[list[int], ReasoningMarkers | None]:
+        """Return the prompt's tokens, and the reasoning that the template left open at their end."""
         match request.prompt:
             case ChatPrompt() as chat:
-                return tokenize_rendered(self._template.render(chat), self.model)
+                rendered = self._template.render(chat)
+                return tokenize_rendered(rendered, self.model), rendered.open_reasoning
             case TextPrompt(text=text, suffix=None, parse_special=parse_special):
-                return self.model.tokenize(text, parse_special=parse_special, add_bos=True)
+                return self.model.tokenize(text, parse_special=parse_special, add_bos=True), None
             case TextPrompt():
                 raise NotSupported("This model cannot fill in the middle; leave out `suffix`.", param="suffix")
             case TokenPrompt(tokens=tokens):
-                return list(tokens)
+                bad = next((token for token in tokens if not 0 <= token < self.model.num_tokens), None)
+                if bad is not None:
+                    raise InvalidRequest(
+                        f"Token {bad} is not in the vocabulary of {self.model.num_tokens} tokens.", param="prompt"
+                    )
+                return list(tokens), None
 
     def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
         if load.draft_path is None or config.draft_tokens == 0:
@@ -188,5 +210,3 @@ def _warm_up(runner: LlamaRunner) -> None:
         runner.decode([Slice(0, 0, [token] * num_tokens, 1)])
         runner.synchronize()
         runner.clear(0)
-
-
