@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from typing import Annotated
 
@@ -11,6 +11,8 @@ import typer
 
 from edgeagent.cli.options import with_declared_options
 from edgeagent.config import LoadedConfig
+
+STDIN = 0
 
 
 def _serve(
@@ -31,7 +33,8 @@ def _serve(
 
 def _stop_at_end_of_input() -> None:
     """Stop the daemon when whoever started it is gone: its end of the pipe closes even where no clean-up ran."""
-    while sys.stdin.buffer.read(4096):
+    # Not through sys.stdin: its lock, held by a waiting thread, makes the interpreter abort at exit.
+    while os.read(STDIN, 4096):
         pass
     signal.raise_signal(signal.SIGTERM)
 
