@@ -66,7 +66,7 @@ def _wait_until_ready(
                 if _is_ready(address, progress):
                     return address
         time.sleep(POLL_S)
-    raise BackendUnavailable(f"the daemon ended with status {daemon.returncode}; its last words:\n{_tail(log)}")
+    raise BackendUnavailable(_last_words(log) or f"the daemon ended with status {daemon.returncode}")
 
 
 def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
@@ -93,5 +93,8 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
         daemon.wait()
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+def _last_words(log: Path) -> str:
+    """Return the error that the daemon gave as its reason, or else the end of what it wrote."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    reasons = [line for line in lines if line.startswith("error: ")]
+    return reasons[-1].removeprefix("error: ") if reasons else "\n".join(lines[-15:])

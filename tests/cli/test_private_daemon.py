@@ -51,7 +51,7 @@ def test_it_ends_when_the_work_fails(started: list[subprocess.Popen[bytes]]) -> 
 
 def test_a_daemon_that_does_not_come_up_leaves_its_last_words(started: list[subprocess.Popen[bytes]]) -> None:
     with (
-        pytest.raises(BackendUnavailable, match=r"status 1.*\nout of luck"),
+        pytest.raises(BackendUnavailable, match="out of luck"),
         private_daemon(["exit"], lambda text: None),
     ):
         pass
@@ -71,6 +71,5 @@ def test_the_real_command_line_is_understood(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(EdgeAgentError) as caught, private_daemon(["/no/such/model.gguf"], lambda text: None):
         pass
-    ended, said = caught.value.message.splitlines()
-    assert "status 1" in ended
-    assert "/no/such/model.gguf" in said
+    assert caught.value.message.startswith("/no/such/model.gguf ")
+    assert "\n" not in caught.value.message
