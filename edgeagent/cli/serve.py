@@ -36,7 +36,10 @@ def _stop_at_end_of_input() -> None:
     # Not through sys.stdin: its lock, held by a waiting thread, makes the interpreter abort at exit.
     while os.read(STDIN, 4096):
         pass
-    signal.raise_signal(signal.SIGTERM)
+    if os.name == "nt":
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there without a handler
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, whose sleep it interrupts
 
 
 serve = with_declared_options(_serve, positional="model")
