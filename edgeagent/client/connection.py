@@ -99,7 +99,8 @@ class Client:
 
     async def send(self, event: Event) -> None:
         """Send one event on the open connection; for Reply alone."""
-        assert self._socket is not None
+        if self._socket is None:
+            raise _closed_under_response()
         try:
             await self._socket.send(json.dumps(event, ensure_ascii=False))
         except ConnectionClosed as closed:
@@ -108,7 +109,7 @@ class Client:
     async def receive(self) -> dict[str, Any]:
         """Return the next event of the open connection; for Reply alone."""
         if self._socket is None:
-            raise BackendUnavailable("the connection was closed while a response was running on it")
+            raise _closed_under_response()
         try:
             event: dict[str, Any] = json.loads(await self._socket.recv())
         except ConnectionClosed as closed:
@@ -190,10 +191,15 @@ class Reply:
             except BackendUnavailable as lost:
                 # 1. retries used up; 2. it would only happen again; 3. part of the answer is out.
                 if delay is None or lost.retry_after_s is None or self.answer.response_id is not None:
+                    self.answer.status, self.answer.error = "failed", lost
                     raise
             self._is_sent = False
             await asyncio.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _closed_under_response() -> BackendUnavailable:
+    return BackendUnavailable("the connection was closed while a response was running on it")
 
 
 async def _open(address: Address) -> ClientConnection:

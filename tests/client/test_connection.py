@@ -87,12 +87,25 @@ async def test_retries_end() -> None:
 
 async def test_nothing_is_repeated_once_the_answer_began() -> None:
     begun = text_events("resp_1", "Hel", "lo")[:2]
-    async with running_stub(closing(1012, after=begun)) as stub, connect(stub.url) as client:
+    script = [closing(1012, after=begun), sending(text_events("resp_2", "next"))]
+    async with running_stub(*script) as stub, connect(stub.url) as client:
         reply = client.respond("Hi")
         with pytest.raises(BackendUnavailable, match="1012"):
             await reply.finish()
-    assert reply.answer.text == "Hel"
-    assert len(stub.received) == 1
+        assert (reply.answer.text, reply.answer.status) == ("Hel", "failed")
+        assert len(stub.received) == 1
+        assert (await client.ask("More")).text == "next"
+
+
+async def test_closing_ends_a_running_response() -> None:
+    script = [sending(text_events("resp_1", "a", "b")[:2]), sending(text_events("resp_2", "next"))]
+    async with running_stub(*script) as stub, connect(stub.url) as client:
+        reply = client.respond("Hi")
+        await anext(reply)
+        await client.close()
+        with pytest.raises(BackendUnavailable, match="was closed"):
+            await reply.finish()
+        assert (await client.ask("More")).text == "next"
 
 
 @pytest.mark.parametrize(("code", "error"), [(1008, BackendUnavailable), (1009, PayloadTooLarge)])
