@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import psutil
 import pytest
 
-from edgeagent.client.address import Address, is_loopback
+from edgeagent.client.address import Address, address_of_daemon, is_loopback
+from edgeagent.errors import BackendUnavailable
+from edgeagent.runtime_file import TOKEN_FILE, Runtime, write_private, write_runtime
 
 
 @pytest.mark.parametrize(
@@ -34,3 +40,36 @@ def test_any_form_of_the_url_leads_to_the_responses_socket(url: str, expected: s
 )
 def test_loopback_is_told_from_the_network(url: str, expected: bool) -> None:
     assert is_loopback(url) is expected
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    write_private(tmp_path / TOKEN_FILE, b"a-token-of-more-than-22-characters")
+    return tmp_path
+
+
+def _publish(state_dir: Path, pid: int, started_at_s: float) -> None:
+    write_runtime(state_dir, Runtime(pid, started_at_s, 8127, "http://127.0.0.1:8127", "0.1.0"))
+
+
+def test_a_running_daemon_is_found_with_its_token(state_dir: Path) -> None:
+    _publish(state_dir, os.getpid(), psutil.Process().create_time())
+    assert address_of_daemon(state_dir) == Address("http://127.0.0.1:8127", "a-token-of-more-than-22-characters")
+    assert address_of_daemon(state_dir, "another").token == "another"
+
+
+def test_the_token_is_not_for_whoever_has_the_port_of_a_dead_daemon(state_dir: Path) -> None:
+    _publish(state_dir, os.getpid(), psutil.Process().create_time() - 60)
+    with pytest.raises(BackendUnavailable, match="edgeagent serve"):
+        address_of_daemon(state_dir)
+
+
+def test_no_daemon_is_an_error_that_says_what_to_do(state_dir: Path) -> None:
+    with pytest.raises(BackendUnavailable, match="edgeagent serve"):
+        address_of_daemon(state_dir)
+
+
+def test_the_configured_state_folder_is_looked_into(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _publish(state_dir, os.getpid(), psutil.Process().create_time())
+    monkeypatch.setenv("EDGEAGENT_STATE_DIR", str(state_dir))
+    assert address_of_daemon().url == "http://127.0.0.1:8127"
