@@ -7,6 +7,7 @@ where that cannot change the distribution.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,16 @@ from numpy.typing import NDArray
 
 from edgeagent.engine.constraint import TokenConstraint
 from edgeagent.engine.penalties import Penalties
-from edgeagent.engine.truncation import Floats, Indices, index_at, largest, nucleus
+from edgeagent.engine.truncation import (
+    Floats,
+    Indices,
+    ahead_of,
+    around_nucleus,
+    few_at_least,
+    index_at,
+    largest,
+    nucleus,
+)
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
 
@@ -129,6 +139,7 @@ class Sampler:
         history: Sequence[int] = (),
     ) -> None:
         self._params = params
+        self._is_greedy = params.is_greedy
         self._num_vocab = num_vocab
         self._constraint = constraint
         self._num_logprobs = num_logprobs
@@ -139,8 +150,8 @@ class Sampler:
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
         # temperatures below this are all the same to float32
         self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
-        # room for one row each: the modified logits, and their weights
-        self._room: tuple[Floats, Floats] | None = None
+        # room for 0: the modified logits, 1: their weights, 2: their weights under the temperature
+        self._rows: dict[int, Floats] = {}
 
     def sample(self, logits: Floats) -> Sampled:
         """Draw the next token; the state stays as it is, but for the random numbers. Raise InternalError on NaN."""
@@ -160,14 +171,13 @@ class Sampler:
 
     def distribution(self, logits: Floats) -> tuple[Indices, NDArray[np.float64]]:
         """Return the tokens that can be drawn next, ascending, and the probability of each."""
-        modified = self._modified(logits)
-        ids, values = self._allowed(modified)
-        if self._params.is_greedy:
-            best = _greedy(values)
-            return np.array([best if ids is None else ids[best]]), np.ones(1)
-        ids, weights = self._weigh(ids, values)
+        candidates = self._candidates(*self._allowed(self._modified(logits)))
+        if candidates.weights is not None:
+            candidates = candidates.taken(nucleus(candidates.weights, candidates.target))
+        candidates = candidates.taken(np.flatnonzero(candidates.values >= candidates.lowest))
+        weights = self._temper(candidates)
         drawn = np.flatnonzero(weights)
-        ids = drawn if ids is None else ids[drawn]
+        ids = drawn if candidates.ids is None else candidates.ids[drawn]
         probs = weights[drawn].astype(np.float64)
         order = np.argsort(ids)
         return ids[order], probs[order] / probs.sum()
@@ -181,34 +191,44 @@ class Sampler:
            token drawn from q and, if refused, drawn again from r has q(t) + q(refused) r(t) = r(t).
         """
         if self._constraint is None:
-            return self._pick(None, values)
-        if self._params.is_greedy:
-            best = _greedy(values)
-            return best if self._constraint.allows(best) else self._pick(*self._allowed(values))
+            return _greedy(values) if self._is_greedy else self._pick(self._candidates(None, values))
         best = _greedy(values)
         if self._constraint.allows(best):
-            ids, weights = self._weigh(None, values)
-            if ids is not None and len(ids) == 1:
+            if self._is_greedy:
+                return best
+            candidates = self._candidates(None, values)
+            if len(candidates.values) == 1:
                 return best
             if not self._cuts_by_rank:
-                token = self._pick_weighed(ids, weights)
+                token = self._pick(candidates)
                 if token == best or self._constraint.allows(token):
                     return token
-        return self._pick(*self._allowed(values))
+        return self._pick(self._candidates(*self._allowed(values)))
 
     @property
     def _cuts_by_rank(self) -> bool:
         return 0 < self._params.top_k < self._num_vocab or self._params.top_p < 1
 
-    def _pick(self, ids: Indices | None, values: Floats) -> int:
-        if self._params.is_greedy:
-            best = _greedy(values)
-            return best if ids is None else int(ids[best])
-        return self._pick_weighed(*self._weigh(ids, values))
+    def _pick(self, candidates: _Candidates) -> int:
+        """Draw one of the candidates.
 
-    def _pick_weighed(self, ids: Indices | None, weights: Floats) -> int:
-        index = index_at(weights, self._random.random())
-        return index if ids is None else int(ids[index])
+        Where many are left, the cuts are not made: a token is drawn from all and stands if it lies within them; if not,
+        neither does any token behind it, and the next draw is from those ahead.
+        """
+        weights, values = candidates.weights, candidates.values
+        tempered = self._temper(candidates)
+        while True:
+            index = index_at(tempered, self._random.random())
+            if values[index] < candidates.lowest:
+                tempered = np.multiply(tempered, values >= candidates.lowest)
+                continue
+            if weights is None:
+                break
+            ahead = ahead_of(weights, index)
+            if np.multiply(weights, ahead).sum() < candidates.target:
+                break
+            tempered = np.multiply(tempered, ahead)
+        return index if candidates.ids is None else int(candidates.ids[index])
 
     def _modified(self, logits: Floats) -> Floats:
         """Return the logits with bias and penalties, in room of our own if there are any."""
@@ -216,7 +236,7 @@ class Sampler:
             raise InternalError(f"{len(logits)} logits came for a vocabulary of {self._num_vocab}")
         if self._bias is None and self._penalties is None:
             return logits
-        values = self._row(0)
+        values = self._row(0, self._num_vocab)
         np.copyto(values, logits)
         if self._bias is not None:
             tokens, biases = self._bias
@@ -235,45 +255,72 @@ class Sampler:
             raise InternalError("the grammar allows no token at all, not even the end")
         return ids, values.take(ids)
 
-    def _weigh(self, ids: Indices | None, values: Floats) -> tuple[Indices | None, Floats]:
-        """Return the tokens that top-k, top-p and min-p leave (None: all) and their weights under the temperature.
+    def _candidates(self, ids: Indices | None, values: Floats) -> _Candidates:
+        """Return what top-k leaves, the other cuts' measures, and where they leave few tokens no more than those.
 
-        All three keep the likeliest tokens down to some rank, so they may be applied in any order, as long as top-p's
+        It is exactly one token if there is no choice.
+
+        All three cuts keep the likeliest tokens down to some rank, so they may be made in any order, as long as top-p's
         share is one of the sum over top-k's tokens.
         """
         params = self._params
         peak = _peak_of(values)
+        if self._is_greedy:
+            return _Candidates(ids, values, peak).taken(np.array([values.argmax()]))
+        candidates = _Candidates(ids, values, peak)
         if 0 < params.top_k < len(values):
-            found = largest(values, params.top_k)
-            ids, values = _taken(ids, found), values.take(found)
-        weights = self._row(1)[: len(values)]
-        target = None
-        if params.top_p < 1:
-            np.subtract(values, peak, out=weights)
-            np.exp(weights, out=weights)
-            target = params.top_p * float(weights.sum(dtype=np.float64))
+            candidates = candidates.taken(largest(values, params.top_k))
         if self._floor is not None:
-            found = np.flatnonzero(values >= peak + self._floor)
-            ids, values = _taken(ids, found), values.take(found)
-            weights = weights.take(found) if target is not None else weights[: len(values)]
-        if target is not None:
-            found = nucleus(weights, target)
-            ids, values = _taken(ids, found), values.take(found)
-            if params.temperature == 1.0:
-                return ids, weights.take(found)
-            weights = weights[: len(values)]
-        np.subtract(values, peak, out=weights)
-        np.multiply(weights, self._sharpness, out=weights)
-        return ids, np.exp(weights, out=weights)
+            lowest = float(peak + self._floor)
+            candidates = dataclasses.replace(candidates, lowest=lowest)
+            found = few_at_least(candidates.values, lowest)
+        else:
+            found = None
+        if params.top_p < 1:
+            weights = np.subtract(candidates.values, peak, out=self._row(1, len(candidates.values)))
+            total = float(np.exp(weights, out=weights).sum())
+            target = params.top_p * total
+            if target <= 1.0:  # the peak's own weight
+                return candidates.taken(np.array([candidates.values.argmax()]))
+            candidates = dataclasses.replace(candidates, weights=weights, target=target)
+            if found is None:
+                found = around_nucleus(weights, total, params.top_p)
+        return candidates if found is None else candidates.taken(found)
 
-    def _row(self, index: int) -> Floats:
-        if self._room is None:
-            self._room = (np.empty(self._num_vocab, np.float32), np.empty(self._num_vocab, np.float32))
-        return self._room[index]
+    def _temper(self, candidates: _Candidates) -> Floats:
+        """Return the candidates' weights under the temperature."""
+        if self._params.temperature == 1.0 and candidates.weights is not None:
+            return candidates.weights
+        tempered = np.subtract(candidates.values, candidates.peak, out=self._row(2, len(candidates.values)))
+        np.multiply(tempered, self._sharpness, out=tempered)
+        return np.exp(tempered, out=tempered)
+
+    def _row(self, index: int, length: int) -> Floats:
+        row = self._rows.get(index)
+        if row is None:
+            row = self._rows[index] = np.empty(self._num_vocab, np.float32)
+        return row[:length]
 
 
-def _taken(ids: Indices | None, found: Indices) -> Indices:
-    return found if ids is None else ids.take(found)
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Tokens (None: all, in order) that may be drawn, and their logits, of which `peak` was the largest.
+
+    With min-p: the `lowest` logit that may be drawn. With top-p: weights at temperature 1, and the sum that its nucleus
+    must reach.
+    """
+
+    ids: Indices | None
+    values: Floats
+    peak: np.float32
+    lowest: float = -math.inf
+    weights: Floats | None = None
+    target: float = 0.0
+
+    def taken(self, found: Indices) -> _Candidates:
+        ids = found if self.ids is None else self.ids.take(found)
+        weights = None if self.weights is None else self.weights.take(found)
+        return _Candidates(ids, self.values.take(found), self.peak, self.lowest, weights, self.target)
 
 
 def _peak_of(values: Floats) -> np.float32:

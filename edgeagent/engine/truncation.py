@@ -16,6 +16,8 @@ _STRIDE = 64
 # Fewer values than this are sorted whole.
 _MAX_SORTED = 4096
 _BLOCK = 512
+# Picking more than this share of an array's elements costs more than going on with all of them.
+_MAX_DENSITY = 0.05
 
 
 def largest(values: Floats, k: int) -> Indices:
@@ -46,40 +48,41 @@ def nucleus(weights: Floats, target: float) -> Indices:
 
     All of them if even their sum does not. Among equals the lower index goes first.
     """
+    order = np.argsort(-weights, kind="stable")
+    running = np.cumsum(weights.take(order), dtype=np.float64)
+    return order[: int(np.searchsorted(running, target)) + 1]
+
+
+def few_at_least(values: Floats, floor: float) -> Indices | None:
+    """Return the indices of the values that reach `floor`; None if they are too many to be worth picking out."""
+    reach = values >= floor
+    if len(values) > _MAX_SORTED and np.count_nonzero(reach) > _MAX_DENSITY * len(values):
+        return None
+    return np.flatnonzero(reach)
+
+
+def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
+    """Return which weights come before this one in the nucleus's order; it belongs if they do not reach the target."""
+    weight = weights[index]
+    ahead: NDArray[np.bool_] = weights > weight
+    ahead[:index] |= weights[:index] == weight
+    return ahead
+
+
+def around_nucleus(weights: Floats, total: float, share: float) -> Indices | None:
+    """Return the indices of few weights that hold the nucleus of `share` of `total`; None if that would be too many.
+
+    Seen from its small end: what a nucleus leaves out are many small weights, which a sample measures well.
+    """
     if len(weights) <= _MAX_SORTED:
-        order = np.argsort(-weights, kind="stable")
-        running = np.cumsum(weights.take(order), dtype=np.float64)
-        return order[: int(np.searchsorted(running, target)) + 1]
-    total = float(weights.sum(dtype=np.float64))
-    spare = total - target
-    if spare <= 0:
-        return np.arange(len(weights))
+        return None
     sample = np.sort(weights[::_STRIDE])
     tail = np.cumsum(sample, dtype=np.float64) * _STRIDE
-    # What is left out are many small weights, so the sample measures it well, where it would miss the few large ones.
-    low = sample[max(int(np.searchsorted(tail, 0.8 * spare)) - 1, 0)]
-    found = _at_least(weights, low)
-    kept = weights.take(found)
-    rest = spare - (total - float(kept.sum(dtype=np.float64)))
-    if rest < 0:
-        found, kept, rest = np.arange(len(weights)), weights, spare
-    high = sample[min(int(np.searchsorted(tail, 1.3 * spare)), len(sample) - 1)]
-    return found.take(_without_smallest(kept, rest, high))
-
-
-def _without_smallest(weights: Floats, spare: float, ceiling: float) -> Indices:
-    """Return the indices left when the smallest weights are dropped for as long as their sum stays within `spare`.
-
-    `ceiling` is a guess above which no weight is dropped; of equal weights the higher index is dropped first.
-    """
-    band = np.sort(weights.take(np.flatnonzero(weights < ceiling)))
-    running = np.cumsum(band, dtype=np.float64)
-    if not len(band) or running[-1] <= spare:
-        band = np.sort(weights)
-        running = np.cumsum(band, dtype=np.float64)
-    dropped = min(int(np.searchsorted(running, spare, side="right")), len(band) - 1)
-    floor = band[dropped]
-    return _with_ties(weights, floor, int(np.searchsorted(band, floor, side="right")) - dropped)
+    num_left_out = int(np.searchsorted(tail, 0.8 * (1.0 - share) * total))
+    if num_left_out < (1.0 - _MAX_DENSITY) * len(sample):
+        return None
+    found = _at_least(weights, float(sample[num_left_out - 1]))
+    return found if weights.take(found).sum() >= share * total else None
 
 
 def _with_ties(values: Floats, floor: float, num_ties: int) -> Indices:
