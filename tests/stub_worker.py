@@ -200,6 +200,10 @@ class Stub:
         self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
         self.streams[request_id] = 0
 
+    def do_begin(self, request_id: str) -> None:
+        """Say that it began, then do nothing until cancelled."""
+        self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
+
     def do_wait(self, request_id: str, num: str = "0") -> None:
         """Give some tokens, then do nothing until cancelled."""
         self.tokens(request_id, int(num))
@@ -271,6 +275,7 @@ class Stub:
 
     def do_close_output(self, request_id: str) -> None:
         os.close(1)
+        time.sleep(60)
 
 
 def model_info(name: str) -> ModelInfo:

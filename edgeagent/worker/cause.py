@@ -33,7 +33,7 @@ _TERMINATE = re.compile(
     r"terminate called (?:after throwing an instance of '([^'\n]+)'|without an active exception|recursively)"
     r"(?:\s+what\(\):\s*([^\n]*))?"
 )
-_LIBCPP = re.compile(r"terminating due to uncaught exception of type ([^:\n]+)(?:: ([^\n]*))?")
+_LIBCPP = re.compile(r"terminating due to uncaught exception of type ((?:[^:\n]|::)+)(?:: ([^\n]*))?")
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "[^"]*?([^/\\"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")

@@ -28,6 +28,7 @@ from edgeagent.worker.protocol import (
 )
 
 STDERR_TAIL_BYTES = 16 << 10
+OUTPUT_GRACE_S = 0.5
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
@@ -57,10 +58,11 @@ class FrameBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FloodLimit:
-    """The most that may arrive between two calls of `Channel.start_period`; more is an attack, not a fast model."""
+    """The most that may arrive in a period; more is an attack, not a fast model."""
 
-    max_frames: int
-    max_bytes: int
+    max_frames: int = 20_000
+    max_bytes: int = 8 << 20
+    period_s: float = 1.0
 
 
 class Channel(asyncio.SubprocessProtocol):
@@ -79,6 +81,7 @@ class Channel(asyncio.SubprocessProtocol):
         self._on_message: Callable[[FromWorker], None] | None = on_message
         self._on_violation = on_violation
         self._flood = flood
+        self._period_began_s = 0.0
         self._num_frames = 0
         self._num_bytes = 0
         self._frames = FrameBuffer(MAX_FRAME_FROM_WORKER_BYTES)
@@ -121,10 +124,6 @@ class Channel(asyncio.SubprocessProtocol):
     def mute(self) -> None:
         """Hand on nothing more of what the child writes."""
         self._on_message = None
-
-    def start_period(self) -> None:
-        """Begin a new period of the flood limit."""
-        self._num_frames = self._num_bytes = 0
 
     def stderr_tail(self) -> str:
         """Return the end of what the child printed."""
@@ -172,6 +171,9 @@ class Channel(asyncio.SubprocessProtocol):
                 self._on_violation(str(error))
 
     def _receive(self, data: bytes) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._period_began_s >= self._flood.period_s:
+            self._period_began_s, self._num_frames, self._num_bytes = now_s, 0, 0
         self._num_bytes += len(data)
         for body in self._frames.feed(data):
             self._num_frames += 1
@@ -186,7 +188,7 @@ class Channel(asyncio.SubprocessProtocol):
         self._open_outputs.discard(fd)
         if fd == _STDOUT and self.returncode is None and self._on_message is not None:
             # Mostly the process is on its way out; one that lives on without its output is of no use.
-            asyncio.get_running_loop().call_later(1.0, self._closed_its_output)
+            asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._closed_its_output)
         self._end_if_over()
 
     def _closed_its_output(self) -> None:
@@ -198,7 +200,7 @@ class Channel(asyncio.SubprocessProtocol):
         assert self._transport is not None
         self.returncode = self._transport.get_returncode()
         # A grandchild may hold the pipes open; do not wait for it.
-        asyncio.get_running_loop().call_later(0.5, self._give_up_outputs)
+        asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._give_up_outputs)
         self._end_if_over()
 
     def _give_up_outputs(self) -> None:

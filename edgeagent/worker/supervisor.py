@@ -48,7 +48,6 @@ from edgeagent.worker.protocol import (
 from edgeagent.worker.watchdog import LoadWatch, Patience, Quarantine, RestartPolicy, StepWatch
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.process")
-_FLOOD = FloodLimit(max_frames=20_000, max_bytes=8 << 20)
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +71,14 @@ class Supervisor:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience | None = None,
+        flood: FloodLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._prepare = prepare
         self._command = command
         self._patience = patience or Patience()
+        self._flood = flood or FloodLimit()
         self._clock = clock
         self._ledger = Ledger()
         self._restarts = RestartPolicy(self._patience)
@@ -197,7 +198,7 @@ class Supervisor:
         """One worker from its start to its end."""
         try:
             load = await self._prepare()
-            channel = await Channel.spawn(self._command, self._on_message, self._on_violation, _FLOOD)
+            channel = await Channel.spawn(self._command, self._on_message, self._on_violation, self._flood)
         except EdgeAgentError as error:
             return _Death(error.message, None, error)
         except OSError as error:
@@ -222,7 +223,6 @@ class Supervisor:
             last_s = now_s
 
     def _tick(self, channel: Channel, now_s: float, elapsed_s: float) -> None:
-        channel.start_period()
         if self._state is WorkerState.STARTING:
             hang = self._load_watch.tick(elapsed_s)
         else:

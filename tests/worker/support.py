@@ -24,9 +24,9 @@ QUICK = Patience(
 )
 
 
-def request(text: str, request_id: str = "r1", **fields: object) -> GenerateRequest:
+def request(text: str, request_id: str = "r1", model: str = "", **fields: object) -> GenerateRequest:
     """Return a request that makes the stub obey `text`."""
-    return GenerateRequest(id=request_id, model="", prompt=TextPrompt(text), **fields)  # type: ignore[arg-type]
+    return GenerateRequest(id=request_id, model=model, prompt=TextPrompt(text), **fields)  # type: ignore[arg-type]
 
 
 def make_supervisor(
@@ -97,5 +97,5 @@ class Record:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Return once the condition holds; the test's own time limit is the only clock."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - what is waited for is another process
         await asyncio.sleep(0.002)

@@ -12,9 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.errors import BackendUnavailable, InvalidRequest, ModelLoadFailed, NotSupported, PayloadTooLarge, WorkerCrashed
-from edgeagent.types import FinishReason, Started, WorkerState
+from edgeagent.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    ModelLoadFailed,
+    NotSupported,
+    PayloadTooLarge,
+    WorkerCrashed,
+)
+from edgeagent.types import Finished, FinishReason, Started, TextDelta, WorkerState
+from edgeagent.worker import channel as channel_module
 from edgeagent.worker import supervisor as supervisor_module
+from edgeagent.worker.channel import FloodLimit
 from edgeagent.worker.supervisor import Supervisor
 from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
 from tests.worker.support import QUICK, Record, eventually, make_supervisor, request
@@ -38,6 +47,12 @@ async def make(lives: Path) -> AsyncIterator[Make]:
     yield make_one
     for supervisor in made:
         await supervisor.stop()
+
+
+def kill(supervisor: Supervisor) -> None:
+    pid = supervisor.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 def submit(supervisor: Supervisor, text: str, request_id: str = "r1") -> Record:
@@ -176,19 +191,11 @@ async def test_a_request_without_output_is_replayed_once_unseen(make: Make, live
 
 async def test_a_replayed_request_starts_once_for_its_reader(make: Make) -> None:
     supervisor = make()
-    record = submit(supervisor, "stream | answer 2")
-    waiting = submit(supervisor, "wait | answer 1", "r2")
+    record = submit(supervisor, "begin | answer 2")
     await record.until(lambda record: bool(record.deltas))
-    pid = supervisor.status().pid
-    if not record.tokens:
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        await record.end()
-        assert [type(delta) for delta in record.deltas].count(Started) == 1
-    else:
-        supervisor.cancel("r1")
-    supervisor.cancel("r2")
-    await waiting.end()
+    kill(supervisor)
+    assert (await record.end()).text == "0 1 "
+    assert [type(delta) for delta in record.deltas] == [Started, TextDelta, TextDelta, Finished]
 
 
 async def test_a_request_that_kills_twice_is_not_replayed_again(make: Make, lives: Path) -> None:
@@ -222,13 +229,16 @@ async def test_a_cancelled_request_ends_as_cancelled_when_its_worker_dies(make: 
         ("close-output", "closed its output"),
     ],
 )
-async def test_a_worker_that_breaks_the_protocol_is_replaced(make: Make, text: str, words: str) -> None:
-    supervisor = make()
+async def test_a_worker_that_breaks_the_protocol_is_replaced(
+    make: Make, text: str, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "OUTPUT_GRACE_S", 0.01)
+    supervisor = make(flood=FloodLimit(max_frames=500, period_s=60.0))
     bystander = submit(supervisor, "wait | answer 1", "r0")
     submit(supervisor, f"{text} | answer 1")
     assert (await bystander.end()).text == "0 ", "it had no output and is replayed"
     assert supervisor.status().num_restarts == 1
-    # The cause is of the past once the next worker is ready; the log keeps it.
+    assert words in caplog.text
 
 
 @pytest.mark.parametrize("start", ["garbage", "early"])

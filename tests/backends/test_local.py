@@ -1,0 +1,267 @@
+"""The local backend with stub workers: the contract of generate, bounds, deadlines, and random faults."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from edgeagent.backends.base import Backend
+from edgeagent.backends.local import LocalBackend
+from edgeagent.config import Config, EngineConfig
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    ModelNotFound,
+    Overloaded,
+    RequestTimeout,
+    WorkerCrashed,
+)
+from edgeagent.types import Finished, FinishReason, GenerateRequest, Started, Step, TextDelta, WorkerState
+from edgeagent.worker.pool import Pool
+from tests.stub_worker import stub_command
+from tests.worker.support import QUICK, eventually, request
+
+Make = Callable[..., LocalBackend]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    name: str = "stub"
+    path: Path = Path("stub.gguf")
+    draft_path: Path | None = None
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[LocalBackend] = []
+
+    def make_one(*starts: str, parallel: int = 2, max_waiting: int = 3, **fields: object) -> LocalBackend:
+        config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
+        patience = replace(QUICK, **fields)  # type: ignore[arg-type]
+        command = stub_command(tmp_path / "lives", *starts)
+        pool = Pool(config, lambda _: Files(), lambda _: None, command=command, patience=patience)
+        made.append(LocalBackend(config.engine, pool))
+        return made[-1]
+
+    yield make_one
+    for backend in made:
+        await backend.stop()
+
+
+async def collect(backend: Backend, wanted: GenerateRequest) -> list[Step]:
+    return [step async for step in backend.generate(wanted)]
+
+
+def text(steps: list[Step]) -> str:
+    return "".join(delta.text for step in steps for delta in step.deltas if isinstance(delta, TextDelta))
+
+
+def reason(steps: list[Step]) -> FinishReason:
+    last = steps[-1].deltas[-1]
+    assert isinstance(last, Finished)
+    return last.reason
+
+
+async def test_it_is_a_backend(make: Make) -> None:
+    backend: Backend = make()
+    await backend.start()
+    steps = await collect(backend, request("answer 4"))
+    assert text(steps) == "0 1 2 3 "
+    assert isinstance(steps[0].deltas[0], Started)
+    assert reason(steps) is FinishReason.STOP
+    assert backend.default_model() == "stub"
+    (status,) = backend.models()
+    assert status.state is WorkerState.READY
+
+
+async def test_start_does_not_wait_for_the_model_but_requests_do(make: Make) -> None:
+    backend = make("creep 3")
+    await backend.start()
+    assert backend.models()[0].state is WorkerState.STARTING
+    assert text(await collect(backend, request("answer 1"))) == "0 "
+
+
+async def test_closing_the_generator_cancels_the_request(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    steps = backend.generate(request("stream"))
+    async for step in steps:
+        if step.tokens:
+            break
+    await steps.aclose()
+    await eventually(lambda: backend.estimate(request("")).num_live == 0)
+
+
+async def test_cancelling_the_task_cancels_the_request(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    task = asyncio.create_task(collect(backend, request("stream")))
+    await eventually(lambda: backend.estimate(request("")).num_live == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: backend.estimate(request("")).num_live == 0)
+
+
+async def test_cancel_goes_on_to_the_end(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    got: list[Step] = []
+    async for step in backend.generate(request("stream")):
+        got.append(step)
+        if step.tokens:
+            backend.cancel("r1")
+    assert reason(got) is FinishReason.CANCELLED
+    backend.cancel("r1")
+    backend.cancel("nobody")
+
+
+async def test_a_burst_is_counted_exactly(make: Make) -> None:
+    backend = make(parallel=2, max_waiting=3)
+    await backend.start()
+    tasks = [asyncio.create_task(collect(backend, request("wait", f"r{index}"))) for index in range(20)]
+    await eventually(lambda: sum(task.done() for task in tasks) >= 15)
+    refused = [task for task in tasks if task.done()]
+    assert len(refused) == 15
+    for task in refused:
+        error = task.exception()
+        assert isinstance(error, Overloaded)
+        assert error.retry_after_s is not None and error.retry_after_s >= 1
+    for index in range(20):
+        backend.cancel(f"r{index}")
+    answers = await asyncio.gather(*(task for task in tasks if task not in refused))
+    assert [reason(answer) for answer in answers] == [FinishReason.CANCELLED] * 5
+    assert text(await collect(backend, request("answer 1"))) == "0 "
+
+
+async def test_a_burst_is_counted_exactly_while_the_model_loads(make: Make) -> None:
+    backend = make("creep 4", parallel=1, max_waiting=1)
+    await backend.start()
+    tasks = [asyncio.create_task(collect(backend, request("answer 1", f"r{index}"))) for index in range(8)]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(result, list) for result in results) == 2
+    assert sum(isinstance(result, Overloaded) for result in results) == 6
+
+
+@pytest.mark.parametrize("start", ["ok", "stall"])
+async def test_a_deadline_ends_the_request_running_or_waiting(make: Make, start: str) -> None:
+    backend = make(start)
+    await backend.start()
+    with pytest.raises(RequestTimeout, match=r"0\.05 s"):
+        await collect(backend, request("wait 1", timeout_s=0.05))
+    await eventually(lambda: backend.estimate(request("")).num_live == 0)
+
+
+async def test_a_deadline_leaves_what_ends_in_time_alone(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    assert text(await collect(backend, request("answer 2", timeout_s=60.0))) == "0 1 "
+
+
+async def test_a_slow_reader_delays_nobody_and_loses_nothing(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    slow = backend.generate(request("answer 500"))
+    first = await anext(slow)
+    assert text(await collect(backend, request("answer 500", "r2"))) == "".join(f"{i} " for i in range(500))
+    steps = [first, *[step async for step in slow]]
+    assert text(steps) == "".join(f"{i} " for i in range(500))
+    assert len(steps) < 200
+
+
+async def test_errors_come_out_of_the_generator(make: Make) -> None:
+    backend = make()
+    with pytest.raises(BackendUnavailable):
+        await collect(backend, request("answer 1"))
+    await backend.start()
+    with pytest.raises(ModelNotFound):
+        await collect(backend, request("answer 1", model="other"))
+    with pytest.raises(ModelNotFound):
+        backend.estimate(request("", model="other"))
+    got: list[Step] = []
+    with pytest.raises(WorkerCrashed) as caught:
+        async for step in backend.generate(request("die SIGSEGV 3")):
+            got.append(step)
+    assert text(got) == "0 1 2 "
+    assert caught.value.num_delivered_tokens == 3
+
+
+async def test_a_burst_of_kills_loses_no_waiting_request(make: Make) -> None:
+    backend = make(max_crashes=100, max_waiting=60)
+    await backend.start()
+    kills = [asyncio.create_task(collect(backend, request("die SIGKILL | answer 1", "killer")))]
+    waits = [asyncio.create_task(collect(backend, request("begin | answer 2", f"r{index}"))) for index in range(20)]
+    for answer in await asyncio.gather(*waits, *kills):
+        assert reason(answer) is FinishReason.STOP
+
+
+async def test_stop_ends_every_generator(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    tasks = [asyncio.create_task(collect(backend, request("stream", f"r{index}"))) for index in range(3)]
+    await eventually(lambda: backend.estimate(request("")).num_live == 3)
+    await backend.stop()
+    for answer in await asyncio.gather(*tasks):
+        assert reason(answer) is FinishReason.CANCELLED
+    with pytest.raises(BackendUnavailable):
+        await collect(backend, request("answer 1"))
+
+
+SCRIPTS = ("answer 3", "answer 30", "stream", "wait 1", "fail internal_error", "begin | answer 2", "die SIGKILL 1")
+FAULTS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_accepted_request_ends_once_under_random_faults(make: Make, seed: int) -> None:
+    """Crashes, freezes, cancels, closes and deadlines at random: nobody waits for ever, nobody hears two ends."""
+    chance = random.Random(seed)
+    backend = make(parallel=4, max_waiting=8, max_crashes=10_000, pong_timeout_s=0.2, stop_grace_s=0.05)
+    await backend.start()
+    clients = [asyncio.create_task(act_as_client(backend, f"c{index}", chance)) for index in range(40)]
+    while not all(client.done() for client in clients):
+        await asyncio.sleep(0.03)
+        pid = backend.models()[0].pid
+        if pid is not None and chance.random() < 0.5:
+            os.kill(pid, chance.choice(FAULTS))
+    for client in clients:
+        await client
+    await eventually(lambda: backend.estimate(request("")).num_live == 0)
+    assert text(await collect(backend, request("answer 1", "last"))) == "0 "
+
+
+async def act_as_client(backend: LocalBackend, request_id: str, chance: random.Random) -> None:
+    """Ask, perhaps leave or cancel on the way, and check what comes."""
+    for _ in range(chance.randrange(20)):
+        await asyncio.sleep(0.002)
+    wanted = request(chance.choice(SCRIPTS), request_id, timeout_s=chance.choice((None, 0.05, 3.0)))
+    steps = backend.generate(wanted)
+    patience = chance.randrange(1, 12)
+    got: list[Step] = []
+    tokens: list[int] = []
+    try:
+        async for step in steps:
+            assert not got or not isinstance(got[-1].deltas[-1], Finished), "a step after the end"
+            got.append(step)
+            tokens += step.tokens
+            if len(got) == patience:
+                if chance.random() < 0.5:
+                    await steps.aclose()
+                    return
+                backend.cancel(request_id)
+        assert isinstance(got[-1].deltas[-1], Finished)
+    except Overloaded:
+        assert not got
+    except EdgeAgentError as error:
+        assert not got or not isinstance(got[-1].deltas[-1], Finished), "an error after the end"
+        if isinstance(error, WorkerCrashed):
+            assert error.num_delivered_tokens == len(tokens)
+    finally:
+        backend.cancel(request_id)
+        assert tokens == list(range(1000, 1000 + len(tokens))), "a token lost or repeated"

@@ -1,0 +1,116 @@
+"""The router carries out what the policy says, and keeps the contract of a backend."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from edgeagent.backends.base import Estimate
+from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
+from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded
+from edgeagent.router.router import Router
+from edgeagent.types import Finished, FinishReason, GenerateRequest, Started, Step, TextDelta
+from tests.worker.support import request
+
+
+async def collect(router: Router, wanted: GenerateRequest) -> list[Step]:
+    return [step async for step in router.generate(wanted)]
+
+
+class FullBackend(FakeBackend):
+    """A fake without room."""
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        return Estimate(self.name, is_local=True, num_live=7, max_live=7, retry_after_s=5.0)
+
+
+class FarBackend(FakeBackend):
+    """A fake on another machine."""
+
+    name = "far"
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        return Estimate(self.name, is_local=False, num_live=0, max_live=7)
+
+
+async def test_the_end_tells_route_and_reason() -> None:
+    router = Router([FakeBackend()])
+    steps = await collect(router, request("hello there", model="fake"))
+    assert [delta.text for step in steps for delta in step.deltas if isinstance(delta, TextDelta)] == [
+        "hello",
+        " there",
+    ]
+    last = steps[-1].deltas[-1]
+    assert isinstance(last, Finished)
+    assert (last.timings.route, last.timings.reason) == ("fake", "local_only")
+    assert last.timings.prefill_ms == 8.0, "the backend's own figures stay"
+    assert last.usage.num_output_tokens == 2
+
+
+async def test_an_end_behind_other_deltas_is_marked_too() -> None:
+    router = Router([FakeBackend(lambda _: [(Started(1, 0), TextDelta("x"), finished())])])
+    (step,) = await collect(router, request("", model="fake"))
+    assert [type(delta) for delta in step.deltas] == [Started, TextDelta, Finished]
+    assert isinstance(step.deltas[-1], Finished) and step.deltas[-1].timings.reason == "local_only"
+
+
+async def test_closing_reaches_the_backend() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: [TextDelta("x"), gate, finished()])
+    steps = Router([backend]).generate(request("", model="fake"))
+    await anext(steps)
+    await steps.aclose()
+    assert backend.closed == ["r1"]
+
+
+async def test_cancel_reaches_the_backend_and_the_end_comes_back() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: [TextDelta("x"), gate, finished()])
+    router = Router([backend])
+    got = []
+    async for step in router.generate(request("", model="fake")):
+        got.append(step)
+        router.cancel("r1")
+    last = got[-1].deltas[-1]
+    assert isinstance(last, Finished) and last.reason is FinishReason.CANCELLED
+
+
+async def test_errors_pass_unchanged() -> None:
+    with pytest.raises(InternalError, match="boom"):
+        await collect(Router([FakeBackend(failing(InternalError("boom")))]), request("", model="fake"))
+    with pytest.raises(ModelNotFound, match="other"):
+        await collect(Router([FakeBackend()]), request("", model="other"))
+
+
+async def test_a_full_backend_is_not_asked() -> None:
+    backend = FullBackend()
+    with pytest.raises(Overloaded) as caught:
+        await collect(Router([backend]), request("", model="fake"))
+    assert caught.value.retry_after_s == 5.0
+    assert backend.requests == []
+
+
+async def test_nothing_leaves_the_machine() -> None:
+    backend = FarBackend()
+    with pytest.raises(BackendUnavailable, match="local only"):
+        await collect(Router([backend]), request("", model="fake"))
+    assert backend.requests == []
+
+
+async def test_models_start_and_stop_cover_all_backends() -> None:
+    near, far = FakeBackend(models=("a", "b")), FarBackend(models=("c",))
+    router = Router([near, far])
+    await router.start()
+    assert near.is_started and far.is_started
+    assert [model.name for model in router.models()] == ["a", "b", "c"]
+    assert router.default_model() == "a"
+    await router.stop()
+    assert not near.is_started and not far.is_started
+
+
+def test_naming_the_package_imports_no_backend() -> None:
+    code = "import edgeagent.router, sys; print([m for m in sys.modules if m.startswith('edgeagent.backends')])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,161 @@
+"""The ledger: each request ends once, whatever workers say or suffer, in whatever order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edgeagent.errors import BackendUnavailable, WorkerCrashed
+from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Timings, Usage
+from edgeagent.worker.ledger import Ledger
+from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
+from tests.worker.support import request
+
+END = Finished(FinishReason.STOP, Usage(), Timings())
+
+
+class Keeper:
+    """A sink that counts ends and refuses anything after one."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.num_starts = 0
+        self.ends: list[object] = []
+
+    def put(self, step: Step) -> None:
+        assert not self.ends, "a step after the end"
+        self.tokens += step.tokens
+        self.num_starts += sum(isinstance(delta, Started) for delta in step.deltas)
+        self.ends += [delta for delta in step.deltas if isinstance(delta, Finished)]
+
+    def fail(self, error: Exception) -> None:
+        assert not self.ends, "a failure after the end"
+        self.ends.append(error)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Clients and workers take turns at random; a model of what is owed stands beside the ledger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.keepers: dict[str, Keeper] = {}
+        self.given: dict[str, list[int]] = {}
+        self.abandoned: set[str] = set()
+        self.worker: dict[str, int] = {}  # id → tokens this worker has sent
+        self.is_up = False
+
+    def pick(self, data: st.DataObject, ids: object) -> str:
+        return data.draw(st.sampled_from(sorted(ids)))  # type: ignore[call-overload, no-any-return]
+
+    @rule()
+    def accept(self) -> None:
+        request_id = f"r{len(self.keepers)}"
+        self.keepers[request_id], self.given[request_id] = Keeper(), []
+        live = self.ledger.add(request("", request_id), self.keepers[request_id], 0.0)
+        if self.is_up:
+            self.ledger.mark_sent(live)
+            self.worker[request_id] = 0
+
+    @precondition(lambda self: not self.is_up)
+    @rule()
+    def bring_up(self) -> None:
+        self.is_up = True
+        for live in self.ledger.unsent():
+            self.ledger.mark_sent(live)
+            self.worker[live.request.id] = 0
+
+    @precondition(lambda self: self.is_up)
+    @rule()
+    def die(self) -> None:
+        self.is_up = False
+        self.worker.clear()
+        self.ledger.on_death("test")
+
+    @precondition(lambda self: self.worker)
+    @rule(data=st.data(), num=st.integers(1, 3))
+    def step(self, data: st.DataObject, num: int) -> None:
+        request_id = self.pick(data, self.worker)
+        done = self.worker[request_id]
+        tokens = tuple(range(done, done + num))
+        deltas = (TextDelta("x"),) if done else (Started(1, 0), TextDelta("x"))
+        self.ledger.on_steps(Steps(0.0, (StepItem(request_id, deltas, tokens),)))
+        self.worker[request_id] += num
+        if request_id not in self.abandoned:
+            self.given[request_id] += tokens
+
+    @precondition(lambda self: self.worker)
+    @rule(data=st.data(), fails=st.booleans())
+    def end(self, data: st.DataObject, fails: bool) -> None:
+        request_id = self.pick(data, self.worker)
+        del self.worker[request_id]
+        if fails:
+            self.ledger.on_failed(Failed(request_id, "internal_error", "x"))
+        else:
+            self.ledger.on_steps(Steps(0.0, (StepItem(request_id, (END,)),)))
+        with pytest.raises(ProtocolError):
+            self.ledger.on_steps(Steps(0.0, (StepItem(request_id, (), (1,)),)))
+
+    @precondition(lambda self: self.keepers)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.ledger.cancel(self.pick(data, self.keepers), 0.0)
+
+    @precondition(lambda self: self.keepers)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        request_id = self.pick(data, self.keepers)
+        if not self.keepers[request_id].ends:
+            self.abandoned.add(request_id)
+        self.ledger.abandon(request_id, 0.0)
+
+    @rule()
+    def give_up(self) -> None:
+        self.is_up = False
+        self.worker.clear()
+        self.ledger.on_death("test")
+        self.ledger.fail_all(BackendUnavailable("test"))
+        assert len(self.ledger) == 0
+
+    @invariant()
+    def each_request_is_owed_an_end_or_has_it(self) -> None:
+        for request_id, keeper in self.keepers.items():
+            assert len(keeper.ends) <= 1
+            if request_id not in self.abandoned:
+                assert bool(keeper.ends) != (request_id in self.ledger)
+
+    @invariant()
+    def tokens_are_neither_lost_nor_repeated(self) -> None:
+        for request_id, keeper in self.keepers.items():
+            assert keeper.tokens == self.given[request_id] == list(range(len(keeper.tokens)))
+            assert keeper.num_starts <= 1
+
+    @invariant()
+    def the_worker_has_what_the_ledger_says(self) -> None:
+        assert self.ledger.num_sent() == len(self.worker)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerMachine = LedgerMachine.TestCase
+
+
+def test_a_crash_tells_how_much_was_delivered() -> None:
+    ledger, keeper = Ledger(), Keeper()
+    ledger.mark_sent(ledger.add(request(""), keeper, 0.0))
+    ledger.on_steps(Steps(0.0, (StepItem("r1", (), (5, 6)),)))
+    ledger.on_death("SIGSEGV")
+    (error,) = keeper.ends
+    assert isinstance(error, WorkerCrashed)
+    assert (error.num_delivered_tokens, error.served_by) == (2, "local")
+    assert error.retry_after_s is not None
+
+
+def test_nothing_is_owed_to_an_unsent_request() -> None:
+    ledger = Ledger()
+    ledger.add(request(""), Keeper(), 0.0)
+    with pytest.raises(ProtocolError, match="r1"):
+        ledger.on_steps(Steps(0.0, (StepItem("r1", (TextDelta("x"),)),)))
+    with pytest.raises(ProtocolError, match="r1"):
+        ledger.on_failed(Failed("r1", "internal_error", "x"))
