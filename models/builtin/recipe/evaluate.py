@@ -54,8 +54,10 @@ class Row:
 class Shipped:
     """A GGUF in llama.cpp, decoded greedily."""
 
-    def __init__(self, path: Path) -> None:
-        self.llama = Llama(str(path), n_ctx=2048, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
+    def __init__(self, path: Path, threads: int) -> None:
+        self.llama = Llama(
+            str(path), n_ctx=2048, n_threads=threads, n_threads_batch=threads, logits_all=True, verbose=False
+        )
         metadata: dict[str, str] = self.llama.metadata
         self.formatter = Jinja2ChatFormatter(
             template=metadata["tokenizer.chat_template"], eos_token="<|im_end|>", bos_token=""
@@ -133,12 +135,11 @@ def _failure(sample: Sample, text: str) -> Failure:
     return Failure(sample.category, asked, expected, text)
 
 
-def evaluate(target_path: Path, draft_path: Path, seed: int) -> tuple[list[Row], list[Failure]]:
+def evaluate(target: Shipped, draft: Shipped, samples: list[Sample]) -> tuple[list[Row], list[Failure]]:
     """Ask every held-out prompt, judge the replies, and compare the draft's choices with the target's."""
-    target, draft = Shipped(target_path), Shipped(draft_path)
     right, total, failures = Counter[str](), Counter[str](), []
     agreed = decoded = 0
-    for sample in evaluation_set(seed):
+    for sample in samples:
         prompt = target.prompt(sample)
         tokens = target.complete(prompt)
         text = target.text(tokens)
@@ -170,12 +171,16 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=BUILTIN / "edgeagent-mini.gguf")
     parser.add_argument("--draft", type=Path, default=BUILTIN / "edgeagent-mini-draft.gguf")
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--every", type=int, default=1, help="ask only every so many-th prompt, for a quick look")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--failures", type=int, default=0, help="print up to so many wrong replies to stderr")
     arguments = parser.parse_args()
     started = time.monotonic()
     check_disjoint(seed=arguments.seed)
-    rows, failures = evaluate(arguments.target, arguments.draft, arguments.seed)
+    samples = evaluation_set(arguments.seed)[:: arguments.every]
+    target, draft = (Shipped(path, arguments.threads) for path in (arguments.target, arguments.draft))
+    rows, failures = evaluate(target, draft, samples)
     in_domain = next(r for r in rows if r.name == "in_domain")
     is_passed = not any(r.is_missed for r in rows) and in_domain.total >= MIN_PROMPTS
     if arguments.json:

@@ -152,10 +152,10 @@ def load_average(name: str, work: Path) -> Llama:
     return model.eval()
 
 
-def train(name: str, work: Path, steps: int, copying_steps: int, compile_model: bool) -> None:
+def train(name: str, work: Path, steps: int, copying_steps: int, compile_model: bool, taught: bool) -> None:
     """Train until `steps`, saving every few minutes."""
     run = Run(name, work)
-    teacher = load_average("target", work) if name == "draft" else None
+    teacher = load_average("target", work) if taught else None
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     compiled: nn.Module = torch.compile(run.model, dynamic=False) if compile_model else run.model  # type: ignore[assignment]
     started = saved = time.monotonic()
@@ -197,9 +197,12 @@ def main() -> None:
     parser.add_argument("--copying-steps", type=int, default=200)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--teacher", action="store_true", help="learn from the target's distribution (the draft)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(arguments.model, arguments.work, arguments.steps, arguments.copying_steps, arguments.compile)
+    train(
+        arguments.model, arguments.work, arguments.steps, arguments.copying_steps, arguments.compile, arguments.teacher
+    )
 
 
 if __name__ == "__main__":
