@@ -44,11 +44,12 @@ class Outbox:
 
     def push(self, entry: Send | Close) -> None:
         """Add an entry behind the others."""
-        if isinstance(entry, Send):
-            if entry.request_id and not self._number(entry):
-                return
+        if isinstance(entry, Close):
+            self._entries.append(entry)
+        elif not self._merge(entry):
+            self._number(entry)
+            self._entries.append(entry)
             self._num_bytes += _cost(entry.event)
-        self._entries.append(entry)
         self._filled.set()
         if self._num_bytes > MAX_PENDING_BYTES:
             self._drained.clear()
@@ -69,17 +70,11 @@ class Outbox:
         """Return once there is room."""
         await self._drained.wait()
 
-    def _number(self, entry: Send) -> bool:
-        """Give an event its place in its response's count; return False where it was merged into the last one."""
-        num_merged = self._num_merged.get(entry.request_id, 0)
-        if self._merge(entry):
-            self._num_merged[entry.request_id] = num_merged + 1
-            return False
-        if num_merged:
-            entry.event["sequence_number"] -= num_merged
-        if entry.is_terminal:
-            self._num_merged.pop(entry.request_id, None)
-        return True
+    def _number(self, entry: Send) -> None:
+        if entry.request_id in self._num_merged:
+            entry.event["sequence_number"] -= self._num_merged[entry.request_id]
+            if entry.is_terminal:
+                del self._num_merged[entry.request_id]
 
     def _merge(self, entry: Send) -> bool:
         last = self._entries[-1] if self._entries else None
@@ -90,6 +85,7 @@ class Outbox:
         last.event["delta"] += entry.event["delta"]
         last.event["logprobs"] = last.event["logprobs"] + entry.event["logprobs"]
         self._num_bytes += len(entry.event["delta"])
+        self._num_merged[entry.request_id] = self._num_merged.get(entry.request_id, 0) + 1
         return True
 
 

@@ -61,13 +61,9 @@ class _Delivery:
 class Connection:
     """One socket's life."""
 
-    def __init__(
-        self, websocket: WebSocket, context: Context, *, admission_s: float = ADMISSION_S, stall_s: float = STALL_S
-    ) -> None:
+    def __init__(self, websocket: WebSocket, context: Context) -> None:
         self._websocket = websocket
         self._service = context.service
-        self._admission_s = admission_s
-        self._stall_s = stall_s
         self._session = Session(
             context.service,
             ConnectionHistory(context.history),
@@ -138,7 +134,7 @@ class Connection:
 
     async def _pump(self, request: GenerateRequest) -> None:
         """Carry one request's steps to the client; the session ends it in one terminal event, whatever happens."""
-        admission = asyncio.get_running_loop().call_later(self._admission_s, self._admit, request.id)
+        admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, request.id)
         try:
             async with aclosing(self._service.generate(request)) as steps:
                 async for step in steps:
@@ -163,7 +159,7 @@ class Connection:
 
     async def _wait_for_room(self) -> None:
         try:
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(STALL_S):
                 await self._outbox.room()
         except TimeoutError:
             self._is_stalled.set()

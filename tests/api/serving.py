@@ -19,6 +19,8 @@ from edgeagent.api.app import create_app
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config
 
+# Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
+SMALL_BUFFER_BYTES = 32 << 10
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -70,10 +72,13 @@ def check_golden(name: str, events: list[dict[str, Any]]) -> None:
 
 @asynccontextmanager
 async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIterator[str]:
-    """Serve a backend on a free loopback port; yield host:port."""
+    """Serve a backend on a free loopback port; yield host:port. Accepted sockets send from a small buffer."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
     app = create_app(config or Config(), backend, token="secret")
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False)
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started:  # noqa: ASYNC110 uvicorn has no event for it
@@ -84,3 +89,13 @@ async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIter
         server.force_exit = True
         await serving
         listener.close()
+
+
+async def slow_socket(address: str) -> socket.socket:
+    """Return a connected socket with a small receive buffer, for a client that reads slowly."""
+    host, port = address.split(":")
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    slow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(slow, (host, int(port)))
+    return slow

@@ -1,0 +1,512 @@
+"""The session's rules, frame by frame, without a socket: lanes, limits, cancels, errors, one end for each create."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from edgeagent.api.events import TERMINAL, Event
+from edgeagent.api.history import ConnectionHistory, ResponseStore
+from edgeagent.api.session import (
+    MAX_ACTIVE,
+    MAX_REFUSALS,
+    MAX_WAITING,
+    Action,
+    Cancel,
+    Close,
+    Drop,
+    Send,
+    Session,
+    Start,
+)
+from edgeagent.backends.fake import FakeBackend, finished
+from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
+from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta
+from tests.api.serving import validate_event
+
+
+class Client:
+    """Feeds a session and sorts what comes out."""
+
+    def __init__(self, store: ResponseStore | None = None) -> None:
+        count = itertools.count(1)
+        self.store = store or ResponseStore(100)
+        self.session = Session(
+            FakeBackend(),
+            ConnectionHistory(self.store),
+            make_id=lambda prefix: f"{prefix}_{next(count)}",
+            clock=lambda: 1_700_000_000.0,
+        )
+        self.started: list[str] = []
+        self.requests: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+        self.dropped: list[str] = []
+        self.closed: list[int] = []
+        self.events: list[Event] = []
+
+    def take(self, actions: list[Action]) -> list[Event]:
+        events: list[Event] = []
+        for action in actions:
+            match action:
+                case Start(request):
+                    self.started.append(request.id)
+                    self.requests[request.id] = request
+                case Cancel(request_id):
+                    self.cancelled.append(request_id)
+                case Drop(request_id):
+                    self.dropped.append(request_id)
+                case Close(code):
+                    self.closed.append(code)
+                case Send(event=event, is_terminal=is_terminal):
+                    validate_event(event)
+                    assert is_terminal == (event["type"] in TERMINAL)
+                    events.append(event)
+        self.events += events
+        return events
+
+    def send(self, kind: str, **fields: Any) -> list[Event]:
+        return self.take(self.session.receive_text(json.dumps({"type": kind, **fields})))
+
+    def create(self, **fields: Any) -> list[Event]:
+        return self.send("response.create", **{"input": "hi", **fields})
+
+    def step(self, request_id: str, *deltas: Delta) -> list[Event]:
+        return self.take(self.session.step(request_id, Step(deltas, at_s=1.0)))
+
+    def finish(self, request_id: str, text: str = "yes") -> list[Event]:
+        return self.step(request_id, TextDelta(text), finished())
+
+    def turn(self, **fields: Any) -> str:
+        """Create and finish a response; return its id."""
+        self.create(**fields)
+        request_id = self.started[-1]
+        self.finish(request_id)
+        return request_id
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def error_of(events: list[Event]) -> dict[str, Any]:
+    (event,) = events
+    assert event["type"] == "error"
+    assert event["status"] >= 400
+    error: dict[str, Any] = event["error"]
+    return error
+
+
+def test_a_response_begins_when_it_is_admitted_or_steps() -> None:
+    client = Client()
+    assert client.create() == []
+    assert kinds(client.take(client.session.admitted("resp_1"))) == ["created", "in_progress"]
+    assert client.take(client.session.admitted("resp_1")) == []
+    client.finish("resp_1")
+    client.create()
+    assert kinds(client.step(client.started[1], Started(3, 0))) == ["created", "in_progress"]
+    assert client.take(client.session.admitted("gone")) == []
+
+
+def test_continuation() -> None:
+    client = Client()
+    first = client.turn(input="one", instructions="Be brief.")
+    client.create(input="two", previous_response_id=first)
+    # Instructions are not inherited; the model's own words are.
+    assert client.requests[client.started[1]].prompt == ChatPrompt(
+        (Message("user", "one"), Message("assistant", "yes"), Message("user", "two"))
+    )
+
+
+def test_a_refusal_before_created_is_one_envelope_with_its_status() -> None:
+    client = Client()
+    client.create(model="nope")
+    events = client.take(client.session.failed("resp_1", ModelNotFound("model 'nope' not found", param="model")))
+    assert events == [
+        {
+            "type": "error",
+            "status": 404,
+            "error": {
+                "message": "model 'nope' not found",
+                "type": "not_found_error",
+                "param": "model",
+                "code": "model_not_found",
+            },
+        }
+    ]
+    client.create(stream_id="a")
+    (event,) = client.take(client.session.failed(client.started[1], Overloaded("full", retry_after_s=2)))
+    assert (event["status"], event["stream_id"], event["headers"]["retry-after"]) == (429, "a", "2")
+
+
+def test_a_failure_after_created_is_a_failed_response_and_no_envelope() -> None:
+    client = Client()
+    client.create()
+    client.step("resp_1", TextDelta("ye"))
+    events = client.take(client.session.failed("resp_1", WorkerCrashed("signal 9")))
+    assert kinds(events) == ["output_text.done", "content_part.done", "output_item.done", "failed"]
+    assert client.take(client.session.failed("resp_1", WorkerCrashed("again"))) == []
+    assert client.step("resp_1", TextDelta("late")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not valid JSON"), ("[]", "object"), ('"hi"', "object"), ("[" * 99 + "]" * 99, "nested"), ("{}", "no type")],
+)
+def test_frames_that_are_none(text: str, words: str) -> None:
+    client = Client()
+    error = error_of(client.take(client.session.receive_text(text)))
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+    assert words in error["message"]
+
+
+def test_unknown_types_are_errors_only_while_nothing_runs() -> None:
+    client = Client()
+    assert error_of(client.send("session.update"))["param"] == "type"
+    client.create()
+    assert client.send("session.update") == []
+    assert client.send("response.processed", response_id="resp_1") == []
+    client.finish("resp_1")
+    assert client.send("response.processed", response_id="resp_1") == []
+
+
+def test_a_broken_frame_is_answered_in_its_turn() -> None:
+    client = Client()
+    client.create()
+    assert client.take(client.session.receive_text("{")) == []
+    assert kinds(client.finish("resp_1"))[-2:] == ["completed", "error"]
+
+
+def test_binary_frames_close() -> None:
+    client = Client()
+    client.take(client.session.receive_binary())
+    assert client.closed == [1003]
+
+
+def test_a_lane_is_first_in_first_out() -> None:
+    client = Client()
+    client.create(input="one")
+    # Its parent is not there yet: it is looked up when its turn comes.
+    assert client.create(input="two", previous_response_id="resp_1") == []
+    assert client.create(temperature=9) == []
+    assert client.started == ["resp_1"]
+    assert kinds(client.finish("resp_1"))[-1] == "completed"
+    second = client.started[1]
+    assert len(client.requests[second].prompt.messages) == 3
+    assert kinds(client.finish(second))[-2:] == ["completed", "error"]
+
+
+def test_lanes_run_side_by_side_and_mark_their_events() -> None:
+    client = Client()
+    client.create(stream_id="a")
+    client.create(stream_id="b.c-D_9")
+    client.create()
+    assert len(client.started) == 3
+    for request_id, lane in zip(client.started, ("a", "b.c-D_9", None), strict=True):
+        assert {event.get("stream_id") for event in client.finish(request_id)} == {lane}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 257, "é", 5, [], "a\n"])
+def test_bad_lane_names(name: object) -> None:
+    error = error_of(Client().create(stream_id=name))
+    assert (error["code"], error["param"]) == ("invalid_stream_id", "stream_id")
+
+
+def test_null_is_the_default_lane() -> None:
+    client = Client()
+    client.create(stream_id=None)
+    assert not any("stream_id" in event for event in client.finish("resp_1"))
+
+
+def test_a_connection_has_32_named_lanes() -> None:
+    client = Client()
+    for index in range(32):
+        client.turn(stream_id=f"lane{index}")
+    (event,) = client.create(stream_id="one-more")
+    assert (event["status"], event["stream_id"]) == (400, "one-more")
+    assert (event["error"]["code"], event["error"]["param"]) == ("websocket_stream_limit_reached", "stream_id")
+    client.turn(stream_id="lane0")
+    client.turn()
+
+
+def test_sixteen_run_and_more_are_queued() -> None:
+    client = Client()
+    for index in range(MAX_ACTIVE):
+        client.create(stream_id=f"lane{index}")
+    events = client.create(stream_id="late")
+    assert kinds(events) == ["created", "queued"]
+    assert kinds(client.create(stream_id="later")) == ["created", "queued"]
+    assert len(client.started) == MAX_ACTIVE
+    events = client.finish(client.started[0])
+    assert kinds(events)[-2:] == ["completed", "in_progress"]
+    assert len(client.started) == MAX_ACTIVE + 1
+    assert kinds(client.finish(client.started[-1]))[-2:] == ["completed", "in_progress"]
+
+
+def test_cancel_of_a_running_response() -> None:
+    client = Client()
+    client.create()
+    client.step("resp_1", TextDelta("ye"))
+    assert client.send("response.cancel", response_id="resp_1") == []
+    assert client.cancelled == ["resp_1"]
+    events = client.step("resp_1", finished(FinishReason.CANCELLED))
+    assert kinds(events)[-1] == "incomplete"
+    assert events[-1]["response"]["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_id": "resp_9"},
+        {"response_id": 5},
+        {"stream_id": "never"},
+        {"stream_id": 5},
+        {"response_id": "x" * 9999},
+    ],
+)
+def test_cancel_of_nothing_is_ignored(fields: dict[str, Any]) -> None:
+    client = Client()
+    assert client.send("response.cancel", **fields) == []
+    client.create()
+    client.step("resp_1", TextDelta("x"))
+    assert client.send("response.cancel", **fields) == []
+    client.finish("resp_1")
+    assert client.send("response.cancel", response_id="resp_1") == []
+    assert client.send("response.cancel") == []
+    assert client.cancelled == []
+
+
+def test_cancel_without_an_id_is_the_lanes_active_response() -> None:
+    client = Client()
+    client.create()
+    client.create(stream_id="a")
+    for request_id in client.started:
+        client.step(request_id, TextDelta("x"))
+    client.send("response.cancel", stream_id="a")
+    assert client.cancelled == [client.started[1]]
+    client.send("response.cancel")
+    assert client.cancelled == client.started[::-1]
+
+
+def test_cancel_before_the_first_step_ends_at_once() -> None:
+    client = Client()
+    client.create()
+    events = client.send("response.cancel")
+    assert kinds(events) == ["created", "in_progress", "incomplete"]
+    assert client.dropped == ["resp_1"]
+    assert client.step("resp_1", TextDelta("late")) == []
+    client.turn()
+
+
+def test_cancel_of_a_queued_response() -> None:
+    client = Client()
+    for index in range(MAX_ACTIVE + 1):
+        client.create(stream_id=f"lane{index}")
+    queued = client.events[-1]["response"]["id"]
+    events = client.send("response.cancel", response_id=queued)
+    assert kinds(events) == ["incomplete"]
+    assert (client.dropped, client.cancelled) == ([], [])
+    client.finish(client.started[0])
+    assert len(client.started) == MAX_ACTIVE
+
+
+def test_a_cancel_keeps_the_parent_and_can_itself_be_continued() -> None:
+    client = Client()
+    parent = client.turn(store=False)
+    client.create(previous_response_id=parent, store=False)
+    cancelled = client.started[-1]
+    client.step(cancelled, TextDelta("I wan"))
+    client.send("response.cancel", response_id=cancelled)
+    client.step(cancelled, finished(FinishReason.CANCELLED))
+    client.turn(previous_response_id=parent, store=False)
+    client.create(previous_response_id=cancelled, store=False)
+    assert client.requests[client.started[-1]].prompt.messages[-2] == Message("assistant", "I wan")
+
+
+def test_a_failed_continuation_evicts_its_parent() -> None:
+    client = Client()
+    parent = client.turn(store=False)
+    output = [{"type": "function_call_output", "call_id": "call_x", "output": "1"}]
+    error = error_of(client.create(previous_response_id=parent, input=output, store=False))
+    assert "call_x" in error["message"]
+    error = error_of(client.create(previous_response_id=parent, store=False))
+    assert error == {
+        "message": f"Previous response with id '{parent}' not found.",
+        "type": "invalid_request_error",
+        "param": "previous_response_id",
+        "code": "previous_response_not_found",
+    }
+
+
+def test_a_continuation_that_fails_under_way_evicts_too_but_a_fork_does_not() -> None:
+    client = Client()
+    parent = client.turn(store=False)
+    client.create(previous_response_id=parent, store=False, stream_id="fork")
+    client.take(client.session.failed(client.started[-1], WorkerCrashed("x")))
+    client.create(previous_response_id=parent, store=False)
+    client.step(client.started[-1], TextDelta("x"))
+    client.take(client.session.failed(client.started[-1], WorkerCrashed("x")))
+    assert error_of(client.create(previous_response_id=parent, store=False))["code"] == "previous_response_not_found"
+
+
+def test_stored_responses_outlive_their_connection_and_others_do_not() -> None:
+    first = Client()
+    stored, unstored = first.turn(), first.turn(store=False)
+    second = Client(first.store)
+    assert second.create(previous_response_id=stored) == []
+    second.finish(second.started[-1])
+    assert error_of(second.create(previous_response_id=unstored))["code"] == "previous_response_not_found"
+
+
+def test_failed_responses_cannot_be_continued() -> None:
+    client = Client()
+    client.create()
+    client.take(client.session.failed("resp_1", WorkerCrashed("x")))
+    assert error_of(client.create(previous_response_id="resp_1"))["code"] == "previous_response_not_found"
+
+
+def test_prefill_only_completes_and_can_be_continued() -> None:
+    client = Client()
+    client.create(generate=False, input="one", store=False)
+    assert client.requests["resp_1"].prefill_only
+    events = client.step("resp_1", Started(1, 0), finished(output=0))
+    assert kinds(events) == ["created", "in_progress", "completed"]
+    assert events[-1]["response"]["output"] == []
+    assert events[-1]["response"]["usage"]["output_tokens"] == 0
+    client.create(input="two", previous_response_id="resp_1", store=False)
+    assert client.requests[client.started[-1]].prompt.messages == (Message("user", "one"), Message("user", "two"))
+
+
+def test_prefill_of_nothing_completes_without_a_backend() -> None:
+    client = Client()
+    events = client.create(generate=False, input=[], tools=[{"type": "function", "name": "f"}])
+    assert kinds(events) == ["created", "in_progress", "completed"]
+    assert client.started == []
+    assert client.create(previous_response_id=events[-1]["response"]["id"]) == []
+
+
+def test_steering_is_refused_with_its_input() -> None:
+    client = Client()
+    client.create(stream_id="a")
+    (event,) = client.send("response.steer", previous_response_id="resp_1", input="faster")
+    assert event == {
+        "type": "response.steer.failed",
+        "sequence_number": 0,
+        "error": {
+            "type": "invalid_request_error",
+            "code": "steering_not_supported",
+            "message": "Steering is not supported; cancel the response and create another.",
+        },
+        "steer": {"previous_response_id": "resp_1", "input": "faster"},
+        "stream_id": "a",
+    }
+
+
+def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None:
+    client = Client()
+    client.create()
+    for _ in range(MAX_WAITING + 1):
+        assert client.create() == []
+    assert client.closed == []
+    for _ in range(MAX_WAITING + 1):
+        last = client.finish(client.started[-1])
+    assert error_of(last[-1:])["code"] == "queue_full"
+    client.create()
+    for _ in range(MAX_REFUSALS + 1):
+        client.create()
+    assert client.closed == [1008]
+
+
+def test_the_url_may_name_the_model() -> None:
+    session = Session(FakeBackend(), ConnectionHistory(ResponseStore(1)), default_model="other")
+    (start,) = session.receive_text('{"type":"response.create","input":"hi"}')
+    assert isinstance(start, Start)
+    assert start.request.model == "other"
+    session = Session(FakeBackend(), ConnectionHistory(ResponseStore(1)))
+    (start,) = session.receive_text('{"type":"response.create","input":"hi"}')
+    assert isinstance(start, Start)
+    assert start.request.model == "fake"
+
+
+def test_disconnect_cancels_everything() -> None:
+    client = Client()
+    client.create()
+    client.create(stream_id="a")
+    client.create(stream_id="a")
+    client.take(client.session.disconnected())
+    assert client.cancelled == client.started
+    assert client.finish(client.started[0]) == []
+
+
+class Sessions(RuleBasedStateMachine):
+    """Any interleaving: each create ends in exactly one terminal message on its lane, and nothing overlaps there."""
+
+    @initialize()
+    def connect(self) -> None:
+        self.client = Client()
+        self.num_creates: dict[str | None, int] = {}
+        self.live: list[str] = []
+
+    @rule(lane=st.sampled_from([None, "a", "b"]), is_good=st.booleans(), is_chained=st.booleans())
+    def create(self, lane: str | None, is_good: bool, is_chained: bool) -> None:
+        fields: dict[str, Any] = {} if is_good else {"temperature": 9}
+        if lane:
+            fields["stream_id"] = lane
+        if is_chained and self.client.started:
+            fields["previous_response_id"] = self.client.started[0]
+        self.num_creates[lane] = self.num_creates.get(lane, 0) + 1
+        self.client.create(**fields)
+
+    @rule(which=st.integers(0, 20), act=st.sampled_from(["text", "finish", "fail", "admit", "cancel"]))
+    def act(self, which: int, act: str) -> None:
+        if not self.client.started:
+            return
+        request_id = self.client.started[which % len(self.client.started)]
+        match act:
+            case "text":
+                self.client.step(request_id, TextDelta("x"))
+            case "finish":
+                self.client.finish(request_id)
+            case "fail":
+                self.client.take(self.client.session.failed(request_id, WorkerCrashed("x")))
+            case "admit":
+                self.client.take(self.client.session.admitted(request_id))
+            case "cancel":
+                self.client.send("response.cancel", response_id=request_id)
+                if request_id in self.client.cancelled:
+                    self.client.step(request_id, finished(FinishReason.CANCELLED))
+
+    @invariant()
+    def lanes_are_in_order(self) -> None:
+        for lane in (None, "a", "b"):
+            current = None
+            for event in self.client.events:
+                if event.get("stream_id") != lane:
+                    continue
+                if event["type"] == "error":
+                    assert current is None
+                elif event["type"] == "response.created":
+                    assert current is None
+                    current = event["response"]["id"]
+                elif event["type"] in TERMINAL:
+                    assert current == event["response"]["id"]
+                    current = None
+
+    def teardown(self) -> None:
+        # Grows under way: each end starts what waited behind it. Finishing what is over does nothing.
+        for request_id in self.client.started:
+            self.client.finish(request_id)
+        for lane, num_creates in self.num_creates.items():
+            ends = [e for e in self.client.events if e.get("stream_id") == lane and e["type"] in {*TERMINAL, "error"}]
+            assert len(ends) == num_creates
+
+
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
