@@ -25,7 +25,7 @@ class ResolvedModel:
 
     name: str
     paths: tuple[Path, ...]
-    draft: Path | None = None
+    draft_path: Path | None = None
 
     @property
     def path(self) -> Path:

@@ -124,6 +124,7 @@ class Transfer:
         have, unchecked = start, 0
         # Unbuffered: what arrived is the kernel's at once, so that a killed pull loses nothing.
         with partial.open("ab" if start else "wb", buffering=0) as sink:
+            on_bytes(start)
             for chunk in answer.iter_raw():
                 piece = chunk[: file.size - have]
                 sink.write(piece)
