@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -166,9 +166,9 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        super().connection_made(transport)
-        self._stall = _StallGuard(transport, SOCKET_STALL_TIMEOUT_S)
+        stream = cast(asyncio.Transport, transport)  # not a check: uvloop's have the methods but not the class
+        super().connection_made(stream)
+        self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stall.stop()
