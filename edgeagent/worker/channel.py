@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from edgeagent.worker.environment import worker_environment
 from edgeagent.worker.protocol import (
@@ -152,12 +153,11 @@ class Channel(asyncio.SubprocessProtocol):
         return self.ended.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
-        self.pid = transport.get_pid()
-        stdin = transport.get_pipe_transport(_STDIN)
-        assert isinstance(stdin, asyncio.WriteTransport)
-        self._stdin = stdin
+        # Casts, not checks: uvloop's transports have the methods without being asyncio's classes.
+        process = cast(asyncio.SubprocessTransport, transport)
+        self._transport = process
+        self.pid = process.get_pid()
+        self._stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(_STDIN))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
