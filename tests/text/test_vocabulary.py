@@ -1,0 +1,12 @@
+from edgeagent.text.vocabulary import Vocabulary, control_texts, control_tokens
+from tests.text.fake_vocabulary import FakeVocabulary
+
+
+def test_control_texts_are_those_of_all_control_tokens() -> None:
+    vocabulary: Vocabulary = FakeVocabulary(("<|im_start|>", "<|im_end|>"))
+    assert control_texts(vocabulary) == {"<|im_start|>", "<|im_end|>", "<|end|>"}
+
+
+def test_control_tokens_leaves_out_text_that_is_no_single_control_token() -> None:
+    vocabulary = FakeVocabulary(("<think>",))
+    assert control_tokens(vocabulary, ["<think>", "</think>", "Hello", ""]) == {vocabulary.token("<think>")}
