@@ -73,7 +73,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
-    """Fill what `params` leaves open from `defaults`; raise InvalidRequest naming a field that is out of range."""
+    """Fill what `params` leaves open from `defaults`, then llama.cpp's; raise InvalidRequest naming a bad field."""
     values: dict[str, float] = {}
     for field, (low, high) in _RANGES.items():
         asked = getattr(params, field)
@@ -256,9 +256,7 @@ class Sampler:
         return ids, values.take(ids)
 
     def _candidates(self, ids: Indices | None, values: Floats) -> _Candidates:
-        """Return what top-k leaves, the other cuts' measures, and where they leave few tokens no more than those.
-
-        It is exactly one token if there is no choice.
+        """Return what top-k leaves, made less where the other cuts leave few tokens; one token if only one can be.
 
         All three cuts keep the likeliest tokens down to some rank, so they may be made in any order, as long as top-p's
         share is one of the sum over top-k's tokens.
@@ -270,12 +268,11 @@ class Sampler:
         candidates = _Candidates(ids, values, peak)
         if 0 < params.top_k < len(values):
             candidates = candidates.taken(largest(values, params.top_k))
+        found = None
         if self._floor is not None:
             lowest = float(peak + self._floor)
             candidates = dataclasses.replace(candidates, lowest=lowest)
             found = few_at_least(candidates.values, lowest)
-        else:
-            found = None
         if params.top_p < 1:
             weights = np.subtract(candidates.values, peak, out=self._row(1, len(candidates.values)))
             total = float(np.exp(weights, out=weights).sum())

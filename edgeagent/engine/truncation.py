@@ -1,7 +1,7 @@
 """Which tokens remain candidates, and which one a random number picks: exact cuts without sorting a vocabulary.
 
-Pure functions of arrays. Each cut guesses a floor from every 64th value, checks the guess, and sorts only what lies
-above or near it; a wrong guess costs time, never the result.
+Pure functions of arrays; indices come out ascending but for the nucleus's. A cut guesses a floor from every 64th value,
+checks the guess, and looks only at what lies above it; a wrong guess costs time, never the result.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
 _STRIDE = 64
-# Fewer values than this are sorted whole.
-_MAX_SORTED = 4096
+# Up to this many values are worked on whole.
+_MAX_WHOLE = 4096
 _BLOCK = 512
 # Picking more than this share of an array's elements costs more than going on with all of them.
 _MAX_DENSITY = 0.05
 
 
 def largest(values: Floats, k: int) -> Indices:
-    """Return the indices of the `k` largest values, in no order; among equals the lower index. 0 < k < len(values)."""
+    """Return the indices of the `k` largest values; among equals the lower index goes first. 0 < k < len(values)."""
     found = _at_least(values, _guess_floor(values, k))
     if len(found) < k:
         found = _at_least(values, np.partition(values, len(values) - k)[len(values) - k])
@@ -34,7 +34,7 @@ def largest(values: Floats, k: int) -> Indices:
 
 def _guess_floor(values: Floats, k: int) -> float:
     """Return a value that probably at least `k` values reach, and not many more."""
-    if len(values) <= _MAX_SORTED:
+    if len(values) <= _MAX_WHOLE:
         return float(np.partition(values, len(values) - k)[len(values) - k])
     sample = np.sort(values[::_STRIDE])
     expected = k / _STRIDE
@@ -44,7 +44,7 @@ def _guess_floor(values: Floats, k: int) -> float:
 
 
 def nucleus(weights: Floats, target: float) -> Indices:
-    """Return the indices of the fewest largest weights whose sum reaches `target`, in no order, at least one.
+    """Return the indices of the fewest largest weights whose sum reaches `target`, largest first; at least one.
 
     All of them if even their sum does not. Among equals the lower index goes first.
     """
@@ -56,7 +56,7 @@ def nucleus(weights: Floats, target: float) -> Indices:
 def few_at_least(values: Floats, floor: float) -> Indices | None:
     """Return the indices of the values that reach `floor`; None if they are too many to be worth picking out."""
     reach = values >= floor
-    if len(values) > _MAX_SORTED and np.count_nonzero(reach) > _MAX_DENSITY * len(values):
+    if len(values) > _MAX_WHOLE and np.count_nonzero(reach) > _MAX_DENSITY * len(values):
         return None
     return np.flatnonzero(reach)
 
@@ -74,7 +74,7 @@ def around_nucleus(weights: Floats, total: float, share: float) -> Indices | Non
 
     Seen from its small end: what a nucleus leaves out are many small weights, which a sample measures well.
     """
-    if len(weights) <= _MAX_SORTED:
+    if len(weights) <= _MAX_WHOLE:
         return None
     sample = np.sort(weights[::_STRIDE])
     tail = np.cumsum(sample, dtype=np.float64) * _STRIDE
@@ -102,18 +102,17 @@ def index_at(weights: Floats, fraction: float) -> int:
 
     It never names a weight of zero. Blocks are summed first, so only one block is walked.
     """
-    before, start, block = 0.0, 0, weights
-    if len(weights) > 2 * _BLOCK:
-        sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
-        running = np.cumsum(sums, dtype=np.float64)
-        target = fraction * running[-1]
-        chosen = _first_above(running, target, sums)
-        before = float(running[chosen - 1]) if chosen else 0.0
-        start = chosen * _BLOCK
-        block = weights[start : start + _BLOCK]
-        return start + _first_above(np.cumsum(block, dtype=np.float64), target - before, block)
-    running = np.cumsum(weights, dtype=np.float64)
-    return _first_above(running, fraction * running[-1], weights)
+    if len(weights) <= 2 * _BLOCK:
+        running = np.cumsum(weights, dtype=np.float64)
+        return _first_above(running, fraction * running[-1], weights)
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
+    running = np.cumsum(sums, dtype=np.float64)
+    target = fraction * running[-1]
+    chosen = _first_above(running, target, sums)
+    before = running[chosen - 1] if chosen else 0.0
+    start = chosen * _BLOCK
+    block = weights[start : start + _BLOCK]
+    return start + _first_above(np.cumsum(block, dtype=np.float64), target - before, block)
 
 
 def _first_above(running: NDArray[np.float64], target: float, weights: Floats) -> int:

@@ -1,7 +1,7 @@
 """Builds llama.cpp's own llama-server, llama-bench and llama-quantize, to measure against.
 
 Run as `python tests/peer/build.py` in the project's environment. The source is that of the installed llama-cpp-python
-and the options are those its wheel was compiled with, so both sides of a comparison run the same code. The binaries stay
+and the options are those its wheel was compiled with, so both sides of a comparison run the same code. Binaries stay
 in the user's cache folder.
 """
 
