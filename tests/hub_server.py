@@ -41,6 +41,7 @@ class Faults:
     other_etag: bool = False
     raw_listing: bytes | None = None
     hold_after: int | None = None
+    location: str | None = None
 
 
 @dataclass
@@ -218,7 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(302)
         for header, value in linked.items():
             self.send_header(header, value)
-        self.send_header("Location", f"{self.hub.storage_url}/{name}/{file}?signature=secret")
+        self.send_header(
+            "Location", self.hub.faults.location or f"{self.hub.storage_url}/{name}/{file}?signature=secret"
+        )
         self.send_header("Content-Length", "0")
         self.end_headers()
 

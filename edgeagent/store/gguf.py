@@ -7,41 +7,28 @@ worker down later: data missing at the end, tensor types ggml cannot compute wit
 from __future__ import annotations
 
 import re
-import struct
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeagent.errors import ModelLoadFailed, ModelNotFound
 from edgeagent.store.byte_reader import ByteReader, open_model_file
+from edgeagent.store.gguf_tables import (
+    MAX_KEYS,
+    MAX_TENSORS,
+    STRING,
+    Array,
+    Metadata,
+    Tensors,
+    read_alignment,
+    read_metadata,
+    read_tensors,
+)
 from edgeagent.store.split import MAX_SPLITS, split_paths
-from edgeagent.store.tensor_types import FILE_TYPES, TENSOR_TYPES
+from edgeagent.store.tensor_types import FILE_TYPES
 
-MAX_KEYS = 8192
-MAX_KEY_BYTES = 1024
-MAX_TEXT_BYTES = 1 << 20
-MAX_TENSORS = 1 << 16
-MAX_TENSOR_NAME_BYTES = 63
-MAX_DIMS = 4
 MAX_LAYERS = 512
 
-_INT64_MAX = (1 << 63) - 1
-_STRING = 8
-_ARRAY = 9
-_SCALARS = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
-_TEXTS = frozenset({"general.architecture", "general.name", "tokenizer.ggml.model", "tokenizer.ggml.pre"})
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -77,23 +64,6 @@ class GgufHeader:
     data_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    element_type: int
-    count: int
-
-
-_Metadata = dict[str, int | float | str | _Array]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensors:
-    num_params: int
-    num_params_by_type: Counter[str]
-    num_by_type: Counter[str]
-    data_bytes: int
-
-
 def read_header(path: Path) -> GgufHeader:
     """Return one file's header. Raise ModelNotFound, or ModelLoadFailed saying what is wrong with the file."""
     with open_model_file(path) as reader:
@@ -109,9 +79,9 @@ def read_header(path: Path) -> GgufHeader:
             reader.fail(f"it declares {num_tensors} tensors, more than {MAX_TENSORS}")
         if num_keys > MAX_KEYS:
             reader.fail(f"it declares {num_keys} metadata keys, more than {MAX_KEYS}")
-        metadata = _read_metadata(reader, num_keys)
-        alignment = _alignment(reader, metadata)
-        tensors = _read_tensors(reader, num_tensors, alignment)
+        metadata = read_metadata(reader, num_keys)
+        alignment = read_alignment(reader, metadata)
+        tensors = read_tensors(reader, num_tensors, alignment)
         return _header(reader, path, version, metadata, num_tensors, tensors)
 
 
@@ -176,116 +146,8 @@ def _merged(headers: list[GgufHeader], split: Split) -> GgufHeader:
     )
 
 
-def _read_metadata(reader: ByteReader, num_keys: int) -> _Metadata:
-    metadata: _Metadata = {}
-    for _ in range(num_keys):
-        key = reader.string("a metadata key", MAX_KEY_BYTES)
-        if not key or key in metadata:
-            reader.fail(f"metadata key {key!r} is empty or appears twice")
-        metadata[key] = _read_value(reader, key)
-    return metadata
-
-
-def _read_value(reader: ByteReader, key: str) -> int | float | str | _Array:
-    kind = reader.u32()
-    if kind == _STRING:
-        if key in _TEXTS:
-            return reader.string(key, MAX_TEXT_BYTES)
-        reader.skip_string()
-        return ""
-    if kind == _ARRAY:
-        return _skip_array(reader, key)
-    layout = _SCALARS.get(kind)
-    if layout is None:
-        reader.fail(f"metadata key {key!r} has the unknown type {kind}")
-    value: int | float = layout.unpack(reader.take(layout.size))[0]
-    return value
-
-
-def _skip_array(reader: ByteReader, key: str) -> _Array:
-    element_type, count = reader.u32(), reader.u64()
-    layout = _SCALARS.get(element_type)
-    if element_type == _STRING:
-        if count > reader.size_bytes // 8:
-            reader.fail(f"array {key!r} declares {count} strings, more than the file can hold")
-        reader.skip_strings(count)
-    elif layout is not None:
-        reader.skip(count * layout.size)
-    else:
-        reader.fail(f"array {key!r} has elements of the unknown type {element_type}")
-    return _Array(element_type, count)
-
-
-def _alignment(reader: ByteReader, metadata: _Metadata) -> int:
-    # bool is excluded although it is an int: gguf.cpp wants a 32-bit unsigned integer here.
-    alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 31:
-        reader.fail(f"general.alignment is {alignment!r}, not a power of two")
-    return alignment
-
-
-def _read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> _Tensors:
-    names: set[str] = set()
-    num_params, offset, end = 0, 0, 0
-    num_params_by_type: Counter[str] = Counter()
-    num_by_type: Counter[str] = Counter()
-    for _ in range(num_tensors):
-        name = reader.string("a tensor's name", MAX_TENSOR_NAME_BYTES)
-        if name in names:
-            reader.fail(f"tensor {name!r} appears twice")
-        names.add(name)
-        type_name, num_elements, num_bytes = _read_shape(reader, name)
-        declared_offset = reader.u64()
-        if declared_offset != offset:
-            reader.fail(f"tensor {name!r} is declared at offset {declared_offset}, expected {offset}")
-        end = offset + num_bytes
-        offset = _padded(end, alignment)
-        if offset > _INT64_MAX:
-            reader.fail(f"tensor {name!r} ends past the largest possible offset")
-        num_params += num_elements
-        num_params_by_type[type_name] += num_elements
-        num_by_type[type_name] += 1
-    data_start = _padded(reader.offset, alignment)
-    if num_tensors and data_start + end > reader.size_bytes:
-        reader.fail(
-            f"the file is truncated: its tensors need {data_start + end} bytes and it has {reader.size_bytes}; "
-            "download it again"
-        )
-    return _Tensors(num_params, num_params_by_type, num_by_type, end)
-
-
-def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int]:
-    """Return a tensor's type name, its number of elements and its bytes."""
-    num_dims = reader.u32()
-    if num_dims > MAX_DIMS:
-        reader.fail(f"tensor {name!r} has {num_dims} dimensions, more than {MAX_DIMS}")
-    dims = [reader.u64() for _ in range(num_dims)]
-    num_elements = 1
-    for dim in dims:
-        # Zeros count as ones here, so that no product of the other dimensions can overflow either.
-        num_elements *= max(dim, 1)
-        if num_elements > _INT64_MAX:
-            reader.fail(f"tensor {name!r} has the shape {dims}, too large to be counted")
-    if 0 in dims:
-        num_elements = 0
-    type_id = reader.u32()
-    kind = TENSOR_TYPES.get(type_id)
-    if kind is None:
-        reader.fail(f"tensor {name!r} has the type {type_id}, which this llama.cpp does not know")
-    if not kind.usable:
-        reader.fail(f"tensor {name!r} has the type {kind.name}, which llama.cpp cannot compute with; convert it again")
-    row = dims[0] if dims else 1
-    if row % kind.block_elements:
-        reader.fail(f"tensor {name!r} has rows of {row}, not a multiple of {kind.name}'s {kind.block_elements}")
-    return kind.name, num_elements, num_elements // kind.block_elements * kind.block_bytes
-
-
-def _padded(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
-
-
 def _header(
-    reader: ByteReader, path: Path, version: int, metadata: _Metadata, num_tensors: int, tensors: _Tensors
+    reader: ByteReader, path: Path, version: int, metadata: Metadata, num_tensors: int, tensors: Tensors
 ) -> GgufHeader:
     architecture = _text(reader, metadata, "general.architecture")
     if architecture and _ARCHITECTURE.fullmatch(architecture) is None:
@@ -314,24 +176,24 @@ def _header(
     )
 
 
-def _num_vocab(reader: ByteReader, metadata: _Metadata) -> int:
+def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
     """Return the number of tokens; the arrays beside the tokens must not be shorter (llama.cpp indexes them alike)."""
     key = "tokenizer.ggml.tokens"
     tokens = metadata.get(key)
     if tokens is None:
         return 0
-    if not isinstance(tokens, _Array) or tokens.element_type != _STRING:
+    if not isinstance(tokens, Array) or tokens.element_type != STRING:
         reader.fail(f"{key} is not an array of strings")
     for name in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
         array = metadata.get(name)
         if array is None:
             continue
-        if not isinstance(array, _Array) or array.element_type not in (5, 6) or array.count < tokens.count:
+        if not isinstance(array, Array) or array.element_type not in (5, 6) or array.count < tokens.count:
             reader.fail(f"{name} does not hold a number for each of the {tokens.count} tokens")
     return tokens.count
 
 
-def _split(reader: ByteReader, metadata: _Metadata) -> Split | None:
+def _split(reader: ByteReader, metadata: Metadata) -> Split | None:
     count = _whole(reader, metadata, "split.count")
     if count is None or count == 0:
         return None
@@ -341,7 +203,7 @@ def _split(reader: ByteReader, metadata: _Metadata) -> Split | None:
     return Split(no, count, _whole(reader, metadata, "split.tensors.count"))
 
 
-def _quant(reader: ByteReader, metadata: _Metadata, tensors: _Tensors) -> str:
+def _quant(reader: ByteReader, metadata: Metadata, tensors: Tensors) -> str:
     file_type = _whole(reader, metadata, "general.file_type")
     # llama.h: 1024 marks a guess, added to the type.
     label = FILE_TYPES.get(file_type & ~1024) if file_type is not None else None
@@ -351,7 +213,7 @@ def _quant(reader: ByteReader, metadata: _Metadata, tensors: _Tensors) -> str:
     return commonest[0][0] if commonest else ""
 
 
-def _whole(reader: ByteReader, metadata: _Metadata, key: str) -> int | None:
+def _whole(reader: ByteReader, metadata: Metadata, key: str) -> int | None:
     value = metadata.get(key)
     if value is None:
         return None
@@ -360,7 +222,7 @@ def _whole(reader: ByteReader, metadata: _Metadata, key: str) -> int | None:
     return value
 
 
-def _text(reader: ByteReader, metadata: _Metadata, key: str) -> str:
+def _text(reader: ByteReader, metadata: Metadata, key: str) -> str:
     value = metadata.get(key, "")
     if not isinstance(value, str):
         reader.fail(f"{key} is not text")

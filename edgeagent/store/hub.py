@@ -214,14 +214,13 @@ def _wish(name: str) -> _Wish | None:
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the file's lock, which huggingface_hub takes too; a holder that dies lets go of it."""
-    from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = WeakFileLock(path, timeout=_LOCK_PATIENCE_S)
     try:
         lock.__enter__()
-    except Timeout:
+    except TimeoutError:
         on_wait()
         lock = WeakFileLock(path)
         lock.__enter__()

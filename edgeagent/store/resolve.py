@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -48,8 +49,13 @@ class Library:
     """The models on this machine."""
 
     def __init__(self, store: StoreConfig, state_dir: Path) -> None:
-        self._cache = HubCache.of(store)
+        self._store = store
         self._verified = VerifiedFiles(state_dir)
+
+    @cached_property
+    def _cache(self) -> HubCache:
+        # Only when asked for: finding the shared cache imports huggingface_hub, which builtin and paths do not need.
+        return HubCache.of(self._store)
 
     def resolve(self, name: str) -> ResolvedModel:
         """Return a model's files. What came from the hub is verified: a file is read the first time it is asked for.

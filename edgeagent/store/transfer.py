@@ -29,7 +29,7 @@ MAX_RETRY_WAIT_S = 8.0
 CONNECT_TIMEOUT_S = 10.0
 
 _SPACE_CHECK_BYTES = 64 << 20
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-")
 
 
 class _BrokenAnswer(Exception):
@@ -103,9 +103,12 @@ class Transfer:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         url = hf_hub_url(file.repo, file.name, revision=file.commit, endpoint=self._endpoint)
-        found = get_hf_file_metadata(
-            url, token=self._token, library_name="edgeagent", library_version=__version__, endpoint=self._endpoint
-        )
+        try:
+            found = get_hf_file_metadata(
+                url, token=self._token, library_name="edgeagent", library_version=__version__, endpoint=self._endpoint
+            )
+        except ValueError as error:
+            raise _BrokenAnswer(f"the hub's answer makes no sense ({error})") from None
         if found.etag != file.sha256:
             raise StoreError(
                 f"{self._endpoint} lists {file.name} of {file.repo} with sha256 {file.sha256} and offers {found.etag}: "
@@ -162,8 +165,11 @@ def _start_of_body(answer: httpx2.Response, have: int, partial: Path) -> int:
 
 
 def _same_origin(url: str, endpoint: str) -> bool:
-    one, other = urlsplit(url), urlsplit(endpoint)
-    return (one.scheme, one.hostname, one.port) == (other.scheme, other.hostname, other.port)
+    try:
+        one, other = urlsplit(url), urlsplit(endpoint)
+        return (one.scheme, one.hostname, one.port) == (other.scheme, other.hostname, other.port)
+    except ValueError:
+        return False
 
 
 def _size(path: Path) -> int:

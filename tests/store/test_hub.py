@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -268,6 +269,45 @@ def test_a_disk_that_fills_up_meanwhile_stops_the_download(
         puller.pull(REPO)
     kept = HubCache.of(store).partial(REPO, sha256(SMALL)).stat().st_size
     assert 100_000 <= kept < len(SMALL)
+
+
+def test_a_disk_that_is_full_says_so(hub: HubServer, puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    hub.add(REPO, {FILE: SMALL})
+    monkeypatch.setattr(transfer.Transfer, "_write", write)
+    with pytest.raises(StoreError, match=r"the disk became full while org/model-GGUF .* is kept"):
+        puller.pull(REPO)
+
+
+def test_a_cache_that_cannot_be_written(hub: HubServer, state_dir: Path, tmp_path: Path) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    (tmp_path / "file").write_bytes(b"")
+    store = StoreConfig(models_dir=tmp_path / "file" / "cache", min_free_bytes=0)
+    with pytest.raises(StoreError, match="org/model-GGUF cannot be stored"):
+        Puller(store, state_dir, endpoint=hub.url).pull(REPO)
+
+
+def test_a_state_folder_that_cannot_be_written_only_costs_time(
+    hub: HubServer, store: StoreConfig, tmp_path: Path
+) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    (tmp_path / "file").write_bytes(b"")
+    puller = Puller(store, tmp_path / "file" / "state", endpoint=hub.url)
+    assert puller.pull(REPO).downloaded_bytes == len(SMALL)
+    assert puller.pull(REPO).downloaded_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "location", ["http://[", "ftp://127.0.0.1/x", "http://127.0.0.1:9/x", "http://127.0.0.1:99999/"]
+)
+def test_an_address_that_leads_nowhere(hub: HubServer, puller: Puller, store: StoreConfig, location: str) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    hub.faults.location = location
+    with pytest.raises(StoreError):
+        puller.pull(REPO)
+    assert not published(store)
 
 
 def test_split_models_come_whole(hub: HubServer, puller: Puller, library: Library) -> None:

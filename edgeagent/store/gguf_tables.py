@@ -1,0 +1,170 @@
+"""Reads the two tables of a GGUF header, metadata and tensors, within limits. What the values mean is gguf.py's.
+
+The rules are those of llama.cpp's own reader (gguf.cpp).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import dataclass
+
+from edgeagent.store.byte_reader import ByteReader
+from edgeagent.store.tensor_types import TENSOR_TYPES
+
+MAX_KEYS = 8192
+MAX_KEY_BYTES = 1024
+MAX_TEXT_BYTES = 1 << 20
+MAX_TENSORS = 1 << 16
+MAX_TENSOR_NAME_BYTES = 63
+MAX_DIMS = 4
+
+_INT64_MAX = (1 << 63) - 1
+STRING = 8
+ARRAY = 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+TEXTS = frozenset({"general.architecture", "general.name", "tokenizer.ggml.model", "tokenizer.ggml.pre"})
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array's type and length; its elements are not kept."""
+
+    element_type: int
+    count: int
+
+
+Metadata = dict[str, int | float | str | Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What the tensors add up to; `data_bytes` runs to the end of the last one."""
+
+    num_params: int
+    num_params_by_type: Counter[str]
+    num_by_type: Counter[str]
+    data_bytes: int
+
+
+def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
+    """Return the metadata: scalars, the texts named in TEXTS, and arrays by type and length; other texts are empty."""
+    metadata: Metadata = {}
+    for _ in range(num_keys):
+        key = reader.string("a metadata key", MAX_KEY_BYTES)
+        if not key or key in metadata:
+            reader.fail(f"metadata key {key!r} is empty or appears twice")
+        metadata[key] = _read_value(reader, key)
+    return metadata
+
+
+def _read_value(reader: ByteReader, key: str) -> int | float | str | Array:
+    kind = reader.u32()
+    if kind == STRING:
+        if key in TEXTS:
+            return reader.string(key, MAX_TEXT_BYTES)
+        reader.skip_string()
+        return ""
+    if kind == ARRAY:
+        return _skip_array(reader, key)
+    layout = _SCALARS.get(kind)
+    if layout is None:
+        reader.fail(f"metadata key {key!r} has the unknown type {kind}")
+    value: int | float = layout.unpack(reader.take(layout.size))[0]
+    return value
+
+
+def _skip_array(reader: ByteReader, key: str) -> Array:
+    element_type, count = reader.u32(), reader.u64()
+    layout = _SCALARS.get(element_type)
+    if element_type == STRING:
+        if count > reader.size_bytes // 8:
+            reader.fail(f"array {key!r} declares {count} strings, more than the file can hold")
+        reader.skip_strings(count)
+    elif layout is not None:
+        reader.skip(count * layout.size)
+    else:
+        reader.fail(f"array {key!r} has elements of the unknown type {element_type}")
+    return Array(element_type, count)
+
+
+def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
+    """Return the alignment of the tensor data."""
+    # bool is excluded although it is an int: gguf.cpp wants a 32-bit unsigned integer here.
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 31:
+        reader.fail(f"general.alignment is {alignment!r}, not a power of two")
+    return alignment
+
+
+def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensors:
+    """Read the tensor table and check that all its data is in the file."""
+    names: set[str] = set()
+    num_params, offset, end = 0, 0, 0
+    num_params_by_type: Counter[str] = Counter()
+    num_by_type: Counter[str] = Counter()
+    for _ in range(num_tensors):
+        name = reader.string("a tensor's name", MAX_TENSOR_NAME_BYTES)
+        if name in names:
+            reader.fail(f"tensor {name!r} appears twice")
+        names.add(name)
+        type_name, num_elements, num_bytes = _read_shape(reader, name)
+        declared_offset = reader.u64()
+        if declared_offset != offset:
+            reader.fail(f"tensor {name!r} is declared at offset {declared_offset}, expected {offset}")
+        end = offset + num_bytes
+        offset = _padded(end, alignment)
+        if offset > _INT64_MAX:
+            reader.fail(f"tensor {name!r} ends past the largest possible offset")
+        num_params += num_elements
+        num_params_by_type[type_name] += num_elements
+        num_by_type[type_name] += 1
+    data_start = _padded(reader.offset, alignment)
+    if num_tensors and data_start + end > reader.size_bytes:
+        reader.fail(
+            f"the file is truncated: its tensors need {data_start + end} bytes and it has {reader.size_bytes}; "
+            "download it again"
+        )
+    return Tensors(num_params, num_params_by_type, num_by_type, end)
+
+
+def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int]:
+    """Return a tensor's type name, its number of elements and its bytes."""
+    num_dims = reader.u32()
+    if num_dims > MAX_DIMS:
+        reader.fail(f"tensor {name!r} has {num_dims} dimensions, more than {MAX_DIMS}")
+    dims = [reader.u64() for _ in range(num_dims)]
+    num_elements = 1
+    for dim in dims:
+        # Zeros count as ones here, so that no product of the other dimensions can overflow either.
+        num_elements *= max(dim, 1)
+        if num_elements > _INT64_MAX:
+            reader.fail(f"tensor {name!r} has the shape {dims}, too large to be counted")
+    if 0 in dims:
+        num_elements = 0
+    type_id = reader.u32()
+    kind = TENSOR_TYPES.get(type_id)
+    if kind is None:
+        reader.fail(f"tensor {name!r} has the type {type_id}, which this llama.cpp does not know")
+    if not kind.usable:
+        reader.fail(f"tensor {name!r} has the type {kind.name}, which llama.cpp cannot compute with; convert it again")
+    row = dims[0] if dims else 1
+    if row % kind.block_elements:
+        reader.fail(f"tensor {name!r} has rows of {row}, not a multiple of {kind.name}'s {kind.block_elements}")
+    return kind.name, num_elements, num_elements // kind.block_elements * kind.block_bytes
+
+
+def _padded(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
