@@ -80,7 +80,8 @@ class Policy:
         if not _is_wildcard(server.host):
             self._names.append(f"[{server.host}]" if ":" in server.host else server.host.lower())
         self._hosts = {host.lower() for host in server.allowed_hosts}
-        self._origins = frozenset(origin.encode() for origin in server.allowed_origins)
+        # Every sandboxed page and local file has the origin `null`: it names nobody.
+        self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
         self._digest = hashlib.sha256(token.encode()).digest()
         self._is_token_required = is_token_required(server)
 
@@ -101,7 +102,7 @@ class Policy:
 
     def is_allowed_origin(self, origin: bytes) -> bool:
         """Whether a page of this Origin may use the daemon; `null` never may."""
-        return origin in self._origins and origin != b"null"
+        return origin in self._origins
 
     def _check_host(self, scope: Scope) -> None:
         hosts = _values(scope, b"host")

@@ -83,7 +83,8 @@ class Drain:
         if live.num_live:
             live.cancel_all()
             await live.wait_idle(0.0 if self._stop.is_forced else CANCEL_GRACE_S)
-        await asyncio.sleep(FLUSH_S)
+        if not self._stop.is_forced:
+            await asyncio.sleep(FLUSH_S)
 
 
 class Server(uvicorn.Server):

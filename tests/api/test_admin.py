@@ -1,0 +1,66 @@
+"""What the daemon tells its owner, and how the owner stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from edgeagent.backends.fake import FakeBackend, Gate, finished
+from edgeagent.types import TextDelta, WorkerState, WorkerStatus
+from tests.api.test_models import INFO, Loading
+from tests.daemon.running import TOKEN, running
+
+
+async def test_status() -> None:
+    worker = WorkerStatus(num_running=2, num_waiting=1, num_cells_used=10, num_cells=100, tokens_per_second=12.5)
+    async with running(Loading(WorkerState.READY, info=INFO, worker=worker)) as daemon:
+        status = (await daemon.http.get(f"{daemon.url}/edgeagent/status")).json()
+    assert status["pid"] == os.getpid()
+    assert status["uptime_s"] >= 0
+    assert status["tokens_per_second"] == 12.5
+    assert (status["num_connections"], status["num_live_requests"], status["is_draining"]) == (1, 0, False)
+    assert status["default_model"] == "org/repo:Q4_K_M"
+    [model] = status["models"]
+    assert (model["state"], model["progress"], model["pid"], model["num_restarts"]) == ("ready", 0.5, 4711, 2)
+    assert model["cause"] == "signal 9"
+    assert (model["worker"]["num_running"], model["worker"]["num_cells"]) == (2, 100)
+    assert (model["info"]["llama_cpp_commit"], model["info"]["load_ms"]) == ("abc1234", 1234.6)
+    assert model["info"]["devices"] == [
+        {
+            "name": "CPU",
+            "description": "a processor",
+            "kind": "cpu",
+            "memory_total_bytes": 10,
+            "memory_free_bytes": 5,
+        }
+    ]
+
+
+async def test_status_without_a_loaded_model() -> None:
+    async with running(Loading(WorkerState.STARTING)) as daemon:
+        [model] = (await daemon.http.get(f"{daemon.url}/edgeagent/status")).json()["models"]
+    assert (model["state"], model["info"], model["worker"]) == ("starting", None, None)
+
+
+async def test_live_requests_are_counted() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (gate, TextDelta("x"), finished()))
+    async with running(backend) as daemon:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        asked = asyncio.create_task(daemon.http.post(f"{daemon.url}/v1/chat/completions", json=body))
+        await gate.reached.wait()
+        status = (await daemon.http.get(f"{daemon.url}/edgeagent/status")).json()
+        assert (status["num_live_requests"], status["num_requests_total"]) == (1, 1)
+        gate.opened.set()
+        assert (await asked).status_code == 200
+        status = (await daemon.http.get(f"{daemon.url}/edgeagent/status")).json()
+        assert (status["num_live_requests"], status["num_requests_total"]) == (0, 1)
+
+
+async def test_stop_answers_before_it_happens() -> None:
+    async with running(FakeBackend()) as daemon:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/stop", headers=headers)
+        assert (reply.status_code, reply.json()) == (202, {"status": "stopping", "num_live_requests": 0})
+        await daemon.serving
+    assert daemon.reporter.events == ["stopping 0"]

@@ -1,0 +1,181 @@
+"""Models, health, readiness and versions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from edgeagent.api import probe
+from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
+from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
+from edgeagent.types import (
+    CachePolicy,
+    DeviceInfo,
+    GenerateRequest,
+    MemoryKind,
+    ModelInfo,
+    ModelStatus,
+    SamplingParams,
+    TextDelta,
+    TextPrompt,
+    WorkerState,
+    WorkerStatus,
+)
+from tests.daemon.running import running
+
+INFO = ModelInfo(
+    name="org/repo:Q4_K_M",
+    path="/models/x.gguf",
+    architecture="llama",
+    description="llama 5M",
+    size_bytes=1,
+    num_params=2,
+    num_vocab=3,
+    context_length=4096,
+    context_length_trained=8192,
+    max_sequences=8,
+    memory_kind=MemoryKind.FULL_ATTENTION,
+    has_chat_template=True,
+    supports_tools=True,
+    supports_reasoning=False,
+    sampling=SamplingParams(),
+    devices=(DeviceInfo("CPU", "a processor", "cpu", 10, 5),),
+    llama_cpp_commit="abc1234",
+    load_ms=1234.56,
+)
+
+
+class Loading(FakeBackend):
+    """A backend whose one model is in a given state."""
+
+    def __init__(
+        self, state: WorkerState, *, info: ModelInfo | None = None, worker: WorkerStatus | None = None
+    ) -> None:
+        super().__init__(models=("org/repo:Q4_K_M",))
+        self.status = ModelStatus("org/repo:Q4_K_M", state, 0.5, info, worker, 4711, 2, "signal 9")
+
+    def models(self) -> list[ModelStatus]:
+        return [self.status]
+
+
+async def test_the_list_of_models() -> None:
+    async with (
+        running(FakeBackend(models=("fake", "org/repo:Q4"))) as daemon,
+        AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        models = [model async for model in await client.models.list()]
+        assert [(model.id, model.object, model.owned_by) for model in models] == [
+            ("fake", "model", "edgeagent"),
+            ("org/repo:Q4", "model", "edgeagent"),
+        ]
+        assert await client.models.retrieve("org/repo:Q4") == models[1]
+        with pytest.raises(NotFoundError) as missing:
+            await client.models.retrieve("org/repo")
+        assert missing.value.code == "model_not_found"
+
+
+async def test_what_a_loaded_model_says() -> None:
+    async with running(Loading(WorkerState.READY, info=INFO)) as daemon:
+        [model] = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+        assert model["edgeagent"] == {"state": "ready", "context_length": 4096, "supports_tools": True}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (WorkerState.STARTING, "Loading model"),
+        (WorkerState.STOPPED, "Loading model"),
+        (WorkerState.FAILED, "No model is ready"),
+    ],
+)
+async def test_health_before_a_model_is_ready(state: WorkerState, message: str) -> None:
+    async with running(Loading(state)) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/health")
+        assert reply.status_code == 503
+        assert reply.json() == {"error": {"code": 503, "message": message, "type": "unavailable_error"}}
+
+
+async def test_health() -> None:
+    async with running(FakeBackend()) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/health")
+        assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+
+
+async def test_ready_generates_one_token_for_all_who_ask() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (gate, TextDelta("x"), finished()))
+    async with running(backend) as daemon:
+        asked = [asyncio.create_task(daemon.http.get(f"{daemon.url}/ready")) for _ in range(5)]
+        await gate.reached.wait()
+        gate.opened.set()
+        replies = await asyncio.gather(*asked)
+        replies.append(await daemon.http.get(f"{daemon.url}/ready"))
+    assert {reply.status_code for reply in replies} == {200}
+    [request] = backend.requests
+    assert request == GenerateRequest(
+        id=request.id,
+        model="fake",
+        prompt=TextPrompt("Hello"),
+        sampling=SamplingParams(temperature=0.0),
+        max_tokens=1,
+        cache=CachePolicy(read=False, write=False),
+    )
+
+
+async def test_ready_asks_again_when_its_answer_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "READY_CACHE_S", 0.0)
+    monkeypatch.setattr(probe, "NOT_READY_CACHE_S", 0.0)
+    backend = FakeBackend()
+    async with running(backend) as daemon:
+        assert (await daemon.http.get(f"{daemon.url}/ready")).status_code == 200
+        backend.script = failing(Overloaded("full"))
+        assert (await daemon.http.get(f"{daemon.url}/ready")).status_code == 503
+    assert len(backend.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (ModelLoading("40 %"), "model_loading"),
+        (ModelLoadFailed("bad file"), "model_load_failed"),
+        (Overloaded("full"), "queue_full"),
+    ],
+)
+async def test_not_ready(failure: Exception, code: str) -> None:
+    async with running(FakeBackend(lambda _: (failure,))) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/ready")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, code)
+
+
+async def test_a_hang_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
+    backend = FakeBackend(lambda _: (Gate(),))
+    async with running(backend) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/ready")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "request_timeout")
+        assert backend.num_live == 0
+
+
+async def test_a_stranger_who_leaves_does_not_end_the_probe() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (gate, finished()))
+    async with running(backend) as daemon:
+        _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writer.write(f"GET /ready HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n\r\n".encode())
+        await gate.reached.wait()
+        writer.transport.abort()
+        patient = asyncio.create_task(daemon.http.get(f"{daemon.url}/ready"))
+        await asyncio.sleep(0)
+        gate.opened.set()
+        assert (await patient).status_code == 200
+    assert len(backend.requests) == 1
+
+
+async def test_versions() -> None:
+    async with running(Loading(WorkerState.READY, info=INFO)) as daemon:
+        body = (await daemon.http.get(f"{daemon.url}/version")).json()
+    assert set(body) == {"version", "llama_cpp_commit", "llama_cpp_python", "python"}
+    assert body["llama_cpp_commit"] == "abc1234"
+    assert body["llama_cpp_python"]

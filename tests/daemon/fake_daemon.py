@@ -1,0 +1,54 @@
+"""A whole daemon process whose backend is a fake: `python -m tests.daemon.fake_daemon STATE_DIR PORT [SCRIPT]`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgeagent.backends.fake import Act, FakeBackend, Gate, echo
+from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon import serve
+from edgeagent.errors import StoreError
+from edgeagent.types import GenerateRequest, ModelStatus, Started, TextDelta, WorkerState
+
+
+def endless(_request: GenerateRequest) -> Iterable[Act]:
+    yield Started(1, 0)
+    yield TextDelta("one")
+    yield Gate()
+
+
+class Unfindable(FakeBackend):
+    """A backend whose model is not there."""
+
+    async def start(self) -> None:
+        raise StoreError("there is no model at /nowhere.gguf; pull one with `edgeagent pull`")
+
+
+class SlowToLoad(FakeBackend):
+    """A backend whose model loads in five looks, and then falls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        states = [(WorkerState.STARTING, share / 4) for share in range(5)]
+        states += [(WorkerState.READY, 1.0), (WorkerState.FAILED, 0.0)]
+        self._looks = itertools.chain(states, itertools.repeat(states[-1]))
+
+    def models(self) -> list[ModelStatus]:
+        state, progress = next(self._looks)
+        return [ModelStatus("fake", state, progress, cause="signal 9" if state is WorkerState.FAILED else None)]
+
+
+BACKENDS = {
+    "echo": lambda: FakeBackend(echo),
+    "endless": lambda: FakeBackend(endless),
+    "unfindable": Unfindable,
+    "slow": SlowToLoad,
+}
+
+if __name__ == "__main__":
+    folder, port, name = sys.argv[1:]
+    server = ServerConfig(host="127.0.0.1", port=int(port), drain_s=3600.0)
+    sys.exit(serve(Config(state_dir=Path(folder), server=server), build=lambda _: BACKENDS[name]()))

@@ -1,0 +1,136 @@
+"""The daemon's own server around a fake backend, in this process, and raw sockets to talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from edgeagent.api.service import Service
+from edgeagent.config import Config
+from edgeagent.daemon.lifecycle import Stop, bind
+from edgeagent.daemon.server import Server, make_server
+from edgeagent.runtime_file import Runtime
+from edgeagent.types import ModelStatus
+
+TOKEN = "x" * 43
+
+
+@dataclass
+class RecordingReporter:
+    """Remembers what it was told."""
+
+    events: list[str] = field(default_factory=list)
+
+    def listening(self, runtime: Runtime, token_file: Path | None) -> None:
+        self.events.append(f"listening {runtime.url}{' token' if token_file else ''}")
+
+    def loading(self, model: ModelStatus) -> None:
+        self.events.append(f"loading {model.name}")
+
+    def ready(self, model: ModelStatus) -> None:
+        self.events.append(f"ready {model.name}")
+
+    def failed(self, model: ModelStatus) -> None:
+        self.events.append(f"failed {model.name}: {model.cause}")
+
+    def stopping(self, num_live: int) -> None:
+        self.events.append(f"stopping {num_live}")
+
+    def error(self, message: str) -> None:
+        self.events.append(f"error {message}")
+
+
+@dataclass
+class Running:
+    """A server that listens."""
+
+    port: int
+    service: Service
+    http: httpx.AsyncClient
+    stop: Stop
+    server: Server
+    serving: asyncio.Task[None]
+    reporter: RecordingReporter
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def running(service: Service, config: Config | None = None) -> AsyncIterator[Running]:
+    """Serve on a free port of the configured host."""
+    config = config or Config()
+    stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
+    with closing(bind(config.server.host, 0)) as listener:
+        server = make_server(config, service, TOKEN, stop, reporter, listening.set)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await listening.wait()
+        try:
+            async with httpx.AsyncClient() as http:
+                yield Running(listener.getsockname()[1], service, http, stop, server, serving, reporter)
+        finally:
+            if not serving.done():
+                stop.request()
+                stop.request()
+            await serving
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP response, taken apart."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def error(self) -> dict[str, str | None]:
+        """Return the OpenAI-shaped error; fail where the body is none."""
+        document = json.loads(self.body)
+        assert set(document) == {"error"}
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        error: dict[str, str | None] = document["error"]
+        return error
+
+
+async def exchange(port: int, request: bytes, *, host: str = "127.0.0.1") -> Reply:
+    """Send bytes and return the first response; the rest of the connection is dropped."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(request)
+        return await read_reply(reader, has_body=not request.startswith(b"HEAD "))
+    finally:
+        writer.transport.abort()
+
+
+async def read_reply(reader: asyncio.StreamReader, *, has_body: bool = True) -> Reply:
+    """Return the next response of a connection."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    status_line, *lines = head.strip().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = b""
+    if not has_body:
+        return Reply(int(status_line.split()[1]), headers, body)
+    if headers.get("transfer-encoding") == "chunked":
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    elif "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+    return Reply(int(status_line.split()[1]), headers, body)
+
+
+def has_ipv6_loopback() -> bool:
+    """Whether this machine can listen on ::1."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,179 @@
+"""The daemon as a process: what it prints, how it exits, what it leaves behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeagent.daemon.lifecycle import bind
+from edgeagent.daemon.state import ExitCode, StartError
+from edgeagent.runtime_file import Runtime, find_daemon
+
+ROOT = Path(__file__).resolve().parents[2]
+STOPPABLE = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to a process")
+MAX_RESIDENT_BYTES = 90 << 20
+
+
+@contextmanager
+def daemon(state_dir: Path, script: str = "echo", port: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Start a daemon process with a fake backend; kill what is left of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.daemon.fake_daemon", str(state_dir), str(port), script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def listening(process: subprocess.Popen[str], state_dir: Path) -> Runtime:
+    """Wait until the daemon listens; return what clients find."""
+    assert "listening on" in first_line(process)
+    found = find_daemon(state_dir)
+    assert found is not None
+    return found
+
+
+def open_stream(found: Runtime) -> http.client.HTTPConnection:
+    """Begin a streamed answer and read its first event."""
+    connection = http.client.HTTPConnection("127.0.0.1", found.port)
+    body = json.dumps({"stream": True, "messages": [{"role": "user", "content": "hi"}]})
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    assert connection.getresponse().readline().startswith(b"data: ")
+    return connection
+
+
+def test_a_whole_life(tmp_path: Path) -> None:
+    with daemon(tmp_path) as process:
+        line = first_line(process)
+        match = re.fullmatch(
+            r"edgeagent \S+ listening on (http://127\.0\.0\.1:(\d+)) \(ws://127\.0\.0\.1:\2/v1/responses\)\n", line
+        )
+        assert match, line
+        found = find_daemon(tmp_path)
+        assert found is not None
+        assert (found.url, found.pid, found.port) == (match[1], process.pid, int(match[2]))
+        assert first_line(process) == "fake ready\n"
+        with closing(http.client.HTTPConnection("127.0.0.1", found.port)) as connection:
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+        assert psutil.Process(process.pid).memory_info().rss <= MAX_RESIDENT_BYTES
+        assert found.token is not None and found.token not in " ".join(psutil.Process(process.pid).cmdline())
+        with closing(http.client.HTTPConnection("127.0.0.1", found.port)) as connection:
+            connection.request("POST", "/edgeagent/stop", headers={"authorization": f"Bearer {found.token}"})
+            assert connection.getresponse().status == 202
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (ExitCode.OK, "", "stopping\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.lock", "token"]
+
+
+@STOPPABLE
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)])
+def test_signals_end_it_in_peace(tmp_path: Path, number: signal.Signals) -> None:
+    with daemon(tmp_path) as process:
+        listening(process, tmp_path)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        assert process.returncode == ExitCode.OK
+    assert not (tmp_path / "daemon.json").exists()
+
+
+@STOPPABLE
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    with daemon(tmp_path, "endless") as process:
+        with closing(open_stream(listening(process, tmp_path))):
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            assert process.stderr.readline() == "stopping, waiting for 1 live requests (a second signal ends them)\n"
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+        assert process.returncode == ExitCode.OK
+    assert not (tmp_path / "daemon.json").exists()
+
+
+def test_a_killed_daemon_is_not_found_and_not_in_the_way(tmp_path: Path) -> None:
+    with daemon(tmp_path) as process:
+        listening(process, tmp_path)
+        process.kill()
+        process.wait()
+        assert (tmp_path / "daemon.json").exists()
+        assert find_daemon(tmp_path) is None
+    with daemon(tmp_path) as process:
+        assert listening(process, tmp_path).pid == process.pid
+
+
+def test_one_daemon_for_a_folder(tmp_path: Path) -> None:
+    with daemon(tmp_path) as first:
+        found = listening(first, tmp_path)
+        with daemon(tmp_path) as second:
+            out, err = second.communicate(timeout=30)
+        assert (second.returncode, out) == (ExitCode.ALREADY_RUNNING, "")
+        assert f"process {found.pid}, {found.url}" in err
+        assert find_daemon(tmp_path) == found
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as squatter:
+        port = squatter.getsockname()[1]
+        with daemon(tmp_path, port=port) as process:
+            out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (ExitCode.PORT_TAKEN, "")
+        assert f"port {port} on 127.0.0.1 is taken" in err and "--port" in err
+        # A client finds nobody, and so does not show the squatter its token.
+        assert find_daemon(tmp_path) is None
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with daemon(tmp_path, "unfindable") as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (ExitCode.FAILED, "")
+    assert err == "error: there is no model at /nowhere.gguf; pull one with `edgeagent pull`\n"
+
+
+def test_progress_and_failure_are_told(tmp_path: Path) -> None:
+    with daemon(tmp_path, "slow") as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(6)]
+        assert lines == [f"loading fake: {share}%\n" for share in (0, 25, 50, 75, 100)] + ["fake failed: signal 9\n"]
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "nowhere.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    with pytest.raises(StartError, match="cannot listen on") as refused:
+        bind(host, 0)
+    assert refused.value.exit_code is ExitCode.FAILED
+
+
+def test_a_port_can_be_bound_again_at_once() -> None:
+    with closing(bind("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with closing(socket.create_connection(("127.0.0.1", port))) as client:
+            accepted, _ = first.accept()
+            accepted.close()
+            client.recv(1)
+    with closing(bind("127.0.0.1", port)):
+        pass

@@ -1,0 +1,172 @@
+"""The state folder: whose it is, who holds it, the token, and the file by which clients find the daemon."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeagent.daemon.state import ExitCode, StartError, ensure_token, held
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import Runtime, find_daemon, read_token, remove_runtime, write_private, write_runtime
+
+POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def me() -> Runtime:
+    return Runtime(os.getpid(), psutil.Process().create_time(), 8127, "http://127.0.0.1:8127", "0.1.0")
+
+
+@POSIX
+def test_the_folder_is_private(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new" / "state", tmp_path / "open"):
+        if folder.name == "open":
+            folder.mkdir(mode=0o755)
+        with held(folder):
+            assert mode(folder) == 0o700
+            assert mode(folder / "daemon.lock") == 0o600
+
+
+def test_one_daemon_holds_the_folder(tmp_path: Path) -> None:
+    with held(tmp_path):
+        write_runtime(tmp_path, me())
+        with pytest.raises(StartError) as refused, held(tmp_path):
+            pass
+    assert refused.value.exit_code is ExitCode.ALREADY_RUNNING
+    assert f"process {os.getpid()}, http://127.0.0.1:8127" in str(refused.value)
+    with held(tmp_path):
+        pass
+
+
+def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom edgeagent.daemon.state import held\n"
+        "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline().strip() == b"held"
+        with pytest.raises(StartError), held(tmp_path):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    with held(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match="state folder"), held(tmp_path / "file" / "state"):
+        pass
+
+
+def test_the_token_is_made_once(tmp_path: Path) -> None:
+    assert read_token(tmp_path) is None
+    token = ensure_token(tmp_path)
+    assert len(token) >= 43
+    assert ensure_token(tmp_path) == read_token(tmp_path) == token
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+
+
+@POSIX
+def test_the_token_is_private(tmp_path: Path) -> None:
+    ensure_token(tmp_path)
+    assert mode(tmp_path / "token") == 0o600
+    for bits in (0o640, 0o604, 0o620, 0o666):
+        (tmp_path / "token").chmod(bits)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            ensure_token(tmp_path)
+
+
+@POSIX
+def test_a_planted_token_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("x" * 43)
+    (tmp_path / "elsewhere").chmod(0o600)
+    (tmp_path / "token").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError):
+        ensure_token(tmp_path)
+    (tmp_path / "token").unlink()
+    os.mkfifo(tmp_path / "token", 0o600)
+    with pytest.raises(ConfigError, match="regular file"):
+        ensure_token(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "short", "x" * 20 + "\n", "x" * 22 + "é", "x" * 22 + "\n" + "y" * 22])
+def test_a_token_that_is_none(tmp_path: Path, content: str) -> None:
+    write_private(tmp_path / "token", content.encode())
+    with pytest.raises(ConfigError, match="delete it"):
+        ensure_token(tmp_path)
+
+
+def test_clients_find_a_daemon_that_runs(tmp_path: Path) -> None:
+    assert find_daemon(tmp_path) is None
+    token = ensure_token(tmp_path)
+    write_runtime(tmp_path, me())
+    assert find_daemon(tmp_path) == dataclasses.replace(me(), token=token)
+    assert token not in (tmp_path / "daemon.json").read_text()
+    if os.name != "nt":
+        assert mode(tmp_path / "daemon.json") == 0o600
+    remove_runtime(tmp_path, os.getpid() + 1)
+    assert find_daemon(tmp_path) is not None
+    remove_runtime(tmp_path, os.getpid())
+    assert list(tmp_path.iterdir()) == [tmp_path / "token"]
+
+
+def test_a_daemon_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    for stale in (
+        dataclasses.replace(me(), pid=child.pid),
+        # Another process has this number by now.
+        dataclasses.replace(me(), started_at_s=me().started_at_s - 60),
+    ):
+        write_runtime(tmp_path, stale)
+        assert find_daemon(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        json.dumps({**dataclasses.asdict(me()), "pid": "1"}),
+        json.dumps({**dataclasses.asdict(me()), "pid": -1}),
+        json.dumps({**dataclasses.asdict(me()), "url": None}),
+        json.dumps({**dataclasses.asdict(me()), "started_at_s": 1e308}),
+        "\ud800".encode("utf-16", "surrogatepass").decode("latin-1"),
+    ],
+)
+def test_a_broken_file_is_no_daemon(tmp_path: Path, content: str) -> None:
+    write_private(tmp_path / "daemon.json", content.encode("latin-1"))
+    assert find_daemon(tmp_path) is None
+
+
+@POSIX
+def test_a_file_that_others_could_write_is_not_believed(tmp_path: Path) -> None:
+    write_runtime(tmp_path, me())
+    (tmp_path / "daemon.json").chmod(0o606)
+    assert find_daemon(tmp_path) is None
+
+
+def test_writing_replaces_whole_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_private(path, b"one")
+    write_private(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
