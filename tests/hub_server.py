@@ -219,9 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(302)
         for header, value in linked.items():
             self.send_header(header, value)
-        self.send_header(
-            "Location", self.hub.faults.location or f"{self.hub.storage_url}/{name}/{file}?signature=secret"
-        )
+        storage = f"{self.hub.storage_url}/{name}/{file}?signature=secret"
+        self.send_header("Location", self.hub.faults.location or storage)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -92,6 +92,9 @@ class HubCache:
     def set_main(self, repo: str, commit: str) -> None:
         """Note which commit the newest complete pull has seen."""
         ref = self.repo_dir(repo) / "refs" / "main"
+        # Compared first, so that a complete model in a read-only cache can be pulled again.
+        if ref.is_file() and ref.read_bytes() == commit.encode():
+            return
         ref.parent.mkdir(parents=True, exist_ok=True)
         temporary = ref.with_name(f"main.{os.getpid()}.tmp")
         temporary.write_text(commit, "ascii")
