@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeagent.api.errors import error_body, error_headers, http_status
-from edgeagent.api.events import Event, NewId, new_id
+from edgeagent.api.events import NewId, new_id
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import parse_json
+from edgeagent.api.output import Event
 from edgeagent.api.service import Service
 from edgeagent.api.turn import Turn, begin_turn, unrun
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
@@ -190,13 +191,11 @@ class Session:
             self._end(live)
         return self._take()
 
-    def disconnected(self) -> list[Action]:
-        """Take the end of the connection: everything of it is cancelled."""
-        cancels: list[Action] = [Cancel(request_id) for request_id in self._live]
+    def disconnected(self) -> None:
+        """Forget everything: after this nothing is started and nothing sent."""
         self._live.clear()
         self._queued.clear()
         self._lanes.clear()
-        return cancels
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []

@@ -30,6 +30,7 @@ ADMISSION_S = 0.25
 # A client that leaves its socket full for this long has gone, whatever its operating system says.
 STALL_S = 30.0
 CLOSE_S = 2.0
+INTERNAL_ERROR = 1011
 TRY_AGAIN_LATER = 1013
 
 router = APIRouter()
@@ -77,22 +78,25 @@ class Connection:
     async def run(self) -> None:
         """Accept, serve, and leave nothing behind."""
         await self._websocket.accept()
-        tasks: list[asyncio.Task[object]] = [
-            asyncio.create_task(part) for part in (self._read(), self._write(), self._is_stalled.wait())
-        ]
+        reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        stalled = asyncio.create_task(self._is_stalled.wait())
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks[:2]:
-                if task.done():
-                    task.result()
+            await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._session.disconnected()
-            await _cancel([*tasks, *self._pumps.values()])
-            if self._is_stalled.is_set():
-                # The socket is full, so the close frame may never get out; then the server's own timeouts end it.
-                with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
-                    async with asyncio.timeout(CLOSE_S):
-                        await self._websocket.close(TRY_AGAIN_LATER, "the client does not read")
+            await _cancel([reader, writer, stalled, *self._pumps.values()])
+        for task in (reader, writer):
+            if not task.cancelled() and isinstance(error := task.exception(), Exception):
+                unexpected("a WebSocket", error)
+                await self._close(INTERNAL_ERROR, "internal error")
+        if self._is_stalled.is_set():
+            await self._close(TRY_AGAIN_LATER, "the client does not read")
+
+    async def _close(self, code: int, reason: str) -> None:
+        # A full socket may never take the close frame; then the server's own timeouts end it.
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._websocket.close(code, reason)
 
     async def _read(self) -> None:
         while True:

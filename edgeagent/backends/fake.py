@@ -117,6 +117,8 @@ class FakeBackend:
             for act in self.script(request):
                 if isinstance(act, Gate):
                     await _pass(act, cancel)
+                # Between its steps a real backend waits, and others get their turn.
+                await asyncio.sleep(0)
                 if cancel.is_set():
                     is_over = True
                     yield Step((finished(FinishReason.CANCELLED),), at_s=time.monotonic())

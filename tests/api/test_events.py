@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeagent.api.events import TERMINAL, Event, ResponseEvents, new_response, set_delivery
+from edgeagent.api.events import TERMINAL, ResponseEvents, new_response, set_delivery
 from edgeagent.api.items import CallItem, MessageItem, ReasoningItem
+from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import read_create
 from edgeagent.backends.fake import TIMINGS, finished
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, Overloaded, WorkerCrashed

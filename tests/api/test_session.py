@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edgeagent.api.events import TERMINAL, Event
+from edgeagent.api.events import TERMINAL
 from edgeagent.api.history import ConnectionHistory, ResponseStore
+from edgeagent.api.output import Event
 from edgeagent.api.session import (
     MAX_ACTIVE,
     MAX_REFUSALS,
@@ -433,14 +434,16 @@ def test_the_url_may_name_the_model() -> None:
     assert start.request.model == "fake"
 
 
-def test_disconnect_cancels_everything() -> None:
+def test_nothing_comes_after_a_disconnect() -> None:
     client = Client()
     client.create()
     client.create(stream_id="a")
     client.create(stream_id="a")
-    client.take(client.session.disconnected())
-    assert client.cancelled == client.started
-    assert client.finish(client.started[0]) == []
+    client.session.disconnected()
+    for request_id in client.started:
+        assert client.finish(request_id) == []
+        assert client.take(client.session.failed(request_id, WorkerCrashed("x"))) == []
+    assert len(client.started) == 2
 
 
 class Sessions(RuleBasedStateMachine):

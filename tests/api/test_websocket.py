@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 from agents import Agent, ModelSettings, OpenAIResponsesWSModel, RunConfig, Runner, function_tool
 from openai import AsyncOpenAI
+from openai.lib.responses_websocket import (
+    AsyncResponsesWebSocketSession,
+    ResponsesWebSocketError,
+    ResponsesWebSocketLimits,
+)
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from edgeagent.api import websocket as socket_shell
-from edgeagent.api.events import TERMINAL, Event
+from edgeagent.api.events import TERMINAL
+from edgeagent.api.output import Event
 from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
 from edgeagent.config import Config
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
@@ -103,6 +109,36 @@ async def test_openai_client_sees_errors_as_events(address: str) -> None:
         assert event.type == "error"
         assert event.error is not None
         assert event.error.code == "previous_response_not_found"
+
+
+async def test_openai_sessions_run_two_lanes(address: str, backend: FakeBackend) -> None:
+    limits = ResponsesWebSocketLimits(
+        max_lanes=4, max_events_per_lane=100, max_events=300, max_bytes_per_lane=1 << 20, max_bytes=1 << 22
+    )
+    gate = Gate()
+    backend.script = lambda request: (
+        Started(1, 0),
+        *([gate] if "slow" in str(request.prompt) else []),
+        TextDelta("done"),
+        finished(),
+    )
+    async with (
+        openai(address) as client,
+        client.responses.connect() as connection,
+        AsyncResponsesWebSocketSession(connection, limits=limits) as session,
+    ):
+        slow, quick = session.lane("slow"), session.lane("quick")
+        await slow.send({"type": "response.create", "model": "fake", "input": "slow"})
+        await quick.send({"type": "response.create", "model": "fake", "input": "quick"})
+        first = await quick.get_final_response()
+        gate.opened.set()
+        assert (await slow.get_final_response()).output_text == "done"
+        # A fork: the other lane's response is continued here.
+        await slow.send({"type": "response.create", "input": "more", "previous_response_id": first.id})
+        assert (await slow.get_final_response()).previous_response_id == first.id
+        await quick.send({"type": "response.create", "input": "x", "temperature": 9})
+        with pytest.raises(ResponsesWebSocketError):
+            await quick.get_final_response()
 
 
 async def test_events_of_a_socket_are_the_golden_ones(address: str) -> None:
@@ -303,6 +339,29 @@ async def test_a_client_that_does_not_read_is_dropped(
         await create(socket)
         await backend.until(lambda backend: bool(backend.closed))
         socket.transport.abort()
+
+
+async def test_a_bug_closes_with_1011_and_leaves_nothing(
+    address: str, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "what the user said"
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(secret)
+
+    backend.script = lambda _: (TextDelta("ye"), Gate(), finished())
+    async with connect(f"ws://{address}/v1/responses") as socket:
+        await create(socket)
+        await backend.until(lambda backend: backend.num_live == 1)
+        monkeypatch.setattr(socket_shell.Session, "receive_text", fail)
+        await socket.send("{}")
+        with pytest.raises(ConnectionClosed):
+            while True:
+                await socket.recv()
+        assert socket.close_code == 1011
+    assert backend.num_live == 0
+    assert "RuntimeError" in caplog.text
+    assert secret not in caplog.text
 
 
 async def test_openai_agents_over_the_websocket(address: str, backend: FakeBackend) -> None:

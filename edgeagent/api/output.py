@@ -1,0 +1,155 @@
+"""An output item of a response between its added and its done event: what each kind is called and looks like."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from edgeagent.types import TokenLogprob, ToolCallStarted
+
+Event = dict[str, Any]
+
+# JSON has no -inf; OpenAI writes this for a token that could not come.
+_MIN_LOGPROB = -9999.0
+
+
+class Emit(Protocol):
+    """Adds one event, numbered."""
+
+    def __call__(self, kind: str, **fields: object) -> None: ...
+
+
+class OpenItem:
+    """An output item between its added and its done event."""
+
+    prefix = ""
+
+    def __init__(self, emit: Emit, item_id: str, index: int) -> None:
+        self._emit_event = emit
+        self._id = item_id
+        self._index = index
+        self._parts: list[str] = []
+
+    def open(self) -> None:
+        """Emit what opens it."""
+        self._emit_event("response.output_item.added", output_index=self._index, item=self._item("in_progress", ""))
+
+    def close(self, status: str) -> Event:
+        """Emit what closes it, and return the item as it stays."""
+        text = "".join(self._parts)
+        self._close_content(text)
+        item = self._item(status, text)
+        self._emit_event("response.output_item.done", output_index=self._index, item=item)
+        return item
+
+    def _item(self, status: str, text: str) -> Event:
+        raise NotImplementedError
+
+    def _close_content(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        self._emit_event(kind, item_id=self._id, output_index=self._index, **fields)
+
+
+class OpenMessage(OpenItem):
+    """Text, in one part."""
+
+    prefix = "msg"
+
+    def __init__(self, emit: Emit, item_id: str, index: int) -> None:
+        super().__init__(emit, item_id, index)
+        self._logprobs: list[Event] = []
+
+    def open(self) -> None:
+        """Emit what opens it, its part too."""
+        super().open()
+        self._emit("response.content_part.added", content_index=0, part=self._part(""))
+
+    def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
+        """Emit more text."""
+        logprobs = _logprobs(tokens)
+        self._parts.append(text)
+        self._logprobs += logprobs
+        self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _close_content(self, text: str) -> None:
+        self._emit("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+        self._emit("response.content_part.done", content_index=0, part=self._part(text))
+
+    def _part(self, text: str) -> Event:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
+
+    def _item(self, status: str, text: str) -> Event:
+        content = [] if status == "in_progress" else [self._part(text)]
+        return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+class OpenReasoning(OpenItem):
+    """Reasoning, in one part."""
+
+    prefix = "rs"
+
+    def open(self) -> None:
+        """Emit what opens it, its part too."""
+        super().open()
+        self._emit("response.content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
+
+    def add(self, text: str) -> None:
+        """Emit more reasoning."""
+        self._parts.append(text)
+        self._emit("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _close_content(self, text: str) -> None:
+        self._emit("response.reasoning_text.done", content_index=0, text=text)
+        self._emit("response.content_part.done", content_index=0, part={"type": "reasoning_text", "text": text})
+
+    def _item(self, status: str, text: str) -> Event:
+        content = [] if status == "in_progress" else [{"type": "reasoning_text", "text": text}]
+        return {"id": self._id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+class OpenCall(OpenItem):
+    """A call of a function."""
+
+    prefix = "fc"
+
+    def __init__(self, emit: Emit, item_id: str, index: int, call: ToolCallStarted) -> None:
+        super().__init__(emit, item_id, index)
+        self.call = call
+
+    def add(self, arguments: str) -> None:
+        """Emit more of the arguments."""
+        self._parts.append(arguments)
+        self._emit("response.function_call_arguments.delta", delta=arguments)
+
+    def close(self, status: str) -> Event:
+        """Emit what closes it, and return the item as it stays."""
+        # Clients parse the arguments of a finished call as JSON; a function without parameters may have none.
+        if status == "completed" and not "".join(self._parts).strip():
+            self.add("{}")
+        return super().close(status)
+
+    def _close_content(self, text: str) -> None:
+        self._emit("response.function_call_arguments.done", arguments=text, name=self.call.name)
+
+    def _item(self, status: str, text: str) -> Event:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "call_id": self.call.id,
+            "name": self.call.name,
+            "arguments": text,
+            "status": status,
+        }
+
+
+def _logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Event]:
+    return [{**_logprob(token), "top_logprobs": [_logprob(rival) for rival in token.top]} for token in tokens]
+
+
+def _logprob(token: TokenLogprob) -> Event:
+    return {
+        "token": token.piece.decode("utf-8", "replace"),
+        "bytes": list(token.piece),
+        "logprob": max(token.logprob, _MIN_LOGPROB),
+    }
