@@ -84,7 +84,7 @@ class EngineConfig(Section):
     parallel: Annotated[int, Field(ge=1, le=64)] = 8
     """Requests that run at the same time; more wait."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads (0: one for each physical core this process may use)."""
+    """CPU threads (0: a core each, fewer while other programs use them)."""
     batch: Annotated[int, Field(ge=32)] = 512
     """Most tokens in one decode call."""
     gpu_layers: Annotated[int, Field(ge=-1)] = -1

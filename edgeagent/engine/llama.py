@@ -100,6 +100,14 @@ class LlamaRunner:
         self._abort_callback = callback
         lib.llama_set_abort_callback(self._context, callback, ctypes.cast(self._abort_flag, ctypes.c_void_p))
 
+    def set_num_threads(self, num_threads: int) -> None:
+        """Use so many threads from the next decode on.
+
+        llama.cpp sums attention in another order with another number of threads: logits move as they do between kernels.
+        """
+        self.num_threads = num_threads
+        lib.llama_set_n_threads(self._context, num_threads, num_threads)
+
     def close(self) -> None:
         """Free the context; the model stays."""
         if self._context:
@@ -143,7 +151,8 @@ class LlamaRunner:
     def logits(self, index: int) -> Logits:
         """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
         pointer = lib.llama_get_logits_ith(self._context, int(self._outputs[index]))
-        view: Logits = np.frombuffer(self._row.from_address(ctypes.addressof(pointer.contents)), np.float32)
+        row = self._row.from_address(ctypes.addressof(pointer.contents))
+        view: Logits = np.ndarray(self.num_vocab, np.float32, row)
         view.flags.writeable = False
         return view
 

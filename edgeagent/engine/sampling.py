@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeagent.engine.candidates import Candidates, all_of, likeliest, peak_of
 from edgeagent.engine.constraint import TokenConstraint
 from edgeagent.engine.penalties import Penalties
 from edgeagent.engine.truncation import (
@@ -24,6 +25,7 @@ from edgeagent.engine.truncation import (
     around_nucleus,
     few_at_least,
     index_at,
+    is_sparse,
     largest,
     nucleus,
 )
@@ -112,7 +114,7 @@ class Sampled:
 
 def score(logits: Floats, token: int, num_top: int) -> Logprob:
     """Return the log probability of `token` and of the `num_top` likeliest tokens, without drawing anything."""
-    peak = _peak_of(logits)
+    peak = peak_of(logits)
     log_total = float(peak) + math.log(float(np.exp(logits - peak).sum()))
     top: tuple[Logprob, ...] = ()
     if num_top > 0:
@@ -171,7 +173,7 @@ class Sampler:
 
     def distribution(self, logits: Floats) -> tuple[Indices, NDArray[np.float64]]:
         """Return the tokens that can be drawn next, ascending, and the probability of each."""
-        candidates = self._candidates(*self._allowed(self._modified(logits)))
+        candidates = self._cut(self._allowed(self._modified(logits)))
         if candidates.weights is not None:
             candidates = candidates.taken(nucleus(candidates.weights, candidates.target))
         candidates = candidates.taken(np.flatnonzero(candidates.values >= candidates.lowest))
@@ -191,25 +193,25 @@ class Sampler:
            token drawn from q and, if refused, drawn again from r has q(t) + q(refused) r(t) = r(t).
         """
         if self._constraint is None:
-            return _greedy(values) if self._is_greedy else self._pick(self._candidates(None, values))
+            return _greedy(values) if self._is_greedy else self._pick(self._cut(all_of(values)))
         best = _greedy(values)
         if self._constraint.allows(best):
             if self._is_greedy:
                 return best
-            candidates = self._candidates(None, values)
+            candidates = self._cut(all_of(values))
             if len(candidates.values) == 1:
                 return best
             if not self._cuts_by_rank:
                 token = self._pick(candidates)
                 if token == best or self._constraint.allows(token):
                     return token
-        return self._pick(self._candidates(*self._allowed(values)))
+        return self._pick(self._cut(self._allowed(values)))
 
     @property
     def _cuts_by_rank(self) -> bool:
         return 0 < self._params.top_k < self._num_vocab or self._params.top_p < 1
 
-    def _pick(self, candidates: _Candidates) -> int:
+    def _pick(self, candidates: Candidates) -> int:
         """Draw one of the candidates.
 
         Where many are left, the cuts are not made: a token is drawn from all and stands if it lies within them; if not,
@@ -219,6 +221,9 @@ class Sampler:
         tempered = self._temper(candidates)
         while True:
             index = index_at(tempered, self._random.random())
+            if candidates.mask is not None and not candidates.mask[index]:
+                tempered = np.multiply(tempered, candidates.mask)
+                continue
             if values[index] < candidates.lowest:
                 tempered = np.multiply(tempered, values >= candidates.lowest)
                 continue
@@ -245,29 +250,30 @@ class Sampler:
             self._penalties.apply(values)
         return values
 
-    def _allowed(self, values: Floats) -> tuple[Indices | None, Floats]:
-        """Return the tokens that the grammar allows (None: all) and their logits."""
+    def _allowed(self, values: Floats) -> Candidates:
+        """Return the tokens that the grammar allows."""
         mask = None if self._constraint is None else self._constraint.mask()
         if mask is None:
-            return None, values
+            return all_of(values)
+        if not is_sparse(mask) and mask[values.argmax()]:
+            return all_of(values, mask)
         ids = np.flatnonzero(mask)
         if not len(ids):
             raise InternalError("the grammar allows no token at all, not even the end")
-        return ids, values.take(ids)
+        values = values.take(ids)
+        return Candidates(ids, values, peak_of(values))
 
-    def _candidates(self, ids: Indices | None, values: Floats) -> _Candidates:
+    def _cut(self, candidates: Candidates) -> Candidates:
         """Return what top-k leaves, made less where the other cuts leave few tokens; one token if only one can be.
 
         All three cuts keep the likeliest tokens down to some rank, so they may be made in any order, as long as top-p's
         share is one of the sum over top-k's tokens.
         """
-        params = self._params
-        peak = _peak_of(values)
+        params, peak = self._params, candidates.peak
         if self._is_greedy:
-            return _Candidates(ids, values, peak).taken(np.array([values.argmax()]))
-        candidates = _Candidates(ids, values, peak)
-        if 0 < params.top_k < len(values):
-            candidates = candidates.taken(largest(values, params.top_k))
+            return candidates.taken(np.array([candidates.values.argmax()]))
+        if 0 < params.top_k < len(candidates.values):
+            candidates = likeliest(candidates, params.top_k)
         found = None
         if self._floor is not None:
             lowest = float(peak + self._floor)
@@ -275,7 +281,10 @@ class Sampler:
             found = few_at_least(candidates.values, lowest)
         if params.top_p < 1:
             weights = np.subtract(candidates.values, peak, out=self._row(1, len(candidates.values)))
-            total = float(np.exp(weights, out=weights).sum())
+            np.exp(weights, out=weights)
+            if candidates.mask is not None:
+                np.multiply(weights, candidates.mask, out=weights)
+            total = float(weights.sum())
             target = params.top_p * total
             if target <= 1.0:  # the peak's own weight
                 return candidates.taken(np.array([candidates.values.argmax()]))
@@ -284,7 +293,7 @@ class Sampler:
                 found = around_nucleus(weights, total, params.top_p)
         return candidates if found is None else candidates.taken(found)
 
-    def _temper(self, candidates: _Candidates) -> Floats:
+    def _temper(self, candidates: Candidates) -> Floats:
         """Return the candidates' weights under the temperature."""
         if self._params.temperature == 1.0 and candidates.weights is not None:
             return candidates.weights
@@ -297,34 +306,6 @@ class Sampler:
         if row is None:
             row = self._rows[index] = np.empty(self._num_vocab, np.float32)
         return row[:length]
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Tokens (None: all, in order) that may be drawn, and their logits, of which `peak` was the largest.
-
-    With min-p: the `lowest` logit that may be drawn. With top-p: weights at temperature 1, and the sum that its nucleus
-    must reach.
-    """
-
-    ids: Indices | None
-    values: Floats
-    peak: np.float32
-    lowest: float = -math.inf
-    weights: Floats | None = None
-    target: float = 0.0
-
-    def taken(self, found: Indices) -> _Candidates:
-        ids = found if self.ids is None else self.ids.take(found)
-        weights = None if self.weights is None else self.weights.take(found)
-        return _Candidates(ids, self.values.take(found), self.peak, self.lowest, weights, self.target)
-
-
-def _peak_of(values: Floats) -> np.float32:
-    peak: np.float32 = values.max()
-    if not math.isfinite(peak):
-        raise InternalError(f"no token can be drawn: the largest logit is {peak}")
-    return peak
 
 
 def _greedy(values: Floats) -> int:

@@ -53,12 +53,15 @@ def nucleus(weights: Floats, target: float) -> Indices:
     return order[: int(np.searchsorted(running, target)) + 1]
 
 
+def is_sparse(mask: NDArray[np.bool_]) -> bool:
+    """Whether so few elements are set that picking them out pays."""
+    return len(mask) <= _MAX_WHOLE or int(np.count_nonzero(mask)) <= _MAX_DENSITY * len(mask)
+
+
 def few_at_least(values: Floats, floor: float) -> Indices | None:
     """Return the indices of the values that reach `floor`; None if they are too many to be worth picking out."""
     reach = values >= floor
-    if len(values) > _MAX_WHOLE and np.count_nonzero(reach) > _MAX_DENSITY * len(values):
-        return None
-    return np.flatnonzero(reach)
+    return np.flatnonzero(reach) if is_sparse(reach) else None
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.engine.threads import ThreadGovernor
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, NotSupported
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.output import OutputStream
@@ -59,6 +60,9 @@ class Host:
         if not self.model.has_decoder:
             raise ModelLoadFailed(f"{load.path} is an encoder; it cannot generate text")
         self._runner = LlamaRunner(self.model, config)
+        self._runners = [self._runner]
+        # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
+        self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
         _warm_up(self._runner)
         self.engine = Engine(
             self._runner,
@@ -84,6 +88,12 @@ class Host:
     def clear_abort(self) -> None:
         """Take back request_abort."""
         self._runner.clear_abort()
+
+    def adjust_threads(self) -> None:
+        """Leave busy cores to others; call it between steps."""
+        if self._threads is not None and self._threads.update(time.monotonic()):
+            for runner in self._runners:
+                runner.set_num_threads(self._threads.num_threads)
 
     @property
     def num_threads(self) -> int:
@@ -172,6 +182,7 @@ class Host:
                 f"{self.model.num_tokens}; a draft must share the target's vocabulary"
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
+        self._runners.append(runner)
         _warm_up(runner)
         return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model))
 

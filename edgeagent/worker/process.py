@@ -113,6 +113,7 @@ class Worker:
             if not self._take_commands():
                 return
             if self._engine.has_work:
+                self._host.adjust_threads()
                 self.step_started_at_s = time.monotonic()
                 outputs = self._engine.step()
                 self._send(outputs)

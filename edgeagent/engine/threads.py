@@ -1,0 +1,75 @@
+"""How many CPU threads a decode should use while other programs use the machine too.
+
+llama.cpp's threads meet at a barrier after every operation and spin there: a thread that has lost its core to another
+program makes all others wait, so two threads on one free core are several times slower than one. So the threads are cut
+to the cores that others leave free, and given back when those go.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+# Long enough for the operating system's clock ticks (10 ms) to mean something, short enough to react within a sentence.
+_PERIOD_S = 0.5
+# A core that others use less than half of is ours; a core is taken back only when they leave three quarters of it.
+_TAKE = 0.5
+_TAKE_BACK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSample:
+    """Seconds of CPU time since some fixed moment: of all programs together, and of this process."""
+
+    at_s: float
+    all_s: float
+    own_s: float
+
+
+def read_cpu() -> CpuSample:
+    """Return the machine's CPU times."""
+    times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    # Time of virtual machines is part of user time, and must not count twice.
+    total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return CpuSample(time.monotonic(), total_s - idle_s, own.user + own.system)
+
+
+class ThreadGovernor:
+    """Chooses the number of threads, at most `max_threads`, from what others leave of `num_cores`."""
+
+    def __init__(
+        self,
+        max_threads: int,
+        *,
+        num_cores: int | None = None,
+        sample: Callable[[], CpuSample] = read_cpu,
+    ) -> None:
+        self._max_threads = max_threads
+        self._num_cores = num_cores or os.cpu_count() or max_threads
+        self._sample = sample
+        self._last = sample()
+        self.num_threads = max_threads
+
+    def update(self, now_s: float) -> bool:
+        """Look at the load if it is time to; return whether `num_threads` changed."""
+        if now_s - self._last.at_s < _PERIOD_S or self._max_threads == 1:
+            return False
+        sample = self._sample()
+        elapsed_s = sample.at_s - self._last.at_s
+        others = ((sample.all_s - self._last.all_s) - (sample.own_s - self._last.own_s)) / elapsed_s
+        self._last = sample
+        before = self.num_threads
+        self.num_threads = self._choose(self._num_cores - others)
+        return self.num_threads != before
+
+    def _choose(self, free: float) -> int:
+        fewest = math.floor(free + _TAKE_BACK)
+        most = math.floor(free + _TAKE)
+        # Between the two limits it stays what it is.
+        return max(1, min(self._max_threads, max(fewest, min(self.num_threads, most))))
