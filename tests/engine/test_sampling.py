@@ -212,6 +212,27 @@ def test_shortcuts_under_a_constraint_keep_the_distribution(params: ResolvedSamp
     assert chi_square(drawn, dict(zip(ids.tolist(), probs.tolist(), strict=True)), 8_000) < 16.3
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        ResolvedSampling(temperature=1.5, top_k=0, top_p=0.9, min_p=0.0, seed=1),
+        ResolvedSampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0001, seed=2),
+        ResolvedSampling(temperature=1.5, top_k=200, top_p=0.99, min_p=0.01, seed=3),
+    ],
+)
+def test_a_mask_of_nearly_all_tokens_keeps_the_distribution(params: ResolvedSampling) -> None:
+    logits = np.random.default_rng(5).normal(0, 2, 9000).astype(np.float32)
+    ranked = np.argsort(-logits)
+    allowed = np.delete(np.arange(9000), ranked[1:1000:7]).tolist()
+    sampler = Sampler(params, 9000, constraint=SetConstraint(allowed, 9000))
+    ids, probs = sampler.distribution(logits)
+    groups = np.minimum((np.cumsum(probs) * 10).astype(int), 9)
+    group_of = dict(zip(ids.tolist(), groups.tolist(), strict=True))
+    expected = dict(enumerate(np.bincount(groups, weights=probs).tolist()))
+    drawn = Counter(group_of[sampler.sample(logits).token] for _ in range(3_000))
+    assert chi_square(drawn, expected, 3_000) < 27.9  # p = 0.001 at 9 degrees of freedom
+
+
 def test_the_mask_is_asked_for_only_where_it_matters() -> None:
     logits = np.array([9.0, 1.0, 0.5, 0.0], np.float32)
     allowing, refusing = SetConstraint([0, 1], 4), SetConstraint([1, 2], 4)
