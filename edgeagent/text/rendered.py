@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from edgeagent.text.tool_format import ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
-# Used where the control tokens are not known: whatever looks like one. Tags that templates themselves look for in
-# messages are left out.
-_LOOKS_LIKE_CONTROL = re.compile(r"<(?!/?(?:think|tool_call|tool_response)>)[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")
+# Used where the control tokens are not known: whatever looks like one.
+_LOOKS_LIKE_CONTROL = re.compile(r"<[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")
 _SENTINELS = range(0x10_F000, 0x10_FFFE)
 
 Mark = Callable[[str], str]
