@@ -58,7 +58,7 @@ def run(
         chat = Chat(client, runner, {"model": name, **options})
         try:
             if question is None:
-                print(f"{name or 'The default model'} at {address.url}. /help lists the commands.")  # noqa: T201
+                print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
                 chat.repl()
             else:
                 answer = chat.answer(question, None if as_json else sys.stdout)

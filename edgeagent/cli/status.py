@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from edgeagent.config import load_config
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
 
+POLL_S = 0.05
 STOP_MARGIN_S = 10.0
 """What a daemon may take to end beyond the time it grants live requests."""
 
@@ -39,10 +41,9 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
         return
     typer.echo(f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {_duration(report['uptime_s'])}")
-    typer.echo(
-        f"{report['num_live_requests']} live requests ({report['num_requests_total']} in all), "
-        f"{report['num_connections']} connections" + (", stopping" if report["is_draining"] else "")
-    )
+    live, connections = report["num_live_requests"], report["num_connections"]
+    counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
+    typer.echo(counts + (", stopping" if report["is_draining"] else ""))
     typer.echo(aligned([MODEL_COLUMNS, *(_model_row(model) for model in report["models"])], left_columns=2))
     for model in report["models"]:
         for line in _remarks(model):
@@ -58,13 +59,28 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         return
     process = psutil.Process(found.pid)
     ask(Address(found.url, found.token), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
-    try:
-        process.wait(settings.server.drain_s + STOP_MARGIN_S)
-    except psutil.TimeoutExpired:
+    if not _is_gone_within(settings.server.drain_s + STOP_MARGIN_S, process):
         raise EdgeAgentError(
             f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
-        ) from None
+        )
     typer.echo(f"Stopped (process {found.pid}).")
+
+
+def _is_gone_within(seconds: float, process: psutil.Process) -> bool:
+    # Not Process.wait: it takes a process that ended, but that its parent has not asked about yet, for running.
+    deadline = time.monotonic() + seconds
+    while _is_running(process):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 MODEL_COLUMNS = ("model", "state", "running", "waiting", "tokens/s", "context used", "cached", "memory")

@@ -115,7 +115,7 @@ def test_status_tells_models_speed_devices_and_restarts(
     assert main(["status"]) == 0
     output = capsys.readouterr().out
     assert f"edgeagent 0.1.0 at {_address(daemon).url}, process 4321, up 2 h 5 min" in output
-    assert "3 live requests (40 in all), 2 connections" in output
+    assert "live requests: 3 (of 40 so far), connections: 2" in output
     rows = {line.split()[0]: line.split() for line in output.splitlines() if line}
     assert rows["builtin"][1:5] == ["ready", "3", "1", "98.8"]
     assert rows["big"][1:3] == ["loading", "42%"]
