@@ -17,5 +17,5 @@ def build(config: Config) -> Router:
     from edgeagent.store.resolve import resolve
     from edgeagent.worker.pool import Pool
 
-    pool = Pool(config, lambda name: resolve(name, config.store), validate_model)
+    pool = Pool(config, lambda name: resolve(name, config.store, config.state_dir), validate_model)
     return Router([LocalBackend(config.engine, pool)])

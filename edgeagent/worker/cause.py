@@ -38,6 +38,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "[^"]*?([^/\\"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")
 _MAX_QUOTE = 200
+_MAX_LINE = 400
 
 
 def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool) -> str:
@@ -62,6 +63,8 @@ def _describe_code(returncode: int) -> str:
 
 
 def _describe_output(stderr: str, is_private: bool) -> str:
+    # Cut, so that no pattern is tried on a long line of a worker gone mad.
+    stderr = "\n".join(line[:_MAX_LINE] for line in stderr.splitlines())
     if found := _last(_ASSERTION, stderr):
         return f"{found[1] or ''}{found[2]}"[:_MAX_QUOTE]
     for pattern in (_TERMINATE, _LIBCPP):

@@ -131,10 +131,11 @@ class Channel(asyncio.SubprocessProtocol):
         return self._stderr.decode("utf-8", "replace")
 
     async def stop(self, grace_s: float) -> bool:
-        """Ask the child to stop, then end it; False if it cannot be ended."""
+        """Ask the child to stop, then end it; False if it cannot be ended.
+
+        Its stdin stays open: the end of that stream means that nobody listens, and this child's last words are wanted.
+        """
         self.send(Stop())
-        if self._stdin is not None:
-            self._stdin.close()
         return await self._has_ended(grace_s) or await self.end(grace_s)
 
     async def end(self, grace_s: float) -> bool:

@@ -6,6 +6,7 @@ answering. It checks a worker's messages against the protocol, and knows neither
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from edgeagent.errors import EdgeAgentError, InvalidRequest, WorkerCrashed, from_code
@@ -115,11 +116,11 @@ class Ledger:
         if live.sink is not None:
             live.sink.fail(error)
 
-    def fail_all(self, error: EdgeAgentError) -> None:
-        """End every request with an error; the cancelled ones as cancelled."""
+    def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every request, each with an error of its own; the cancelled ones as cancelled."""
         for live in list(self._live.values()):
             if live.cancelled_at_s is None:
-                self.fail(live, error)
+                self.fail(live, make_error())
             else:
                 self._finish_cancelled(live)
 

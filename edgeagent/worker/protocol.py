@@ -112,8 +112,8 @@ class Pong(Struct, frozen=True, tag="pong"):
 FromWorker = LoadProgress | Ready | LoadFailed | Steps | Failed | Pong
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _length = struct.Struct("<I")
 LENGTH_BYTES = _length.size
 

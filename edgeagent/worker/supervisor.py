@@ -241,7 +241,9 @@ class Supervisor:
         """See the process out; return what it died of."""
         self._state = WorkerState.STOPPING
         if self._is_stopped_for_good:
-            is_gone = await channel.stop(self._patience.stop_grace_s)
+            # One that is still loading cannot hear, and has nothing to say.
+            end = channel.end if self._ready_at_s is None else channel.stop
+            is_gone = await end(self._patience.stop_grace_s)
             cause = "stopped"
         elif self._verdict.done():
             is_gone = await channel.end(self._patience.stop_grace_s)
@@ -281,7 +283,7 @@ class Supervisor:
         self._state, self._failure, self._cause = WorkerState.FAILED, error, error.message
         self._retry_at_s = self._clock() + retry_after_s
         logger.error("model %s cannot be served: %s", self.name, error.message)
-        self._ledger.fail_all(_renewed(error, retry_after_s))
+        self._ledger.fail_all(lambda: _renewed(error, retry_after_s))
 
     def _on_violation(self, what: str) -> None:
         self._condemn(f"broke the protocol: {what}")
@@ -313,7 +315,7 @@ class Supervisor:
     def _on_ready(self, info: ModelInfo) -> None:
         if self._state is not WorkerState.STARTING or self._channel is None:
             raise ProtocolError("ready twice, or before it was told what to load")
-        self._state, self._info, self._cause = WorkerState.READY, info, None
+        self._state, self._info = WorkerState.READY, info
         self._ready_at_s = self._clock()
         for live in self._ledger.unsent():
             self._send(live)

@@ -116,7 +116,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.is_up = False
         self.worker.clear()
         self.ledger.on_death("test")
-        self.ledger.fail_all(BackendUnavailable("test"))
+        self.ledger.fail_all(lambda: BackendUnavailable("test"))
         assert len(self.ledger) == 0
 
     @invariant()

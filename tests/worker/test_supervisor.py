@@ -249,7 +249,7 @@ async def test_a_worker_that_breaks_the_protocol_while_loading_is_replaced(make:
 
 
 async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.1, stop_grace_s=0.05))
+    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.5, stop_grace_s=0.05))
     record = submit(supervisor, "freeze 1")
     await record.until(lambda record: bool(record.tokens))
     pid = supervisor.status().pid
@@ -260,14 +260,14 @@ async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
 
 
 async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.1))
+    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
     record = await submit(supervisor, "deaf 1").end()
     assert isinstance(record.error, WorkerCrashed)
     assert "one step took longer" in record.error.message
 
 
 async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.15))
+    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
     stream, deaf = submit(supervisor, "stream"), submit(supervisor, "deaf 1", "r2")
     await deaf.until(lambda record: bool(record.tokens))
     supervisor.cancel("r2")
@@ -275,10 +275,10 @@ async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs
     assert "did not end within" in str((await stream.end()).error)
 
 
-async def test_a_stalled_load_is_a_crash(make: Make, lives: Path) -> None:
-    supervisor = make("stall", "ok", patience=replace(QUICK, load_timeout_s=0.1))
+async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = make("stall", "ok", patience=replace(QUICK, load_timeout_s=0.5))
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
-    assert num_lives(lives) == 2
+    assert "hung while loading: no progress for 0.5 s" in caplog.text
 
 
 async def test_a_model_that_cannot_be_loaded_is_not_tried_again_at_once(make: Make, lives: Path) -> None:
