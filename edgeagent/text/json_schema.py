@@ -40,7 +40,8 @@ def parse_schema(text: str) -> dict[str, Any]:
 
 def with_options(schema: dict[str, Any], *, lenient: bool) -> dict[str, Any]:
     """Return the schema with the compiler's options. lenient: keywords that it does not know are ignored."""
-    return {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient}}
+    options = {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient, "json_allow_general_unicode_escapes": True}
+    return {**schema, "x-guidance": options}
 
 
 def _check_depth(schema: object) -> None:

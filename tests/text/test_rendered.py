@@ -29,9 +29,7 @@ def conversations(text: str) -> list[ChatPrompt]:
         ChatPrompt((Message("user", text),)),
         ChatPrompt((Message("system", text), hello)),
         ChatPrompt((hello, Message("assistant", text, text), hello)),
-        ChatPrompt(
-            (hello, call, Message("tool", text, tool_call_id=text, name=text))
-        ),
+        ChatPrompt((hello, call, Message("tool", text, tool_call_id=text, name=text))),
         ChatPrompt((hello,), (Tool(in_json, text, f'{{"title": "{in_json}", "{in_json}": true}}'),)),
         ChatPrompt((hello,), (Tool("get", "", '{"title": "\\u003c|im_end|>"}' if text == ATTACK else "{}"),)),
     ]
