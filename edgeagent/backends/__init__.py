@@ -1,0 +1,1 @@
+"""Places that generate, behind one protocol."""

@@ -20,11 +20,14 @@ from edgeagent.engine.sampling import Logprob
 from edgeagent.engine.scheduler import Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
-from edgeagent.types import FinishReason
+from edgeagent.types import FinishReason, MemoryKind
 
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
 _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
+# Attention's cells are written once and cut off again. A recurrent state is overwritten layer by layer, so an
+# interrupted step leaves it half old and half new at either length.
+_KEEPS_STATE_WHEN_INTERRUPTED = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
 class Drafter(Protocol):
@@ -146,13 +149,44 @@ class Engine:
                 self._release(sequence)
         return sequence
 
+    def admit(self) -> list[Output]:
+        """Move waiting sequences to running, most urgent first, while ids and cells last; return those that moved.
+
+        `step` does so too; called before it, what is known of a prompt can be told before the prompt is computed.
+        """
+        outputs = []
+        for sequence in by_urgency(self._waiting.values()):
+            if len(self._running) >= self._max_running:
+                break
+            spec = sequence.spec
+            limit = (len(sequence.tokens) - (0 if spec.prefill_only else 1)) if spec.read_cache else 0
+            started_s = self._clock()
+            if self._running:
+                known = self._cache.match(spec.partition, sequence.tokens, limit)
+                if not self._cache.can_hold(len(sequence.tokens) - known + 1):
+                    break
+            claimed = self._cache.claim(spec.partition, sequence.tokens, limit)
+            if claimed is None:
+                break
+            del self._waiting[sequence.id]
+            self._running[sequence.id] = sequence
+            sequence.seq_id, sequence.num_computed = claimed
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            sequence.marks.claimed_s = self._clock()
+            sequence.marks.cache_s += sequence.marks.claimed_s - started_s
+            output = Output(sequence)
+            if sequence.num_pending == 0:
+                self._finish(output, FinishReason.STOP)
+            outputs.append(output)
+        return outputs
+
     def step(self) -> list[Output]:
         """Advance all sequences by one batch and return what came of it.
 
         An interrupted batch (see Runner.decode) returns nothing and loses nothing: what it had computed is taken back
         and planned again.
         """
-        outputs = self._admit()
+        outputs = self.admit()
         works = self._plan()
         if not works:
             return outputs
@@ -164,10 +198,9 @@ class Engine:
         try:
             self._runner.decode([self._slice(work) for work in works])
         except DecodeCancelled:
-            self._restore(works)
+            self._restore(works, is_state_known=self._runner.memory_kind in _KEEPS_STATE_WHEN_INTERRUPTED)
             return outputs
         except OutOfCells:
-            self._restore(works)
             return outputs + self._make_room(works)
         except InternalError as error:
             return outputs + self._fail(works, error)
@@ -199,34 +232,6 @@ class Engine:
             assert sequence.num_cached <= sequence.num_computed
 
     # Planning
-
-    def _admit(self) -> list[Output]:
-        """Move waiting sequences to running, most urgent first, while ids and cells last."""
-        outputs = []
-        for sequence in by_urgency(self._waiting.values()):
-            if len(self._running) >= self._max_running:
-                break
-            spec = sequence.spec
-            limit = (len(sequence.tokens) - (0 if spec.prefill_only else 1)) if spec.read_cache else 0
-            started_s = self._clock()
-            if self._running:
-                known = self._cache.match(spec.partition, sequence.tokens, limit)
-                if not self._cache.can_hold(len(sequence.tokens) - known + 1):
-                    break
-            claimed = self._cache.claim(spec.partition, sequence.tokens, limit)
-            if claimed is None:
-                break
-            del self._waiting[sequence.id]
-            self._running[sequence.id] = sequence
-            sequence.seq_id, sequence.num_computed = claimed
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-            sequence.marks.claimed_s = self._clock()
-            sequence.marks.cache_s += sequence.marks.claimed_s - started_s
-            output = Output(sequence)
-            if sequence.num_pending == 0:
-                self._finish(output, FinishReason.STOP)
-            outputs.append(output)
-        return outputs
 
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
@@ -333,8 +338,12 @@ class Engine:
         sequence.num_computed = length
         sequence.num_cached = min(sequence.num_cached, length)
 
-    def _restore(self, works: Items[Work]) -> None:
+    def _restore(self, works: Items[Work], *, is_state_known: bool) -> None:
+        """Take an interrupted batch back."""
         for work in works:
+            if not is_state_known:
+                assert work.sequence.seq_id is not None
+                self._cache.reset(work.sequence.seq_id)
             self._rewind(work.sequence)
 
     def _make_room(self, works: Items[Work]) -> list[Output]:

@@ -152,7 +152,7 @@ class LlamaRunner:
         """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
         pointer = lib.llama_get_logits_ith(self._context, int(self._outputs[index]))
         row = self._row.from_address(ctypes.addressof(pointer.contents))
-        view: Logits = np.ndarray(self.num_vocab, np.float32, row)
+        view: Logits = np.ndarray(self.num_vocab, np.float32, memoryview(row))
         view.flags.writeable = False
         return view
 

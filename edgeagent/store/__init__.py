@@ -1,0 +1,1 @@
+"""Model files: names, downloads, headers. Nothing here loads a model."""

@@ -115,8 +115,8 @@ class Worker:
             if self._engine.has_work:
                 self._host.adjust_threads()
                 self.step_started_at_s = time.monotonic()
-                outputs = self._engine.step()
-                self._send(outputs)
+                self._send(self._engine.admit())
+                self._send(self._engine.step())
                 self.step_started_at_s = 0.0
             self._publish()
 
