@@ -35,6 +35,17 @@ COMPILER_HINT = """A C and C++ compiler is needed, once, to compile llama.cpp fo
 Then run make again."""
 
 
+# What pip's output says of the cause, and what can be done about it.
+HINTS = {
+    "No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set|nmake": COMPILER_HINT,
+    "No space left on device|Errno 28": "The disk is full: about 1.5 GB is needed while compiling.",
+    "NewConnectionError|failure in name resolution|Max retries exceeded|from versions: none": (
+        "The package index could not be reached: check the network or pip's settings, then run make again."
+    ),
+}
+OTHERWISE = "Everything pip said is in {log}. Run make again once it is mended."
+
+
 class SetupError(Exception):
     """Setup cannot go on; the message says why and what to do."""
 
@@ -59,7 +70,7 @@ def main() -> int:
 
 def use_newer_python() -> int:
     """Run this script again under a newer interpreter from PATH, if there is one."""
-    for minor in range(20, OLDEST_PYTHON[1] - 1, -1):
+    for minor in (13, 12, 11, 14, 15):
         newer = shutil.which(f"python3.{minor}")
         if newer:
             return subprocess.call([newer, str(Path(__file__).resolve())])
@@ -279,17 +290,7 @@ def compile_progress(offset: int) -> str:
 def explain_failure(title: str, log: str) -> str:
     """Say what failed, show the end of pip's output, and what can be done about it."""
     tail = "\n".join("  | " + line for line in log.strip().splitlines()[-20:])
-    no_compiler = re.search(r"No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set|nmake", log)
-    no_network = re.search(r"NewConnectionError|Temporary failure in name resolution|Max retries exceeded", log)
-    no_space = re.search(r"No space left on device|Errno 28", log)
-    if no_compiler:
-        hint = COMPILER_HINT
-    elif no_space:
-        hint = f"The disk is full: about 1.5 GB is needed while compiling, here and in {tempfile.gettempdir()}."
-    elif no_network:
-        hint = "The package index could not be reached: check the network or pip's settings, then run make again."
-    else:
-        hint = f"Everything pip said is in {LOG}. Run make again once it is mended."
+    hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, log)), OTHERWISE).format(log=LOG)
     return f"{title} failed. The end of the log:\n{tail}\n{hint}"
 
 
