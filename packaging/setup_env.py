@@ -250,7 +250,7 @@ def step(title: str, *pip_arguments: str, environment: dict[str, str] | None = N
         )
         try:
             status = wait_for(child, offset, began)
-        except KeyboardInterrupt:
+        except BaseException:
             child.terminate()
             child.wait()
             raise
