@@ -233,6 +233,18 @@ def test_a_mask_of_nearly_all_tokens_keeps_the_distribution(params: ResolvedSamp
     assert chi_square(drawn, expected, 3_000) < 27.9  # p = 0.001 at 9 degrees of freedom
 
 
+@pytest.mark.parametrize("top_k", [0, 20])
+@pytest.mark.parametrize("num_refused", [5, 500])
+def test_refused_tokens_take_no_part_in_the_cuts(top_k: int, num_refused: int) -> None:
+    logits = np.random.default_rng(6).normal(0, 2, 9000).astype(np.float32)
+    refused = np.argsort(-logits)[1 : 1 + num_refused]
+    masked = logits.copy()
+    masked[refused] = -np.inf
+    constraint = SetConstraint(np.delete(np.arange(9000), refused).tolist(), 9000)
+    params = ResolvedSampling(temperature=0.9, top_k=top_k, top_p=0.6, min_p=0.0)
+    assert_same(our_distribution(logits, params, (), constraint), llama_distribution(masked, params))
+
+
 def test_the_mask_is_asked_for_only_where_it_matters() -> None:
     logits = np.array([9.0, 1.0, 0.5, 0.0], np.float32)
     allowing, refusing = SetConstraint([0, 1], 4), SetConstraint([1, 2], 4)

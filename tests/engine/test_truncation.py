@@ -64,6 +64,13 @@ def test_a_peaked_distribution_is_narrowed_down() -> None:
     assert len(found) < 5_000
 
 
+def test_a_sample_that_misleads_is_noticed() -> None:
+    weights = np.full(64 * 200, 0.5, np.float32)
+    weights[::64] = 0.0
+    weights[:128:64] = 1.0
+    assert around_nucleus(weights, float(weights.sum()), 0.9) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(arrays(), st.sampled_from([1e-6, 0.3, 0.9, 0.99]), st.integers(0, 2**32))
 def test_a_weight_is_in_the_nucleus_if_those_ahead_miss_the_target(values: Floats, share: float, seed: int) -> None:
