@@ -23,6 +23,7 @@ MIN_TOKEN_CHARS = 22
 # Process start times are read from clocks with a granularity of 10 ms.
 _START_TOLERANCE_S = 1.0
 _MAX_FILE_BYTES = 1 << 16
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def read_token(state_dir: Path) -> str | None:
 def write_private(path: Path, content: bytes) -> None:
     """Write a file of mode 0600, whole or not at all."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_FOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -89,7 +90,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _read_private(path: Path) -> bytes | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         return None
     except OSError as error:

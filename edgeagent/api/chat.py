@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,28 +14,15 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from edgeagent.api.completion import Answer, Chunks
 from edgeagent.api.context import context_of
 from edgeagent.api.errors import error_body
 from edgeagent.api.limits import read_json_object
 from edgeagent.api.schemas import ChatCompletion, read_chat
 from edgeagent.api.service import Service
 from edgeagent.api.sse import DONE, EventStream, event, unless_disconnected
-from edgeagent.api.usage import chat_usage, edgeagent_body, timings_body
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
-from edgeagent.types import (
-    Delta,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    ReasoningDelta,
-    Started,
-    Step,
-    TextDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    ToolCallStarted,
-    Usage,
-)
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.types import GenerateRequest, Step
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
@@ -45,7 +30,6 @@ router = APIRouter()
 # A request refused this soon still gets its own HTTP status; one that waits longer gets its headers and pings.
 FIRST_STEP_PATIENCE_S = 2.0
 CLIENT_CLOSED_REQUEST = 499
-_MIN_LOGPROB = -9999.0
 
 Fields = dict[str, Any]
 Steps = AsyncGenerator[tuple[int, Step], None]
@@ -68,6 +52,8 @@ async def create_chat_completion(request: Request) -> Response:
         return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except EdgeAgentError as error:
+        raise _in_chats_words(error) from None
 
 
 async def _run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
@@ -125,7 +111,7 @@ async def _resume(first: asyncio.Future[tuple[int, Step]], steps: Steps) -> Step
 
 async def _close(first: asyncio.Future[tuple[int, Step]], steps: Steps) -> None:
     first.cancel()
-    with suppress(asyncio.CancelledError, EdgeAgentError):
+    with suppress(asyncio.CancelledError, Exception):
         await first
     await steps.aclose()
 
@@ -152,193 +138,19 @@ async def _events(steps: Steps, answer: Answer, completion: ChatCompletion) -> A
                 answer.delivered(step)
         yield b"".join(map(event, chunks.closing())) + DONE
     except EdgeAgentError as error:
-        yield _error_event(error)
+        yield _error_event(_in_chats_words(error))
     except Exception as error:
         logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
         yield _error_event(InternalError("unhandled"))
 
 
+def _in_chats_words(error: EdgeAgentError) -> EdgeAgentError:
+    # The worker calls what the model reads `input`, as the Responses API does.
+    if error.param == "input":
+        error.param = "messages"
+    return error
+
+
 def _error_event(error: EdgeAgentError) -> bytes:
     detail = {"served_by": error.served_by, "num_delivered_tokens": error.num_delivered_tokens}
     return event({"error": error_body(error), "edgeagent": detail})
-
-
-@dataclass(slots=True)
-class Choice:
-    """One generation's answer so far."""
-
-    texts: list[str] = field(default_factory=list)
-    reasonings: list[str] = field(default_factory=list)
-    calls: list[tuple[ToolCallStarted, list[str]]] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finished: Finished | None = None
-
-    def message(self) -> Fields:
-        """Return the assistant's message."""
-        text = "".join(self.texts)
-        message: Fields = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
-        if self.reasonings:
-            message["reasoning_content"] = "".join(self.reasonings)
-        if self.calls:
-            message["tool_calls"] = [_call(started, "".join(parts)) for started, parts in self.calls]
-        return message
-
-
-class Answer:
-    """What has come of a completion: its choices, and how long steps took from the engine to the client."""
-
-    def __init__(self, completion_id: str, model: str, num_choices: int) -> None:
-        self.id = completion_id
-        self.model = model
-        self.created = int(time.time())
-        self.choices = [Choice() for _ in range(num_choices)]
-        self._delivery_s = 0.0
-        self._num_deliveries = 0
-
-    def add(self, index: int, delta: Delta) -> None:
-        """Take a delta of one choice."""
-        choice = self.choices[index]
-        match delta:
-            case TextDelta(text, logprobs):
-                choice.texts.append(text)
-                choice.logprobs.extend(logprobs)
-            case ReasoningDelta(text):
-                choice.reasonings.append(text)
-            case ToolCallStarted():
-                choice.calls.append((delta, []))
-            case ToolCallDelta(_, arguments):
-                choice.calls[-1][1].append(arguments)
-            case Finished():
-                choice.finished = delta
-            case Started():
-                pass
-
-    def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
-        if step.at_s:
-            self._delivery_s += time.monotonic() - step.at_s
-            self._num_deliveries += 1
-
-    def body(self) -> Fields:
-        """Return the whole completion; raise BackendUnavailable where it was cut short."""
-        choices: list[Fields] = [
-            {
-                "index": index,
-                "message": choice.message(),
-                "finish_reason": finish_reason(_finished(choice)),
-                "logprobs": logprobs_body(choice.logprobs) if choice.logprobs else None,
-            }
-            for index, choice in enumerate(self.choices)
-        ]
-        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
-        return {**head, "choices": choices, "usage": self.usage(), **self.measures(self.choices[0])}
-
-    def usage(self) -> Fields:
-        """Return the token counts of all choices together; their one prompt counts once."""
-        usages = [_finished(choice).usage for choice in self.choices]
-        return chat_usage(
-            Usage(
-                num_prompt_tokens=usages[0].num_prompt_tokens,
-                num_cached_tokens=usages[0].num_cached_tokens,
-                num_output_tokens=sum(usage.num_output_tokens for usage in usages),
-                num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages),
-            )
-        )
-
-    def measures(self, choice: Choice) -> Fields:
-        """Return llama-server's `timings` and our own object for one choice."""
-        finished = _finished(choice)
-        delivery_ms = 1000.0 * self._delivery_s / max(self._num_deliveries, 1)
-        return {
-            "timings": timings_body(finished.usage, finished.timings),
-            "edgeagent": edgeagent_body(finished.timings, delivery_ms),
-        }
-
-
-class Chunks:
-    """The chunks of a streamed completion.
-
-    Clients concatenate what is repeated and read only the first call of a chunk, so a role, a call's id and its name
-    come once, one call to a chunk, and the chunk with the finish reason has an empty delta.
-    """
-
-    def __init__(self, answer: Answer, is_usage_streamed: bool) -> None:
-        self._answer = answer
-        self._is_usage_streamed = is_usage_streamed
-        self._head: Fields = {
-            "id": answer.id,
-            "object": "chat.completion.chunk",
-            "created": answer.created,
-            "model": answer.model,
-        }
-        self._tail: Fields = {"usage": None} if is_usage_streamed else {}
-
-    def opening(self) -> list[Fields]:
-        """Return each choice's first chunk."""
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answer.choices))]
-
-    def of(self, index: int, delta: Delta) -> list[Fields]:
-        """Return the chunks of one delta; raise BackendUnavailable where it says that the choice was cut short."""
-        match delta:
-            case TextDelta(text, logprobs):
-                return [self._chunk(index, {"content": text}, logprobs=logprobs)]
-            case ReasoningDelta(text):
-                return [self._chunk(index, {"reasoning_content": text})]
-            case ToolCallStarted():
-                return [self._chunk(index, {"tool_calls": [{"index": delta.index, **_call(delta, "")}]})]
-            case ToolCallDelta(position, arguments):
-                part = {"index": position, "function": {"arguments": arguments}}
-                return [self._chunk(index, {"tool_calls": [part]})]
-            case Finished():
-                choice = self._answer.choices[index]
-                choice.finished = delta
-                measures = {} if self._is_usage_streamed else self._answer.measures(choice)
-                return [{**self._chunk(index, {}, finish_reason(delta)), **measures}]
-            case Started():
-                return []
-
-    def closing(self) -> list[Fields]:
-        """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
-        if not self._is_usage_streamed:
-            return []
-        measures = self._answer.measures(self._answer.choices[0])
-        return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
-
-    def _chunk(
-        self, index: int, delta: Fields, reason: str | None = None, *, logprobs: Sequence[TokenLogprob] = ()
-    ) -> Fields:
-        choice: Fields = {"index": index, "delta": delta, "finish_reason": reason}
-        if logprobs:
-            choice["logprobs"] = logprobs_body(logprobs)
-        return {**self._head, "choices": [choice], **self._tail}
-
-
-def _finished(choice: Choice) -> Finished:
-    assert choice.finished is not None, "a backend's steps end with Finished"
-    return choice.finished
-
-
-def finish_reason(finished: Finished) -> str:
-    """Return OpenAI's finish_reason, which has no word for an answer cut short: that one is an error."""
-    if finished.reason is FinishReason.CANCELLED:
-        raise BackendUnavailable(
-            "the answer was cut short: the daemon is stopping, or the request was cancelled",
-            num_delivered_tokens=finished.usage.num_output_tokens,
-        )
-    return finished.reason.value
-
-
-def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Fields:
-    """Return a choice's `logprobs`."""
-    content = [{**_logprob(token), "top_logprobs": [_logprob(top) for top in token.top]} for token in logprobs]
-    return {"content": content, "refusal": None}
-
-
-def _logprob(token: TokenLogprob) -> Fields:
-    # JSON has no -inf; OpenAI writes this number for a token that cannot come.
-    logprob = max(token.logprob, _MIN_LOGPROB)
-    return {"token": token.piece.decode(errors="replace"), "logprob": logprob, "bytes": list(token.piece)}
-
-
-def _call(call: ToolCallStarted, arguments: str) -> Fields:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

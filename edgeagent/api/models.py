@@ -56,9 +56,12 @@ async def health(request: Request) -> JSONResponse:
     service = context_of(request).service
     states = {status.name: status.state for status in service.models()}
     state = states.get(service.default_model())
-    if state is WorkerState.READY:
+    if state is WorkerState.READY and not service.is_draining:
         return JSONResponse({"status": "ok"})
-    message = "No model is ready" if state in (None, WorkerState.FAILED) else "Loading model"
+    if service.is_draining:
+        message = "Stopping"
+    else:
+        message = "No model is ready" if state in (None, WorkerState.FAILED) else "Loading model"
     error = {"code": HTTPStatus.SERVICE_UNAVAILABLE.value, "message": message, "type": "unavailable_error"}
     return JSONResponse({"error": error}, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
 

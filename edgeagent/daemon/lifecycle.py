@@ -80,7 +80,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; raise StartError where the address is taken or is not this machine's."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error

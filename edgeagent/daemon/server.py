@@ -77,6 +77,8 @@ class Drain:
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
         self._reporter.stopping(live.num_live)
+        if not live.num_live:
+            return
         deadline = clock() + self._limit_s
         while live.num_live and clock() < deadline and not self._stop.is_forced:
             await live.wait_idle(min(POLL_S, deadline - clock()))

@@ -526,7 +526,7 @@ async def test_bodies_that_are_no_object(daemon: Running, content: str) -> None:
 @pytest.mark.parametrize(
     ("failure", "expected"),
     [
-        (ContextLengthExceeded("9000 tokens do not fit 4096"), BadRequestError),
+        (ContextLengthExceeded("9000 tokens do not fit 4096", param="input"), BadRequestError),
         (Overloaded("full", retry_after_s=2), RateLimitError),
         (WorkerCrashed("signal 9"), InternalServerError),
     ],
@@ -538,6 +538,7 @@ async def test_failing_before_the_first_step(
     with pytest.raises(expected) as raised:
         await client.chat.completions.create(model="fake", messages=HI, stream=is_streamed)
     assert raised.value.code == failure.code
+    assert raised.value.param == ("messages" if expected is BadRequestError else None)
     response = getattr(raised.value, "response", None)
     assert response is not None and response.headers["x-request-id"].startswith("req_")
     assert response.headers.get("retry-after") == ("2" if failure.retry_after_s else None)

@@ -38,6 +38,10 @@ BAD = {
     "depth": b"[" * 65 + b"]" * 65,
     "depth 100k": b"[" * 100_000,
     "depth 100k objects": b'{"a":' * 100_000,
+    "values beside strings": b'["x",' + b"0," * (MAX_JSON_VALUES + 1) + b'"\\\\"]',
+    "escapes without end": b'"' + b'\\",' * 2_000_000,
+    "quotes without end": b'"",' * 2_000_000,
+    "backslashes": b"[" + b"\\," * 2_000_000,
     "values": b"[" + b"0," * (MAX_JSON_VALUES + 1) + b"0]",
 }
 
@@ -63,6 +67,7 @@ def test_lone_surrogate_in_a_str() -> None:
         (b"[9223372036854775807,-9223372036854775807]", [2**63 - 1, 1 - 2**63]),
         ('{"é":-0.0}', {"é": 0.0}),
         (b'"' + b"," * (MAX_JSON_VALUES + 1) + b'"', "," * (MAX_JSON_VALUES + 1)),
+        (b'["\\\\","' + b'\\",' * 300_000 + b'"]', ["\\", '",' * 300_000]),
     ],
 )
 def test_accepted(body: bytes | str, value: object) -> None:
@@ -91,3 +96,10 @@ def test_agrees_with_json(value: object, ascii_only: bool) -> None:
 def test_only_ever_raises_invalid_request(body: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         parse_json(body)
+
+
+def test_a_hostile_body_costs_little() -> None:
+    """Work grows with the size of a body: with its square, this would not end before the test's own limit."""
+    for body in (b'"' + b'\\",' * 2_000_000, b"[" * 8_000_000, b"[" + b"[]," * 2_500_000, b'{"' * 4_000_000):
+        with pytest.raises(InvalidRequest):
+            parse_json(body)

@@ -103,11 +103,14 @@ def test_signals_end_it_in_peace(tmp_path: Path, number: signal.Signals) -> None
 @STOPPABLE
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     with daemon(tmp_path, "endless") as process:
-        with closing(open_stream(listening(process, tmp_path))):
+        found = listening(process, tmp_path)
+        with closing(open_stream(found)):
             process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
             assert process.stderr.readline() == "stopping, waiting for 1 live requests (a second signal ends them)\n"
             assert process.poll() is None
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", found.port))
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)
         assert process.returncode == ExitCode.OK

@@ -1,0 +1,67 @@
+"""Whatever JSON a chat completion's fields hold, it is a request or the client's mistake, never a failure of ours."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeagent.api.schemas import ChatBody, read_chat
+from edgeagent.errors import InvalidRequest
+from edgeagent.types import GenerateRequest
+
+NAMES = sorted(ChatBody.model_fields)
+TEXT = st.text(max_size=8) | st.sampled_from(
+    ["user", "assistant", "tool", "text", "function", "auto", "required", "json_schema", "json_object", "c1", "-1", "7"]
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.sampled_from([0, -1, 1, 2, 20, 21, 2**31 - 1, 2**31, 2**32])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT
+)
+KEYS = st.sampled_from(["role", "content", "type", "text", "tool_calls", "tool_call_id", "id", "function", "name"])
+KEYS |= st.sampled_from(
+    ["arguments", "parameters", "strict", "schema", "json_schema", "mode", "tools", "include_usage"]
+)
+VALUES = st.recursive(
+    SCALARS, lambda child: st.lists(child, max_size=3) | st.dictionaries(KEYS | TEXT, child, max_size=4), max_leaves=12
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"])},
+        optional={"content": VALUES, "tool_calls": VALUES, "tool_call_id": TEXT, "name": VALUES},
+    ),
+    max_size=4,
+)
+FIELDS = st.builds(
+    lambda messages, other: {**other, "messages": messages},
+    st.just([{"role": "user", "content": "hi"}]) | MESSAGES | VALUES,
+    st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
+)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(FIELDS)
+def test_any_fields(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidRequest):
+        completion = read_chat(fields, completion_id="chatcmpl-1", default_model="fake")
+        for request in completion.requests:
+            # What comes through can go down the worker's pipe and means the same there.
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=GenerateRequest) == request
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(NAMES), VALUES)
+def test_one_field_beside_a_message(name: str, value: Any) -> None:
+    fields = {"messages": [{"role": "user", "content": "hi"}], name: value}
+    try:
+        read_chat(fields, completion_id="chatcmpl-1", default_model="fake")
+    except InvalidRequest as error:
+        assert error.param is not None
+        assert len(error.message) < 500
