@@ -13,8 +13,9 @@ from jinja2.exceptions import SecurityError
 MAX_OUTPUT_CHARS = 8 << 20
 MAX_RANGE = 100_000
 _MAX_TEXT_CHARS = MAX_OUTPUT_CHARS
-_MAX_TOTAL_CHARS = 256 << 20
+_MAX_TOTAL_CHARS = 128 << 20
 _MAX_OPERATIONS = 2_000_000
+_CHARS_PER_ELEMENT = 8
 _MAX_VALUES = 250_000
 _MAX_INTEGER_BITS = 4096
 _CPU_S = 1.0
@@ -31,7 +32,7 @@ class Budget:
         self._deadline_s = time.thread_time() + _CPU_S
 
     def spend(self, num_chars: int = 0) -> None:
-        """Account for one operation that makes `num_chars` characters of text (or elements of a list)."""
+        """Account for one operation that makes `num_chars` characters of text, or a list of that `size_of`."""
         self._num_operations += 1
         self._num_chars += num_chars
         if num_chars > _MAX_TEXT_CHARS or self._num_chars > _MAX_TOTAL_CHARS:
@@ -40,6 +41,17 @@ class Budget:
             raise SecurityError(f"the template takes more than {_MAX_OPERATIONS} operations")
         if self._num_operations % _OPERATIONS_PER_CLOCK == 0 and time.thread_time() > self._deadline_s:
             raise SecurityError(f"the template takes more than {_CPU_S:g} s")
+
+
+def size_of(value: object) -> int:
+    """Return what a new string or list takes, in characters; 0 for everything else, which is small."""
+    match value:
+        case str():
+            return len(value)
+        case list() | tuple() | dict():
+            return len(value) * _CHARS_PER_ELEMENT
+        case _:
+            return 0
 
 
 def num_chars(value: object) -> int:
@@ -79,7 +91,7 @@ def result_size(operator: str, left: Any, right: Any) -> int:
     """Return how large the result of an operation is; raise SecurityError for integers that are too large."""
     match operator, left, right:
         case "+", (str() | list() | tuple()), (str() | list() | tuple()):
-            return len(left) + len(right)
+            return size_of(left) + size_of(right)
         case "*", (str() | list() | tuple()), int():
             return _repeated_size(left, right)
         case "*", int(), (str() | list() | tuple()):
@@ -96,10 +108,7 @@ def result_size(operator: str, left: Any, right: Any) -> int:
 
 
 def _repeated_size(sequence: str | list[Any] | tuple[Any, ...], count: int) -> int:
-    size = len(sequence) * max(count, 0)
-    if not isinstance(sequence, str) and size > MAX_RANGE:
-        raise SecurityError(f"a list of {size} elements; at most {MAX_RANGE}")
-    return size
+    return size_of(sequence) * max(count, 0)
 
 
 def _check_integer(num_bits: int) -> None:

@@ -103,54 +103,67 @@ def _read_named_call(first: str, sink: CallSink) -> Reader:
     return ""
 
 
-class _Buffer:
-    """Arguments that came before the name."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def add(self, text: str) -> None:
-        self.text += text
-
-
 def _read_call_object(first: str, sink: CallSink) -> Generator[None, str, None]:
     """Read {"name": …, "arguments": {…}}, its keys in any order."""
     if first != "{":
         raise MalformedError
-    name: str | None = None
-    early = _Buffer()
-    seen: set[str] = set()
+    call = _PartialCall(sink)
     char = yield from read_space()
     while True:
         key = yield from read_string(char)
-        key = "arguments" if key in _ARGUMENT_KEYS else key
-        if key in seen or key not in ("name", "arguments", *_OTHER_KEYS):
-            raise MalformedError
-        seen.add(key)
         if (yield from read_space()) != ":":
             raise MalformedError
         char = yield from read_space()
-        ahead = ""
-        if key == "name":
-            name = yield from read_string(char)
-            sink.begin(name)
-            if early.text:
-                sink.arguments(early.text)
-        elif key == "arguments":
-            yield from _read_arguments(char, early.add if name is None else sink.arguments)
-        else:
-            ahead = yield from read_value(char, ignore)
+        ahead = yield from call.read_field(key, char)
         char = yield from read_space(ahead=ahead)
         if char == "}":
             break
         if char != ",":
             raise MalformedError
         char = yield from read_space()
-    if name is None:
-        raise MalformedError
-    if "arguments" not in seen:
-        sink.arguments("{}")
-    sink.end()
+    call.end()
+
+
+class _PartialCall:
+    """A JSON call as far as it has been read. Arguments that come before the name wait for it."""
+
+    def __init__(self, sink: CallSink) -> None:
+        self._sink = sink
+        self._has_name = False
+        self._early = ""
+        self._seen: set[str] = set()
+
+    def read_field(self, key: str, first: str) -> Reader:
+        """Read the value of a key."""
+        key = "arguments" if key in _ARGUMENT_KEYS else key
+        if key in self._seen or key not in ("name", "arguments", *_OTHER_KEYS):
+            raise MalformedError
+        self._seen.add(key)
+        if key == "name":
+            name = yield from read_string(first)
+            self._sink.begin(name)
+            self._has_name = True
+            if self._early:
+                self._sink.arguments(self._early)
+            return ""
+        if key == "arguments":
+            yield from _read_arguments(first, self._keep)
+            return ""
+        return (yield from read_value(first, ignore))
+
+    def end(self) -> None:
+        """The object is closed."""
+        if not self._has_name:
+            raise MalformedError
+        if "arguments" not in self._seen:
+            self._sink.arguments("{}")
+        self._sink.end()
+
+    def _keep(self, text: str) -> None:
+        if self._has_name:
+            self._sink.arguments(text)
+        else:
+            self._early += text
 
 
 def _read_arguments(first: str, keep: Keep) -> Generator[None, str, None]:

@@ -13,7 +13,8 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one token stream.
 
-    Control tokens have no text, except those in `visible_control` (markers that a later stage parses).
+    Control tokens and tokens that end generation have no text, except those in `visible_control` (markers that a later
+    stage parses).
     """
 
     def __init__(self, vocabulary: Vocabulary, visible_control: frozenset[int] = frozenset()) -> None:
@@ -32,6 +33,8 @@ class Detokenizer:
         return text
 
     def _piece(self, token: int) -> bytes:
-        if self._vocabulary.is_control(token) and token not in self._visible_control:
+        if token not in self._visible_control and (
+            self._vocabulary.is_control(token) or self._vocabulary.is_end(token)
+        ):
             return b""
         return self._vocabulary.piece(token)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -24,10 +24,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from edgeagent.text.budget import MAX_RANGE, Budget, num_chars, replaced_size, result_size
+from edgeagent.text.budget import MAX_RANGE, Budget, num_chars, replaced_size, result_size, size_of
 
 MAX_SOURCE_CHARS = 256 << 10
 _MAX_INDENT = 64
+_LARGE_LITERAL = 32
 
 _words = re.compile(r"\w+").findall
 _PLAIN_FILTERS = _words(
@@ -80,13 +81,28 @@ class _Meter(NodeTransformer):
         parts = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
         return _filter(parts, "_concat")
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = [bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _filter(node.node, "_slice", bounds)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if len(node.items) < _LARGE_LITERAL else _filter(node, "_literal")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if len(node.items) < _LARGE_LITERAL else _filter(node, "_literal")
+
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802
         # A constant goes through `finalize`, template text does not.
         return nodes.Const(node.data, lineno=node.lineno, environment=node.environment)
 
 
-def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+def _filter(node: nodes.Expr, name: str, arguments: Sequence[nodes.Expr] = ()) -> nodes.Filter:
+    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno, environment=node.environment)
 
 
 class _Generation(Extension):
@@ -126,6 +142,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._metered(FILTERS[name]) for name in _PLAIN_FILTERS} | {
             "_counted": self._counted,
             "_concat": self._concat,
+            "_literal": self._literal,
+            "_slice": self._slice,
             "format": self._format,
             "indent": self._indent,
             "join": self._join,
@@ -141,8 +159,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | int | float | bytes | dict | list | tuple):
             self._check_method(owner, obj.__name__, args)
         result = super().call(context, obj, *args, **kwargs)
-        if isinstance(result, str | list):
-            self.budget.spend(len(result))
+        self.budget.spend(size_of(result))
         return result
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -171,8 +188,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def metered(*args: Any, **kwargs: Any) -> Any:
             self.budget.spend()
             result = function(*args, **kwargs)
-            if isinstance(result, str | list):
-                self.budget.spend(len(result))
+            self.budget.spend(size_of(result))
             return result
 
         return metered
@@ -194,6 +210,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _concat(self, values: list[Any]) -> str:
         self.budget.spend(sum(map(num_chars, values)))
         return "".join(map(str, values))
+
+    def _literal(self, value: Any) -> Any:
+        self.budget.spend(size_of(value))
+        return value
+
+    def _slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        result = value[start:stop:step]
+        self.budget.spend(size_of(result))
+        return result
 
     def _format(self, pattern: str, *args: Any) -> str:
         self.budget.spend(result_size("%", pattern, args))

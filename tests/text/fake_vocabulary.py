@@ -33,7 +33,7 @@ class FakeVocabulary:
         self._pieces = pieces + [text.encode() for text in control]
         self._adds_bos = adds_bos
         self.num_tokens = len(self._pieces)
-        self.end_tokens = (self.num_tokens - 1,)
+        self.end_tokens: tuple[int, ...] = (self.num_tokens - 1,)
         self._control = {text: self._first_control + index for index, text in enumerate(control)}
         self._words = sorted(WORDS, key=len, reverse=True)
 

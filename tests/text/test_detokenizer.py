@@ -30,6 +30,12 @@ def test_control_tokens_are_hidden_unless_visible() -> None:
     assert Detokenizer(vocabulary, frozenset({vocabulary.token("<think>")})).feed(tokens) == "a<think>b"
 
 
+def test_tokens_that_end_generation_are_hidden_though_they_are_no_control_tokens() -> None:
+    vocabulary = FakeVocabulary()
+    vocabulary.end_tokens = (*vocabulary.end_tokens, ord("!"))
+    assert Detokenizer(vocabulary).feed(b"a!b") == "ab"
+
+
 def test_a_hidden_control_token_does_not_break_a_character() -> None:
     vocabulary = FakeVocabulary(("<x>",))
     first, second = "é".encode()

@@ -398,7 +398,7 @@ def test_the_last_grammars_are_kept() -> None:
 
 def test_a_vocabulary_without_an_end_cannot_be_constrained() -> None:
     vocabulary = FakeVocabulary()
-    vocabulary.end_tokens = ()  # type: ignore[assignment]
+    vocabulary.end_tokens = ()
     with pytest.raises(NotSupported):
         GrammarCompiler(vocabulary).compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES)
 

@@ -30,7 +30,8 @@ def render(source: str, **variables: object) -> str:
         ("a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc\n"),
         ("{{ {'b': 'é<>&\\'', 'a': [1, none, true]} | tojson }}", '{"b": "é<>&\'", "a": [1, null, true]}'),
         ("{{ {'a': 1} | tojson(indent=2) }}", '{\n  "a": 1\n}'),
-        ("{{ 'a b'.split(' ') | join('-') }}{{ ' x '.strip() }}{{ 'abc'[::-1] }}", "a-bx" + "cba"),
+        ("{{ 'a b'.split(' ') | join('-') }}{{ ' x '.strip() }}{{ 'abc'[::-1] }}", "a-bxcba"),
+        ("{{ 'abc'[1:] }}{{ [1, 2, 3, 4][1:3] }}{{ 'abcd'[::2] }}{{ [" + "1," * 50 + "][49] }}", "bc[2, 3]ac1"),
         ("{{ 'aXa'.replace('X', '--') }}{{ 'x' | replace('x', 'y') }}", "a--ay"),
         ("{% generation %}inner{% endgeneration %}", "inner"),
         ("{{ strftime_now('%d %b %Y') }}", "09 Mar 2026"),
@@ -85,6 +86,13 @@ BOMBS = [
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "{% for i in range(99999) %}{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}{% endfor %}",
     "{% set t %}{% for i in range(99999) %}" + "x" * 10000 + "{% endfor %}{% endset %}",
+    "{% set ns = namespace(x=[], l=range(90000) | list) %}{% for i in range(9999) %}{% set ns.x = [ns.x, ns.l[:]] %}{% endfor %}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, ["
+    + "i," * 4000
+    + "]] %}{% endfor %}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, {"
+    + "i: i," * 2000
+    + "}] %}{% endfor %}",
     "{{ '%1000000000d' % 1 }}",
     "{{ '%1000000000d' | format(1) }}",
     "{{ '{:1000000000}'.format(1) }}",
@@ -170,7 +178,7 @@ def test_nothing_runs_while_a_template_is_compiled() -> None:
 
 def test_the_budget_does_not_carry_over() -> None:
     sandbox = Sandbox(datetime.now)
-    template = sandbox.from_string("{% for i in range(20) %}{% set x = 'x' * 8000000 %}{% endfor %}")
+    template = sandbox.from_string("{% for i in range(10) %}{% set x = 'x' * 8000000 %}{% endfor %}")
     for _ in range(3):
         sandbox.budget = Budget()
         assert "".join(template.generate()) == ""
