@@ -241,7 +241,7 @@ def test_refused_tokens_take_no_part_in_the_cuts(top_k: int, num_refused: int) -
     masked = logits.copy()
     masked[refused] = -np.inf
     constraint = SetConstraint(np.delete(np.arange(9000), refused).tolist(), 9000)
-    params = ResolvedSampling(temperature=0.9, top_k=top_k, top_p=0.6, min_p=0.0)
+    params = ResolvedSampling(temperature=0.9, top_k=top_k, top_p=0.97, min_p=0.0)
     assert_same(our_distribution(logits, params, (), constraint), llama_distribution(masked, params))
 
 
