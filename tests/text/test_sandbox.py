@@ -91,7 +91,7 @@ BOMBS = [
     + "i," * 4000
     + "]] %}{% endfor %}",
     "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, {"
-    + "i: i," * 2000
+    + ",".join(f"{n}: i" for n in range(3000))
     + "}] %}{% endfor %}",
     "{{ '%1000000000d' % 1 }}",
     "{{ '%1000000000d' | format(1) }}",
