@@ -105,6 +105,13 @@ class Host:
         """KV cells of the context."""
         return self._runner.num_cells
 
+    def prepare_grammars(self) -> None:
+        """Build the grammars' tables of the vocabulary, so that the first schema need not wait for them.
+
+        Up to a second for a large vocabulary; may run beside `engine.step`, on the thread that calls `prepare`.
+        """
+        self._grammars.prepare()
+
     def prepare(self, request: GenerateRequest) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
@@ -120,6 +127,7 @@ class Host:
             tool_choice=chat.tool_choice,
             parallel_tool_calls=chat.parallel_tool_calls,
             tool_format=self._template.tool_format,
+            open_reasoning=open_reasoning,
         )
         sampler = Sampler(
             resolve(request.sampling, self._sampling),

@@ -57,6 +57,7 @@ from edgeagent.worker.protocol import (
 )
 
 _PROGRESS_EVERY = 0.01  # of the file
+_IDLE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -321,16 +322,25 @@ class _Preparer(threading.Thread):
         self._worker = worker
 
     def run(self) -> None:
+        try:
+            self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
+        except Empty:
+            # Nothing to do: spare the first schema a wait. A vocabulary without an end will say so when asked.
+            with contextlib.suppress(EdgeAgentError):
+                self._host.prepare_grammars()
         while True:
-            request = self._worker.to_prepare.get().request
-            try:
-                self._worker.commands.put(_Ready(request.id, self._host.prepare(request)))
-            except EdgeAgentError as error:
-                self._worker.commands.put(_Refused(request.id, error))
-            except Exception:  # the loop's edge: one bad request must not end the worker
-                traceback.print_exc()
-                unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
-                self._worker.commands.put(_Refused(request.id, unknown))
+            self._prepare(self._worker.to_prepare.get())
+
+    def _prepare(self, submit: Submit) -> None:
+        request = submit.request
+        try:
+            self._worker.commands.put(_Ready(request.id, self._host.prepare(request)))
+        except EdgeAgentError as error:
+            self._worker.commands.put(_Refused(request.id, error))
+        except Exception:  # the loop's edge: one bad request must not end the worker
+            traceback.print_exc()
+            unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
+            self._worker.commands.put(_Refused(request.id, unknown))
 
 
 class _Writer(threading.Thread):

@@ -1,0 +1,79 @@
+"""A real daemon as its users start it: `python -m edgeagent serve`, its own process, port and state folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeagent.runtime_file import find_daemon
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A running daemon, ready to answer."""
+
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def worker_pid(self) -> int:
+        """Return the pid of the model's process."""
+        children = psutil.Process(self.process.pid).children()
+        (worker,) = [child for child in children if "edgeagent.worker.process" in " ".join(child.cmdline())]
+        return worker.pid
+
+
+def start_daemon(state_dir: Path, *flags: str) -> Daemon:
+    """Start a daemon and wait until its model is ready."""
+    log = state_dir.with_suffix(".log")
+    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--port", "0", "--state-dir", str(state_dir)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while b" ready in " not in log.read_bytes():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"the daemon does not come up:\n{log.read_text()}")
+        time.sleep(0.02)
+    runtime = find_daemon(state_dir)
+    assert runtime is not None
+    return Daemon(process, state_dir, runtime.port, log)
+
+
+def stop_daemon(daemon: Daemon) -> None:
+    """Stop a daemon the way a service manager does, and check that it goes in order."""
+    if daemon.process.poll() is None:
+        daemon.process.terminate()
+    assert daemon.process.wait(20) in (0, 1, -15), daemon.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The daemon with the bundled model that most tests share; they leave it as they found it."""
+    running = start_daemon(tmp_path_factory.mktemp("shared") / "state", "builtin")
+    yield running
+    stop_daemon(running)
+
+
+@pytest.fixture
+def own_daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon for one test, to be mistreated."""
+    running = start_daemon(tmp_path / "state", "builtin")
+    yield running
+    stop_daemon(running)

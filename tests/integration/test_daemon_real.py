@@ -1,0 +1,117 @@
+"""The real daemon when things go wrong: its worker dies, it dies itself, it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+
+LONG = {"type": "response.create", "model": "builtin", "input": "Hello!", "max_output_tokens": 1500}
+
+
+async def receive(socket: ClientConnection) -> dict[str, object]:
+    return json.loads(await asyncio.wait_for(socket.recv(), 60))  # type: ignore[no-any-return]
+
+
+async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
+    """Read on until an event of one of these kinds."""
+    while True:
+        event = await receive(socket)
+        if event["type"] in kinds:
+            return event
+
+
+async def ask(daemon: Daemon, text: str) -> str:
+    """Return the answer to one message over a connection of its own."""
+    async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+        await socket.send(json.dumps({"type": "response.create", "model": "builtin", "input": text, "temperature": 0}))
+        event = await until(socket, "response.completed", "response.failed", "error")
+    assert event["type"] == "response.completed", event
+    return json.dumps(event["response"]["output"][0]["content"][0]["text"])  # type: ignore[index]
+
+
+def long_request(daemon: Daemon) -> dict[str, object]:
+    """Return a request whose answer does not end by itself for a while."""
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
+    wrapped = {"type": "object", "properties": {"numbers": schema}, "required": ["numbers"]}
+    return {**LONG, "text": {"format": {"type": "json_schema", "name": "numbers", "schema": wrapped, "strict": True}}}
+
+
+async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:
+    before = await ask(own_daemon, "Hello!")
+    async with connect(f"ws://127.0.0.1:{own_daemon.port}/v1/responses") as socket:
+        await socket.send(json.dumps(long_request(own_daemon)))
+        await until(socket, "response.output_text.delta")
+        victim = own_daemon.worker_pid()
+        os.kill(victim, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
+        end = await until(socket, "response.completed", "response.failed", "response.incomplete", "error")
+        assert end["type"] == "response.failed", end
+        assert "kill" in json.dumps(end["response"]["error"]).lower()  # type: ignore[index]
+        # The same socket, the same daemon, a new worker, the same answer.
+        await socket.send(
+            json.dumps({"type": "response.create", "model": "builtin", "input": "Hello!", "temperature": 0})
+        )
+        again = await until(socket, "response.completed", "response.failed", "error")
+    assert again["type"] == "response.completed", again
+    assert await ask(own_daemon, "Hello!") == before
+    assert own_daemon.worker_pid() != victim
+    assert own_daemon.process.poll() is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_daemon_killed_takes_its_worker_along_and_the_next_one_starts(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    daemon = start_daemon(tmp_path / "state", "builtin")
+    worker = psutil.Process(daemon.worker_pid())
+    daemon.process.kill()
+    daemon.process.wait(10)
+    psutil.wait_procs([worker], timeout=10)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    stop_daemon(start_daemon(tmp_path / "state", "builtin"))
+
+
+async def test_a_stop_lets_a_stream_end_with_its_terminal_event(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    daemon = start_daemon(tmp_path / "state", "builtin", "--drain-s", "0.2")
+    async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+        await socket.send(json.dumps(long_request(daemon)))
+        await until(socket, "response.output_text.delta")
+        daemon.process.send_signal(signal.SIGTERM)
+        end = await until(socket, "response.completed", "response.failed", "response.incomplete")
+    assert end["type"] in ("response.incomplete", "response.failed", "response.completed")
+    assert daemon.process.wait(20) == 0
+    assert psutil.Process().children(recursive=True) == [] or not any(
+        "edgeagent.worker" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the socket is bound otherwise there")
+def test_a_second_daemon_on_the_same_state_says_so(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--state-dir", str(daemon.state_dir)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode != 0
+    assert "another daemon" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+async def test_a_web_page_cannot_reach_it(daemon: Daemon) -> None:
+    for headers in ({"Origin": "https://example.com"}, {"Host": "example.com"}):
+        request = urllib.request.Request(f"{daemon.url}/v1/models", headers=headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(urllib.request.urlopen, request)
+        assert refused.value.code in (400, 403, 421)
+        refused.value.close()
+
+
+def test_nobody_s_words_are_in_the_log(daemon: Daemon) -> None:
+    asyncio.run(ask(daemon, "xylophone-canary"))
+    assert "xylophone-canary" not in daemon.log.read_text()
