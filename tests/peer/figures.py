@@ -1,0 +1,228 @@
+"""Measures what README's table of figures says: `python tests/peer/figures.py MODEL.gguf --llama-bench PATH`.
+
+MODEL is a 0.5 B model (tests/peer/random_model.py makes one). Run it on a quiet machine. Comparisons alternate and give
+medians; `--json` prints everything measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+import psutil
+from websockets.asyncio.client import connect
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.runner import Slice
+from edgeagent.runtime_file import find_daemon
+from edgeagent.types import GenerateRequest, SamplingParams, TokenPrompt
+from edgeagent.worker.host import Host
+from edgeagent.worker.process import Worker
+from edgeagent.worker.protocol import Cancel, Load, Stop, Submit
+
+DEPTH = 512
+NUM_TOKENS = 128
+SCHEMA = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 200}},
+    "required": ["names"],
+    "additionalProperties": False,
+}
+
+
+class Timed:
+    """A runner that adds up the time spent inside llama.cpp's decode."""
+
+    def __init__(self, host: Host) -> None:
+        self._decode = host.engine._runner.decode
+        host.engine._runner.decode = self.decode  # type: ignore[method-assign]
+        self.seconds = 0.0
+
+    def decode(self, slices: Sequence[Slice]) -> None:
+        started = time.perf_counter()
+        try:
+            self._decode(slices)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def load(model: Path, threads: int) -> tuple[Host, Worker]:
+    config = EngineConfig(threads=threads, ctx=4096)
+    host = Host(Load("m", str(model), None, config.model_dump_json().encode()), lambda _: None)
+    return host, Worker(host, SimpleQueue())
+
+
+def submit(host: Host, worker: Worker, request: GenerateRequest) -> None:
+    from edgeagent.worker.process import _Ready
+
+    worker.commands.put(Submit(request, time.monotonic()))
+    worker.commands.put(_Ready(request.id, host.prepare(request)))
+
+
+def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:
+    """Return the part of the worker's loop that is not llama.cpp, over one stream's decode steps."""
+    host, worker = load(model, threads)
+    prompt = TokenPrompt(tuple(range(1000, 1000 + DEPTH)))
+    submit(host, worker, GenerateRequest("warm", "m", prompt, sampling, max_tokens=8))
+    while worker._take_commands() and host.engine.has_work:
+        worker._send(host.engine.step())
+    shares = []
+    for turn in range(3):
+        submit(host, worker, GenerateRequest(f"r{turn}", "m", prompt, sampling, max_tokens=NUM_TOKENS))
+        worker._take_commands()
+        worker._send(host.engine.step())  # the prompt's last token
+        timed = Timed(host)
+        started = time.perf_counter()
+        while host.engine.has_work:
+            host.clear_abort()
+            worker.commands.put(Cancel("nobody"))
+            worker._take_commands()
+            host.adjust_threads()
+            worker._send(host.engine.admit())
+            worker._send(host.engine.step())
+            worker._publish()
+        shares.append(1 - timed.seconds / (time.perf_counter() - started))
+    worker.commands.put(Stop())
+    return statistics.median(shares)
+
+
+def cancel_delay_ms(model: Path, threads: int) -> float:
+    """Return how long a cancel in the middle of a long prefill takes to end the step."""
+    import threading
+
+    delays = []
+    host, worker = load(model, threads)
+    for turn in range(5):
+        prompt = TokenPrompt(tuple((7 * turn + 13 * i) % 5000 + 100 for i in range(2048)))
+        submit(host, worker, GenerateRequest(f"c{turn}", "m", prompt, max_tokens=4))
+        worker._take_commands()
+        asked = [0.0]
+
+        def cancel(name: str = f"c{turn}", asked: list[float] = asked) -> None:
+            asked[0] = time.perf_counter()
+            worker.interrupt(Cancel(name))
+
+        threading.Timer(0.3, cancel).start()
+        while host.engine.has_work:
+            host.clear_abort()
+            worker.commands.put(Cancel("nobody"))
+            worker._take_commands()
+            if host.engine.has_work:
+                worker._send(host.engine.step())
+        delays.append((time.perf_counter() - asked[0]) * 1000)
+    return statistics.median(delays)
+
+
+@contextmanager
+def daemon(model: str, *flags: str) -> Iterator[tuple[psutil.Process, int, dict[str, float]]]:
+    """Start a daemon; yield its process, port and when (seconds after start) it listened and was ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "edgeagent", "serve", model, "--port", "0", "--state-dir", folder, *flags]
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        times: dict[str, float] = {}
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "listening on" in line:
+                times["listening_s"] = time.perf_counter() - started
+            if " ready in " in line:
+                times["ready_s"] = time.perf_counter() - started
+                break
+        runtime = find_daemon(Path(folder))
+        assert runtime is not None
+        try:
+            yield psutil.Process(process.pid), runtime.port, times
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+async def stream_rate(port: int, prompt: str, schema: object | None = None) -> tuple[float, dict[str, float]]:
+    """Return the tokens/s of one stream as the client sees it, and the stages of the answer in milliseconds."""
+    fields: dict[str, object] = {"input": prompt, "max_output_tokens": NUM_TOKENS, "temperature": 0, "store": False}
+    if schema is not None:
+        fields["text"] = {"format": {"type": "json_schema", "name": "s", "schema": schema, "strict": True}}
+    async with connect(f"ws://127.0.0.1:{port}/v1/responses", max_size=None) as socket:
+        await socket.send(json.dumps({"type": "response.create", **fields}))
+        first = last = 0.0
+        async for message in socket:
+            event = json.loads(message)
+            if event["type"] == "response.output_text.delta":
+                last = time.perf_counter()
+                first = first or last
+            if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
+                break
+    usage = event["response"]["usage"]
+    return (usage["output_tokens"] - 1) / (last - first), event["response"]["edgeagent"]["stages_ms"]
+
+
+def llama_bench_rate(binary: Path, model: Path, threads: int) -> float:
+    command = [str(binary), "-m", str(model), "-p", "0", "-n", str(NUM_TOKENS), "-d", str(DEPTH), "-t", str(threads)]
+    output = subprocess.run([*command, "-fa", "1", "-r", "2", "-o", "json"], capture_output=True, check=True).stdout
+    return float(json.loads(output)[0]["avg_ts"])
+
+
+def wall_s(command: Sequence[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama-bench", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures: dict[str, float] = {}
+    figures["help_s"] = statistics.median(wall_s([sys.executable, "-m", "edgeagent", "--help"]) for _ in range(7))
+    starts = []
+    for _ in range(options.rounds):
+        with daemon("builtin") as (process, port, times):
+            asyncio.run(stream_rate(port, "Hello!"))
+            starts.append((times["listening_s"], times["ready_s"], process.memory_info().rss / 1e6))
+    for index, name in enumerate(("listening_s", "builtin_ready_s", "daemon_rss_mb")):
+        figures[name] = statistics.median(start[index] for start in starts)
+    greedy = SamplingParams(temperature=0.0)
+    mixed = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1)
+    figures["python_share_greedy"] = python_share(options.model, options.threads, greedy)
+    figures["python_share_sampled"] = python_share(options.model, options.threads, mixed)
+    figures["cancel_in_prefill_ms"] = cancel_delay_ms(options.model, options.threads)
+    prompt = "word " * DEPTH
+    ours, theirs, constrained = [], [], []
+    with daemon(str(options.model), "--threads", str(options.threads), "--ctx", "4096") as (_, port, _):
+        asyncio.run(stream_rate(port, prompt))
+        asyncio.run(stream_rate(port, prompt, SCHEMA))
+        for _ in range(options.rounds):
+            ours.append(asyncio.run(stream_rate(port, prompt))[0])
+            constrained.append(asyncio.run(stream_rate(port, prompt, SCHEMA))[0])
+            if options.llama_bench:
+                theirs.append(llama_bench_rate(options.llama_bench, options.model, options.threads))
+        figures["delivery_ms"] = asyncio.run(stream_rate(port, prompt))[1]["delivery"]
+    figures["websocket_tokens_per_s"] = statistics.median(ours)
+    figures["schema_tokens_per_s"] = statistics.median(constrained)
+    figures["schema_ratio"] = statistics.median(c / o for c, o in zip(constrained, ours, strict=True))
+    if theirs:
+        figures["llama_bench_tokens_per_s"] = statistics.median(theirs)
+        figures["websocket_ratio"] = statistics.median(o / t for o, t in zip(ours, theirs, strict=True))
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        for name, value in figures.items():
+            print(f"{name:28} {value:10.4g}")
+
+
+if __name__ == "__main__":
+    main()
