@@ -132,7 +132,9 @@ def _tree(cls: type[EdgeAgentError]) -> list[type[EdgeAgentError]]:
     return [cls, *(leaf for child in cls.__subclasses__() for leaf in _tree(child))]
 
 
-def from_code(code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> EdgeAgentError:
+def from_code(
+    code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+) -> EdgeAgentError:
     """Return the error with this code (InternalError where the code is unknown); it comes from the local backend."""
     for cls in _tree(EdgeAgentError)[1:]:
         if cls.code == code:

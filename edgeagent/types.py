@@ -120,7 +120,7 @@ OutputFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class SamplingParams(Struct, frozen=True):
-    """How the next token is drawn. None means the model's own default (`ModelInfo.sampling`, complete but for the seed).
+    """How the next token is drawn. None means the model's own default (`ModelInfo.sampling`, which lacks only a seed).
 
     temperature 0 is greedy. Penalties look at the last `repeat_last_n` tokens. Order of effect: logit bias, penalties,
     top-k, top-p, min-p, temperature (llama.cpp's default chain).

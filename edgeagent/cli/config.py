@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -46,12 +47,25 @@ def path(config: ConfigFile = None) -> None:
 
 @config_app.command("options")
 def options() -> None:
-    """Print every option with its flag, environment variable, default and meaning, as a Markdown table."""
-    typer.echo("| option | flag | default | meaning |\n|---|---|---|---|")
+    """Print every option with its flag, default and meaning, as the Markdown table that README has."""
+    typer.echo(options_table())
+
+
+def options_table() -> str:
+    """Return all options as a Markdown table, the same on every machine."""
+    lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
     for option in declared_options():
-        default = "" if option.default in (None, ()) else f"`{_text(option.default)}`"
+        match option.default:
+            case None | ():
+                default = ""
+            case Path():
+                default = "the platform's state folder"
+            case value:
+                default = f"`{_text(value)}`"
         bounds = f" ({option.bounds})" if option.bounds else f" ({', '.join(option.choices)})" if option.choices else ""
-        typer.echo(f"| `{option.name}` | `{option.flag}` | {default} | {option.help}{bounds} |")
+        flag = "MODEL" if option.name == "model" else option.flag
+        lines.append(f"| `{option.name}` | `{flag}` | {default} | {option.help}{bounds} |")
+    return "\n".join(lines)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

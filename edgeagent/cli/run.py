@@ -45,8 +45,10 @@ def run(
 ) -> None:
     """Chat with a model, or answer one PROMPT (also read from a pipe) and leave.
 
-    Uses the daemon that runs, or starts one for the occasion.
+    Uses the daemon that runs, or starts one for the occasion. A single argument with a blank in it is the PROMPT.
     """
+    if prompt is None and model is not None and " " in model and not Path(model).exists():
+        model, prompt = None, model
     overrides = {"state_dir": state_dir} if state_dir else {}
     settings = load_config(overrides, config).config
     question = _question(prompt)

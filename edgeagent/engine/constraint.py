@@ -1,4 +1,4 @@
-"""What the engine asks of a grammar: which tokens may come next. The text layer makes one for a request that has one."""
+"""What the engine asks of a grammar: which tokens may come next. The text layer makes one where a request has one."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class LlamaRunner:
     def set_num_threads(self, num_threads: int) -> None:
         """Use so many threads from the next decode on.
 
-        llama.cpp sums attention in another order with another number of threads: logits move as they do between kernels.
+        llama.cpp sums attention in another order with another number of threads: logits move as between kernels.
         """
         self.num_threads = num_threads
         lib.llama_set_n_threads(self._context, num_threads, num_threads)

@@ -159,6 +159,17 @@ async def test_a_deadline_ends_the_request_running_or_waiting(make: Make, start:
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
 
 
+async def test_a_deadline_stops_the_work_even_if_nobody_reads(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    steps = backend.generate(request("stream", timeout_s=0.05))
+    await anext(steps)
+    await eventually(lambda: backend.estimate(request("")).num_live == 0)
+    with pytest.raises(RequestTimeout):
+        async for _ in steps:
+            pass
+
+
 async def test_a_deadline_leaves_what_ends_in_time_alone(make: Make) -> None:
     backend = make()
     await backend.start()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeagent.engine.cell_ledger import CellLedger
 
@@ -21,7 +22,9 @@ def test_a_shared_prefix_costs_its_cells_once() -> None:
     ledger.check_integrity()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "share", "trim"]), st.integers(0, 4), st.integers(0, 10)), max_size=40))
+@given(
+    st.lists(st.tuples(st.sampled_from(["take", "share", "trim"]), st.integers(0, 4), st.integers(0, 10)), max_size=40)
+)
 def test_random_operations_keep_the_books(operations: list[tuple[str, int, int]]) -> None:
     ledger = CellLedger(64)
     lengths = dict.fromkeys(range(5), 0)

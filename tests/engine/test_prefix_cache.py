@@ -8,7 +8,9 @@ from edgeagent.types import MemoryKind
 from tests.fakes import FakeRunner
 
 
-def compute(runner: FakeRunner, cache: PrefixCache, tokens: list[int], partition: str = "", keep: bool = True) -> tuple[int, int]:
+def compute(
+    runner: FakeRunner, cache: PrefixCache, tokens: list[int], partition: str = "", keep: bool = True
+) -> tuple[int, int]:
     """Claim, compute and release a prompt; return (sequence id, tokens found in the cache)."""
     claimed = cache.claim(partition, tokens, len(tokens))
     assert claimed is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeagent.engine.radix_tree import RadixTree
 
@@ -43,7 +44,9 @@ def test_agrees_with_a_dictionary(operations: list[tuple[str, int, list[int] | i
             tree.remove(holder)
         tree.check_integrity()
     assert {holder: list(tree.tokens(holder)) for holder in plain} == plain
-    assert {holder: tree.length(holder) for holder in plain} == {holder: len(tokens) for holder, tokens in plain.items()}
+    assert {holder: tree.length(holder) for holder in plain} == {
+        holder: len(tokens) for holder, tokens in plain.items()
+    }
     found = list(tree.match("", query))
     best = max((common(tokens, query) for tokens in plain.values()), default=0)
     lengths = [length for length, _ in found]

@@ -11,7 +11,15 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import Tier
 
 
-def sequence(name: str, num_prompt: int, num_computed: int = 0, num_output: int = 0, tier: Tier = Tier.INTERACTIVE, order: int = 0, prefill_only: bool = False) -> Sequence:
+def sequence(
+    name: str,
+    num_prompt: int,
+    num_computed: int = 0,
+    num_output: int = 0,
+    tier: Tier = Tier.INTERACTIVE,
+    order: int = 0,
+    prefill_only: bool = False,
+) -> Sequence:
     spec = SequenceSpec(name, [1] * num_prompt, Sampler(ResolvedSampling(), 10), tier=tier, prefill_only=prefill_only)
     tokens = array("i", [1] * (num_prompt + num_output))
     return Sequence(spec, tokens, num_prompt, num_prompt + 100, order, seq_id=order, num_computed=num_computed)

@@ -126,7 +126,7 @@ async def test_an_abandoned_request_is_cancelled_and_its_late_frames_dropped(mak
     assert supervisor.num_live == 1, "its place is taken until the worker has let go of it"
     await eventually(lambda: supervisor.num_live == 0)
     assert len(record.steps) == num_steps
-    assert supervisor.status().num_restarts == 0
+    assert supervisor.status().state is WorkerState.READY
 
 
 async def test_unknown_ids_are_ignored(make: Make) -> None:
@@ -257,6 +257,15 @@ async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
     assert record.error is not None and "no sign of life" in record.error.message
     assert (await submit(supervisor, "answer 1", "r2").end()).text == "0 "
     assert pid is not None and not psutil.pid_exists(pid)
+
+
+async def test_requests_need_not_wait_for_a_condemned_worker_to_die(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
+    record = await submit(supervisor, "freeze 1").end()
+    assert isinstance(record.error, WorkerCrashed)
+    pid = supervisor.status().pid
+    assert pid is not None and psutil.pid_exists(pid)
+    kill(supervisor)
 
 
 async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
