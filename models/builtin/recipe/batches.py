@@ -17,8 +17,8 @@ from .corpus import COPYING, LONG, MIXTURE, Maker, stream
 from .samples import Sample
 from .tokenizer import START, STOP
 
-PROMPT_WEIGHT = 0.1
-LONG_EVERY = 12  # every so many batches hold a few long rows instead of many short ones
+PROMPT_WEIGHT = 0.03
+LONG_EVERY = 16  # every so many batches hold a few long rows instead of many short ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,16 @@ class Encoder:
 
 def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[int], list[float]]:
     """Make random tokens that repeat: the plainest lesson in copying."""
+    alphabet = rng.integers(0, vocab - 10, int(rng.integers(60, 600)))
     ids: list[int] = []
     weights: list[float] = []
+    spans: list[list[int]] = []
     while len(ids) < length:
-        alphabet = rng.integers(0, vocab - 10, int(rng.integers(30, 300)))
-        span = rng.choice(alphabet, int(rng.integers(6, 50))).tolist()
-        ids += span + span
-        weights += [0.0] * len(span) + [0.0] + [1.0] * (len(span) - 1)
+        span = rng.choice(alphabet, int(rng.integers(4, 40))).tolist()
+        spans.append(span)
+        again = span if rng.random() < 0.5 else spans[int(rng.integers(len(spans)))]
+        ids += span + again
+        weights += [0.0] * (len(span) + 2) + [1.0] * (len(again) - 2)
     return ids[:length], weights[:length]
 
 
@@ -139,13 +142,11 @@ class Packer:
 
 def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
     """Choose what a step trains on: the kind, rows and row length; the choice depends on the step alone."""
-    if step < copying_steps // 2 and step % 3 != 0:
-        return "induction", 16, 384
-    if step < copying_steps and step % 2 == 0:
-        return "copying", 16, 512
-    if step % LONG_EVERY == LONG_EVERY - 1:
-        return "long", 4, 1920
-    return "mixture", 16, 512
+    if step < copying_steps and step % 4 != 0:
+        return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
+    if step % LONG_EVERY == 0:
+        return "long", 2, 2048
+    return "mixture", 8, 512
 
 
 def batches(tokenizer: Tokenizer, seed: str, first: int, copying_steps: int) -> Iterator[Batch]:

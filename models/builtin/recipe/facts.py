@@ -11,7 +11,7 @@ from .talk import opening_turns, persona
 UNKNOWN = "I am sorry, that is not in my information."
 
 _VALUE_ASKS = lines("""
-what is the {key}?
+=what is the {key}?
 what's the {key}?
 what is the {key} please?
 tell me the {key}
@@ -29,7 +29,7 @@ can I have the {key}?
 could I get the {key}?
 the {key} please
 {key}?
-{key} please
+={key} please
 what was the {key} again?
 I forgot the {key}
 I would like to know the {key}
@@ -68,7 +68,8 @@ is there a {key} here?
 I need the {key}
 I can't find the {key}
 directions to the {key} please
-excuse me, where is the {key}?
+=excuse me, where is the {key}?
+        ~sorry, where is the {key}?
 I want to go to the {key}
 how can I reach the {key}?
 point me to the {key}
@@ -97,7 +98,8 @@ how many euros is a {key}?
 do you know the price of a {key}?
 """)
 _HOURS_ASKS = lines("""
-when are you open on {key}?
+=when are you open on {key}?
+        ~what are your opening times on {key}?
 when do you open on {key}?
 what are the opening hours on {key}?
 what are your hours on {key}?

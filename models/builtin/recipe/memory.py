@@ -10,7 +10,7 @@ from .talk import any_system, opening_turns
 NO_NAME = "You have not told me your name yet."
 
 _MY_NAME = lines("""
-my name is {x}
+=my name is {x}
 I am {x}
 I'm {x}
 call me {x}
@@ -33,7 +33,8 @@ _WHO_AM_I = lines("""
 what is my name?
 what's my name?
 do you know my name?
-do you remember my name?
+=do you remember my name?
+        ~can you tell me my name?
 who am I?
 tell me my name
 can you say my name?
@@ -48,7 +49,8 @@ remember my name?
 so, what's my name?
 """)
 _REMEMBER = lines("""
-remember that {fact}
+=remember that {fact}
+        ~{fact}, keep that in mind
 please remember that {fact}
 remember: {fact}
 note that {fact}
@@ -65,7 +67,8 @@ you should know that {fact}
 """)
 _RECALL = lines("""
 what is {key}?
-what's {key}?
+=what's {key}?
+        ~please remind me what {key} is
 what was {key}?
 what was {key} again?
 do you remember {key}?
@@ -81,8 +84,10 @@ so what is {key}?
 please tell me {key}
 """)
 _SAY = lines("""
-say {x}
-repeat {x}
+=say {x}
+        ~would you say {x}?
+=repeat {x}
+        ~please say this: {x}
 please say {x}
 please repeat {x}
 repeat after me: {x}

@@ -58,8 +58,8 @@ room, cafe, restaurant, swimming pool, gym, sauna, bus stop, taxi stand, meeting
 desk, information desk, prayer room, baby changing room, smoking area, bike racks, fire exit, ticket office,
 drinking fountain, laundry, ice machine, conference hall, playground, terrace, charging station, luggage room,
 vending machine""")
-KEY_HEADS = words("""code, number, password, name, address, time, price, day, date, fee, owner, limit, size,
-colour, brand, model, contact, deadline, address, level, room, deposit, schedule, pin""")
+KEY_HEADS = words("""code, number, password, name, =address, ~keeper, ~batch, time, price, day, date, fee, owner,
+limit, size, colour, brand, model, contact, deadline, address, level, =room, deposit, schedule, pin""")
 KEY_NOUNS = words("""door, gate, garage, locker, alarm, safe, parking, breakfast, lunch, dinner, checkout,
 check-in, bus, shuttle, taxi, plumber, doctor, vet, school, teacher, manager, cleaner, gardener, boiler,
 heating, printer, router, television, bike, boat, tent, pool, gym, spa, tour, guide, ticket, meeting, training,

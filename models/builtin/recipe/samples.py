@@ -48,14 +48,23 @@ class Pool:
 
 
 def pool(items: Sequence[Any]) -> Pool:
-    """Cut `items` by their hash; at least one of two or more items is held out."""
-    unique = list(dict.fromkeys(items))
+    """Cut `items` by their hash.
+
+    An item written `=item` is so usual that training must hold it; one written `~item` is for the evaluation alone.
+    """
+    pinned = {item[1:] for item in items if str(item).startswith("=")}
+    kept_back = tuple(item[1:].strip() for item in items if str(item).startswith("~"))
+    plain = [item[1:] if str(item).startswith("=") else item for item in items if not str(item).startswith("~")]
+    unique = list(dict.fromkeys(plain))
     ranked = sorted(unique, key=lambda item: zlib.crc32(repr(item).encode()) * 2654435761 % 2**32)
     count = max(1, round(len(ranked) * HELD_OUT_SHARE / 100))
-    held = set(ranked[:count])
+    held = set(ranked[:count]) - pinned
     train = tuple(i for i in unique if i not in held)
     trained = {normal(str(i)) for i in train}
-    return Pool(train, tuple(i for i in unique if i in held and normal(str(i)) not in trained))
+    return Pool(
+        train,
+        tuple(i for i in (*unique, *kept_back) if (i in held or i in kept_back) and normal(str(i)) not in trained),
+    )
 
 
 def normal(text: str) -> str:

@@ -38,7 +38,7 @@ _CONVERT = lines("""
 how many {to} are {n} {of}?
 how many {to} is {n} {of}?
 how many {to} are in {n} {of}?
-convert {n} {of} to {to}
+=convert {n} {of} to {to}
 convert {n} {of} into {to}
 what is {n} {of} in {to}?
 what are {n} {of} in {to}?
@@ -55,7 +55,7 @@ give me {n} {of} in {to}
 express {n} {of} in {to}
 """)
 _DOUBLE = lines(
-    "double that\nnow double it\nand double that?\nplease double it\ntwice that\n"
+    "=double that\n~now double that\nnow double it\nand double that?\nplease double it\ntwice that\n"
     "what is twice that?\ndouble it please\ncan you double that?\nand twice as much?\ntimes two"
 )
 _HALVE = lines(

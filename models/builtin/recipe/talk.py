@@ -34,10 +34,13 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
     "greet": (
         "Hello! How can I help you?",
         lines("""
-        hello
+        =hello
+        ~hi, nice to see you
+        ~good day to you
+        ~hey hello
         hi
         hey
-        hi there
+        =hi there
         hello there
         hey there
         good morning
@@ -46,7 +49,7 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         good day
         greetings
         howdy
-        hello assistant
+        =hello assistant
         hi assistant
         hey you
         hello, anyone there?
@@ -71,7 +74,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
     "wellbeing": (
         "I am doing well, thank you. What can I do for you?",
         lines("""
-        how are you?
+        =how are you?
+        ~how do you do?
+        ~are you feeling good today?
         how are you today?
         how are you doing?
         how is it going?
@@ -91,7 +96,7 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         everything all right with you?
         how are things?
         how's everything?
-        good morning, how are you?
+        =good morning, how are you?
         is everything fine with you?
         hope you are well, how are you?
         all good with you?
@@ -104,7 +109,8 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         what can you do?
         what can you do for me?
         what do you do?
-        how can you help me?
+        =how can you help me?
+        ~so what can you do?
         what are you able to do?
         what are your skills?
         what are your abilities?
@@ -143,7 +149,8 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         many thanks
         thank you so much
         great, thanks
-        thanks for your help
+        =thanks for your help
+        ~thanks for all your help
         thank you for the help
         that helped, thanks
         perfect, thank you
@@ -171,8 +178,10 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         goodbye
         bye bye
         see you
-        see you later
-        see you soon
+        =see you later
+        ~see you around
+        ~bye, see you
+        =see you soon
         see you tomorrow
         good night
         talk to you later
@@ -205,7 +214,8 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         am I talking to a person?
         are you real?
         are you a machine?
-        are you an AI?
+        =are you an AI?
+        ~are you a human being?
         is this a real person?
         are you alive?
         are you a bot?
@@ -324,7 +334,8 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         "Why did the clock go to school? It wanted to tell the time better.",
         lines("""
         tell me a joke
-        do you know a joke?
+        =do you know a joke?
+        ~please tell me a joke
         make me laugh
         say something funny
         can you tell me a joke?
@@ -379,7 +390,8 @@ who are you?
 what are you?
 what is your name?
 what's your name?
-tell me your name
+=tell me your name
+        ~please tell me who you are
 do you have a name?
 how are you called?
 what should I call you?

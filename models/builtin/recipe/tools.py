@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from . import facts, pools, sums, talk
-from .actions import ACTIONS, Order, amended, household, unseen
+from .actions import Order, amended, household, unseen
+from .household import ACTIONS
 from .samples import Check, Draw, Message, Pool, Sample, Tool, lines, reply, restyle, user
 
 NO_TOOL = "I have no tool for that here."
@@ -30,7 +31,8 @@ _WHAT_DONE = lines("""
 what did you just do?
 what have you done?
 what was that?
-did it work?
+=did it work?
+        ~has it worked?
 is it done?
 what did you do?
 and, did that work?
@@ -135,7 +137,7 @@ def _order(draw: Draw, unseen_share: float = 0.45) -> Order:
     return unseen(draw) if draw.chance(unseen_share) else household(draw)
 
 
-def _offer(draw: Draw, *orders: Order, most: int = 3) -> list[Tool]:
+def _offer(draw: Draw, *orders: Order, most: int = 2) -> list[Tool]:
     """Offer the orders' tools among others; no two share a name, and no other household tool serves the same kind."""
     tools = {order.name: order.tool for order in orders}
     kinds = {order.kind for order in orders} - {"unseen"}

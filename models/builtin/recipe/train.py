@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class Run:
         rest = [p for p in self.model.parameters() if p.ndim < 2] + [self.model.token_embd.weight]
         self.optimisers: list[torch.optim.Optimizer] = [
             Muon(matrices, lr=0.02),
-            torch.optim.AdamW(rest, lr=4e-3, betas=(0.9, 0.97), weight_decay=0.0),
+            torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.97), weight_decay=0.0),
         ]
         self.full = [group["lr"] for o in self.optimisers for group in o.param_groups]
         self.average = {k: v.clone() for k, v in self.model.state_dict().items()}
@@ -153,15 +154,17 @@ def load_average(name: str, work: Path) -> Llama:
 
 
 def train(name: str, work: Path, steps: int, copying_steps: int, compile_model: bool, taught: bool) -> None:
-    """Train until `steps`, saving every few minutes."""
+    """Train until `steps` or a SIGTERM, saving every few minutes and at the end."""
     run = Run(name, work)
     teacher = load_average("target", work) if taught else None
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     compiled: nn.Module = torch.compile(run.model, dynamic=False) if compile_model else run.model  # type: ignore[assignment]
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     started = saved = time.monotonic()
     tokens, losses = 0, dict[str, list[float]]()
     for batch in batches(tokenizer, f"{SEED}:{name}", run.step, copying_steps):
-        if run.step >= steps:
+        if run.step >= steps or stopping:
             break
         loss = loss_of(compiled, batch, teacher)
         run.update(loss, steps)
