@@ -162,7 +162,8 @@ async def test_a_deadline_ends_the_request_running_or_waiting(make: Make, start:
 async def test_a_deadline_stops_the_work_even_if_nobody_reads(make: Make) -> None:
     backend = make()
     await backend.start()
-    steps = backend.generate(request("stream", timeout_s=0.05))
+    await collect(backend, request("answer 1"))
+    steps = backend.generate(request("stream", timeout_s=0.3))
     await anext(steps)
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
     with pytest.raises(RequestTimeout):
