@@ -17,7 +17,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sampling import Logprob
-from edgeagent.engine.scheduler import Scheduler, Work, by_urgency
+from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
 from edgeagent.types import FinishReason, MemoryKind
@@ -28,6 +28,10 @@ _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
 # Attention's cells are written once and cut off again. A recurrent state is overwritten layer by layer, so an
 # interrupted step leaves it half old and half new at either length.
 _KEEPS_STATE_WHEN_INTERRUPTED = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
+
+
+def _never() -> bool:
+    return False
 
 
 class Drafter(Protocol):
@@ -82,7 +86,8 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._clock = clock
-        self._max_running = max_running
+        # Each running sequence has a token in every batch.
+        self._max_running = min(max_running, runner.max_batch)
         self._cost_model = CostModel(runner.max_batch)
         self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model)
         self._cache = PrefixCache(runner)
@@ -127,6 +132,7 @@ class Engine:
             )
         if num_prompt == 0:
             raise InternalError("a prompt without tokens reached the engine")
+        assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = room if spec.max_tokens is None else min(room, spec.max_tokens)
         sequence = Sequence(
             spec=spec,
@@ -171,20 +177,23 @@ class Engine:
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
             sequence.seq_id, sequence.num_computed = claimed
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-            sequence.marks.claimed_s = self._clock()
-            sequence.marks.cache_s += sequence.marks.claimed_s - started_s
+            if sequence.marks.claimed_s == 0.0:  # one that was preempted has been told of
+                sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+                sequence.marks.claimed_s = self._clock()
+                sequence.marks.cache_s = sequence.marks.claimed_s - started_s
             output = Output(sequence)
             if sequence.num_pending == 0:
                 self._finish(output, FinishReason.STOP)
             outputs.append(output)
         return outputs
 
-    def step(self) -> list[Output]:
+    def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
         """Advance all sequences by one batch and return what came of it.
 
         An interrupted batch (see Runner.decode) returns nothing and loses nothing: what it had computed is taken back
-        and planned again.
+        and planned again, in short steps that are not to be interrupted; so cancels, however many, hold up nobody else
+        for good. A long step is not begun where `is_wanted` says that there is a command to read. It is asked after
+        `is_in_long_step` is set: who gives a command and then finds that unset has given it in time.
         """
         outputs = self.admit()
         works = self._plan()
@@ -194,8 +203,11 @@ class Engine:
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
         started_s = self._clock()
-        self.is_in_long_step = num_tokens > _LONG_STEP_TOKENS if expected_s is None else expected_s > _LONG_STEP_S
+        is_long = num_tokens > _LONG_STEP_TOKENS if expected_s is None else expected_s > _LONG_STEP_S
+        self.is_in_long_step = is_long and not self._is_making_up
         try:
+            if self.is_in_long_step and is_wanted():
+                return outputs
             self._runner.decode([self._slice(work) for work in works])
         except DecodeCancelled:
             self._restore(works, is_state_known=self._runner.memory_kind in _KEEPS_STATE_WHEN_INTERRUPTED)
@@ -229,7 +241,7 @@ class Engine:
             assert sequence.seq_id is not None
             assert self._cache.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
             assert len(sequence.tokens) <= sequence.max_length
-            assert sequence.num_cached <= sequence.num_computed
+            assert sequence.num_cached <= sequence.num_prompt
 
     # Planning
 
@@ -238,13 +250,18 @@ class Engine:
         while self._running:
             running = list(self._running.values())
             drafts = self._draft(running)
-            works = self._scheduler.plan(running, drafts)
+            works = self._scheduler.plan(running, drafts, MIN_CHUNK if self._is_making_up else None)
             if self._cache.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
-            if len(running) == 1:
-                return self._scheduler.plan(running, {}) if self._cache.reserve(1) else []
+            # One alone always has room: its length and its drafts end where the cells do.
+            assert len(running) > 1
             self._preempt(by_urgency(running)[-1])
         return []
+
+    @property
+    def _is_making_up(self) -> bool:
+        """Whether something that a cancel interrupted is being computed again."""
+        return any(sequence.num_lost > 0 for sequence in self._running.values())
 
     def _draft(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         if self._drafter is None:
@@ -261,7 +278,7 @@ class Engine:
         """Send a running sequence back to wait; it goes on later from its own tokens."""
         del self._running[sequence.id]
         self._release(sequence)
-        sequence.seq_id, sequence.num_computed, sequence.num_cached = None, 0, 0
+        sequence.seq_id, sequence.num_computed = None, 0
         self._waiting[sequence.id] = sequence
 
     def _slice(self, work: Work) -> Slice:
@@ -277,6 +294,7 @@ class Engine:
     def _commit(self, work: Work, row: int) -> Output:
         """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
         sequence, output = work.sequence, Output(work.sequence)
+        sequence.num_lost = max(0, sequence.num_lost - work.num_tokens)
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
         if work.num_logits == 0:
             if sequence.num_pending == 0:
@@ -334,17 +352,17 @@ class Engine:
     def _rewind(self, sequence: Sequence) -> None:
         """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
         assert sequence.seq_id is not None
-        length = self._cache.restore(sequence.seq_id)
-        sequence.num_computed = length
-        sequence.num_cached = min(sequence.num_cached, length)
+        sequence.num_computed = self._cache.restore(sequence.seq_id)
 
     def _restore(self, works: Items[Work], *, is_state_known: bool) -> None:
         """Take an interrupted batch back."""
         for work in works:
+            sequence, num_computed = work.sequence, work.sequence.num_computed
             if not is_state_known:
-                assert work.sequence.seq_id is not None
-                self._cache.reset(work.sequence.seq_id)
-            self._rewind(work.sequence)
+                assert sequence.seq_id is not None
+                self._cache.reset(sequence.seq_id)
+            self._rewind(sequence)
+            sequence.num_lost += work.num_tokens + num_computed - sequence.num_computed
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
         """The runner found no cells although the ledger did: evict, else preempt, else fail the one that is left."""

@@ -111,15 +111,6 @@ class PrefixCache:
         self.reset(seq_id)
         return 0
 
-    def trim(self, seq_id: int, length: int) -> int:
-        """Cut a live sequence; return the length it has afterwards: `length`, or 0 where the memory cannot be cut."""
-        if not self._runner.trim(seq_id, length):
-            self.reset(seq_id)
-            return 0
-        self._tree.truncate(seq_id, length)
-        self._cells.trim(seq_id, length)
-        return length
-
     def reset(self, seq_id: int) -> None:
         """Empty a live sequence."""
         self._runner.clear(seq_id)

@@ -52,8 +52,13 @@ class Scheduler:
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
 
-    def plan(self, running: Items[Sequence], drafts: dict[str, tuple[int, ...]]) -> list[Work]:
-        """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only."""
+    def plan(
+        self, running: Items[Sequence], drafts: dict[str, tuple[int, ...]], max_prompt_tokens: int | None = None
+    ) -> list[Work]:
+        """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only.
+
+        No more sequences may run than a batch has tokens.
+        """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         works = []
         room = self._max_batch - len(decoding)
@@ -63,6 +68,8 @@ class Scheduler:
             works.append(_work(sequence, 1, proposed))
         depth = max((sequence.num_computed for sequence in running), default=0)
         room = min(room, self._prompt_budget(works, depth))
+        if max_prompt_tokens is not None:
+            room = min(room, max_prompt_tokens)
         for sequence in by_urgency(sequence for sequence in running if not sequence.is_decoding):
             num_tokens = min(sequence.num_pending, room)
             if num_tokens > 0:

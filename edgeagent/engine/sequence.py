@@ -34,8 +34,8 @@ class Marks:
     """When a sequence reached each stage, time.monotonic seconds; 0 until it does."""
 
     added_s: float = 0.0
-    claimed_s: float = 0.0  # got a sequence id
-    cache_s: float = 0.0  # duration of lookup and claim
+    claimed_s: float = 0.0  # first got a sequence id
+    cache_s: float = 0.0  # duration of that lookup and claim
     prefill_s: float = 0.0  # its first step began
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -45,8 +45,9 @@ class Marks:
 class Sequence:
     """A prompt and what has been generated; the engine moves `num_computed` towards `len(tokens)`.
 
-    ledger:  0 ≤ num_cached ≤ num_computed ≤ len(tokens) ≤ max_length;  num_prompt ≤ len(tokens)
-    A waiting sequence has no seq_id and num_computed 0.
+    ledger:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens)
+    A waiting sequence has no seq_id and num_computed 0. What it first found cached stays `num_cached`, even where it is
+    preempted and finds more, or less, when it is its turn again.
     """
 
     spec: SequenceSpec
@@ -57,6 +58,7 @@ class Sequence:
     seq_id: int | None = None
     num_computed: int = 0
     num_cached: int = 0
+    num_lost: int = 0  # tokens whose computation was interrupted and is not made up for
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)

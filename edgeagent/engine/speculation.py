@@ -15,6 +15,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
+from edgeagent.errors import InternalError
 
 # A draft model that lags further behind than this (a long prompt) catches up by one such chunk a step.
 _MAX_CATCH_UP = 256
@@ -102,6 +103,13 @@ class DraftModel:
             for draft in self._drafts.values():
                 draft.guesses.clear()
                 draft.num_agreed = self._cache.restore(draft.seq_id)
+            return {}
+        except InternalError:
+            # Nobody's answer needs the draft; what its memory holds after a failed decode is not known.
+            for draft in self._drafts.values():
+                draft.guesses.clear()
+                draft.num_agreed = 0
+                self._cache.reset(draft.seq_id)
             return {}
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:

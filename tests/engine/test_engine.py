@@ -223,6 +223,72 @@ class TestCancel:
             name: naive(prompt, 20)[0] for name, prompt in {"a": [5, 6, 7], "b": [8, 9], "c": [10, 11, 12]}.items()
         }
 
+    @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+    def test_cancels_without_end_hold_up_nobody_for_good(self, kind: MemoryKind) -> None:
+        class Harassed(FakeRunner):
+            """Some client cancels something in every step that lets itself be interrupted."""
+
+            def decode(self, slices: list) -> None:  # type: ignore[override, type-arg]
+                if engine.is_in_long_step:
+                    self.cancel_next = len(slices)
+                super().decode(slices)
+
+        engine = make_engine(Harassed(num_cells=1024, memory_kind=kind))
+        prompts = {"a": [1 + i % 40 for i in range(400)], "b": [2 + i % 40 for i in range(300)]}
+        for name, prompt in prompts.items():
+            engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=5))
+        outputs: dict[str, list[int]] = {}
+        for _ in range(500):
+            for output in engine.step():
+                outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+            engine.check_integrity()
+        assert outputs == {name: naive(prompt, 5)[0] for name, prompt in prompts.items()}
+
+    def test_a_long_step_is_not_begun_before_a_waiting_command_is_read(self) -> None:
+        runner = FakeRunner()
+        engine = make_engine(runner)
+        engine.add(SequenceSpec("a", [1 + i % 40 for i in range(60)], greedy(), max_tokens=3))
+        seen: list[bool] = []
+
+        def is_wanted() -> bool:
+            seen.append(engine.is_in_long_step)
+            return True
+
+        engine.step(is_wanted)
+        assert (seen, runner.num_tokens_computed, engine.is_in_long_step) == ([True], 0, False)
+        engine.step()
+        engine.step(is_wanted)
+        assert runner.num_tokens_computed == 61, "a short step is not asked about"
+
+
+class TestPreemption:
+    def test_usage_and_waiting_time_are_those_of_the_first_turn(self) -> None:
+        ticks = iter(range(1, 10_000))
+        runner = FakeRunner(num_cells=40, end_token=-1)
+        engine = Engine(runner, max_running=2, clock=lambda: float(next(ticks)))
+        first = engine.add(SequenceSpec("a", list(range(1, 16)), greedy(), max_tokens=20))
+        second = engine.add(SequenceSpec("b", list(range(21, 36)), greedy(), max_tokens=20))
+        engine.step()
+        claimed_s, cache_s = second.marks.claimed_s, second.marks.cache_s
+        was_preempted = False
+        while engine.has_work:
+            engine.step()
+            engine.check_integrity()
+            was_preempted = was_preempted or second.seq_id is None
+        assert was_preempted
+        assert (first.num_cached, second.num_cached) == (0, 0), "what it had computed itself was not cached for it"
+        assert (second.marks.claimed_s, second.marks.cache_s) == (claimed_s, cache_s)
+
+
+def test_no_more_run_than_a_batch_has_tokens() -> None:
+    runner = FakeRunner(end_token=-1, num_cells=1024, num_sequences=20, max_batch=8)
+    engine = make_engine(runner, max_running=16)
+    for index in range(16):
+        engine.add(SequenceSpec(f"s{index}", [index + 1], greedy(), max_tokens=40))
+    engine.step()
+    assert engine.status().num_running == 8
+    assert {len(tokens) for tokens, _ in run(engine).values()} == {40}
+
 
 class TestUrgency:
     def test_realtime_goes_before_batch_and_equals_by_arrival(self) -> None:

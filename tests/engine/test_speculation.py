@@ -8,6 +8,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.sampling import ResolvedSampling, Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.errors import InternalError
 from tests.fakes import FakeRunner, next_token
 
 
@@ -101,3 +102,27 @@ class TestDraftModel:
         sequence = decoding(list(range(1, 41)))
         steps = [draft.draft([sequence]) for _ in range(3)]
         assert [bool(step) for step in steps] == [False, False, True]
+
+    def test_a_draft_that_breaks_costs_nobody_an_answer(self) -> None:
+        class Broken(FakeRunner):
+            is_broken = False
+
+            def decode(self, slices: list) -> None:  # type: ignore[override, type-arg]
+                super().decode(slices)
+                if self.is_broken:
+                    raise InternalError("llama_decode failed with status -3")
+
+        runner = Broken()
+        draft = DraftModel(runner, DraftLength(3, CostModel(64)))
+        sequence = decoding([5, 6, 7])
+        assert draft.draft([sequence])
+        runner.is_broken = True
+        assert draft.draft([sequence]) == {}
+        runner.is_broken = False
+        expected, tokens = [], [5, 6, 7]
+        for _ in range(3):
+            tokens.append(next_token(tokens, 50))
+            expected.append(tokens[-1])
+        assert draft.draft([sequence]) == {"a": tuple(expected)}
+        draft.release(sequence)
+        draft.check_integrity()
