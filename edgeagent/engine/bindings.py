@@ -38,11 +38,13 @@ lib = _load()
 
 _ERROR_LEVEL = 4  # ggml_log_level
 _last_errors: deque[str] = deque(maxlen=8)
+# The abort flags of all contexts: while one is set, what llama.cpp calls an error is that it was interrupted.
+abort_flags: list[ctypes.Array[ctypes.c_char]] = []
 
 
 def _log(level: int, text: bytes, _: object) -> None:
     # Everything below an error is llama.cpp talking about its model; the daemon reports that in its own words.
-    if level == _ERROR_LEVEL:
+    if level == _ERROR_LEVEL and not any(flag.value for flag in abort_flags):
         line = text.decode(errors="replace").strip()
         _last_errors.append(line)
         sys.stderr.write(line + "\n")

@@ -11,7 +11,7 @@ import psutil
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.bindings import last_error, lib
+from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.errors import InternalError, ModelLoadFailed
@@ -51,6 +51,12 @@ class LlamaRunner:
                 f"{last_error() or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
             )
         self._memory = lib.llama_get_memory(self._context)
+        if not self._memory:
+            lib.llama_free(self._context)
+            raise ModelLoadFailed(
+                f"{model.path} keeps no memory of a text: it is an embedding or diffusion model, which cannot generate "
+                "token by token"
+            )
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
         self._make_batch()
@@ -95,6 +101,7 @@ class LlamaRunner:
         # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
         # each time. libc's strlen on a two-byte buffer reads the flag instead: "" is false, "\1" is true.
         self._abort_flag = ctypes.create_string_buffer(2)
+        abort_flags.append(self._abort_flag)
         libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
         callback = ctypes.cast(libc.strlen, lib.ggml_abort_callback)
         self._abort_callback = callback
@@ -113,6 +120,7 @@ class LlamaRunner:
         if self._context:
             lib.llama_free(self._context)
             self._context = None
+            abort_flags[:] = [flag for flag in abort_flags if flag is not self._abort_flag]
 
     def request_abort(self) -> None:
         """Make the running decode stop at its next graph node (CPU only). Any thread may call it."""
@@ -123,7 +131,7 @@ class LlamaRunner:
         self._abort_flag[0] = b"\0"
 
     def decode(self, slices: Sequence[Slice]) -> None:
-        """Compute a batch of at most `max_batch` tokens.
+        """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).
 
         Raise DecodeCancelled (parts may be computed: trim to what is known), OutOfCells (nothing was computed), or
         InternalError.
@@ -140,6 +148,8 @@ class LlamaRunner:
         self._batch.n_tokens = at
         status = lib.llama_decode(self._context, self._batch)
         if status == 0:
+            # Else whoever reads the logits would pay for the step, or the next step would, and its time be no measure.
+            lib.llama_synchronize(self._context)
             self._outputs = np.flatnonzero(self._flags[:at])
         elif status == 1:
             raise OutOfCells
@@ -155,10 +165,6 @@ class LlamaRunner:
         view: Logits = np.ndarray(self.num_vocab, np.float32, memoryview(row))
         view.flags.writeable = False
         return view
-
-    def synchronize(self) -> None:
-        """Wait until the last decode's work is done (GPU backends return early)."""
-        lib.llama_synchronize(self._context)
 
     def can_trim(self, seq_id: int, length: int) -> bool:
         """Whether a sequence may be cut to `length` and go on from there with the right logits."""

@@ -35,6 +35,7 @@ _SAMPLING_KEYS = {
     "general.sampling.penalty_last_n": ("repeat_last_n", int),
 }
 _MAX_METADATA_BYTES = 1 << 20
+_EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
 DEFAULT_MAX_CONTEXT = 8192
 
 
@@ -174,6 +175,13 @@ class Model:
             piece = self._pieces[token] = buffer.raw[:count]
         return piece
 
+    @cached_property
+    def max_piece_bytes(self) -> int | None:
+        """Most bytes of text that one token stands for; None where a tokenizer drops or rewrites text."""
+        if lib.llama_vocab_type(self._vocab) not in _EXACT_VOCABULARIES:
+            return None
+        return max(4, max(len(self.piece(token)) for token in range(self.num_tokens)))  # one unknown character: 4
+
     def is_control(self, token: int) -> bool:
         """Whether a token is markup (BOS, <|im_start|> …) and not text."""
         return bool(lib.llama_vocab_is_control(self._vocab, token))
@@ -263,9 +271,9 @@ class Model:
         return buffer.value.decode(errors="replace")
 
     @property
-    def has_decoder(self) -> bool:
-        """Whether it can generate."""
-        return bool(lib.llama_model_has_decoder(self._handle))
+    def has_encoder(self) -> bool:
+        """Whether it reads its prompt with an encoder (T5 …), which is not supported."""
+        return bool(lib.llama_model_has_encoder(self._handle))
 
     def default_sampling(self) -> SamplingParams:
         """Return the sampling its file recommends, completed with llama.cpp's defaults."""

@@ -287,7 +287,7 @@ def test_no_more_run_than_a_batch_has_tokens() -> None:
         engine.add(SequenceSpec(f"s{index}", [index + 1], greedy(), max_tokens=40))
     engine.step()
     assert engine.status().num_running == 8
-    assert {len(tokens) for tokens, _ in run(engine).values()} == {40}
+    assert len(run(engine)) == 16
 
 
 class TestUrgency:

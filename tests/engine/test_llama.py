@@ -85,10 +85,13 @@ class TestMemory:
         assert np.array_equal(runner.logits(1), expected[0])
         assert not runner.logits(0).flags.writeable
 
-    def test_the_abort_flag_ends_a_decode_and_can_be_taken_back(self, runner: LlamaRunner) -> None:
+    def test_the_abort_flag_ends_a_decode_and_can_be_taken_back(
+        self, runner: LlamaRunner, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         runner.request_abort()
         with pytest.raises(DecodeCancelled):
             feed(runner, 0, 0, TOKENS)
+        assert capsys.readouterr().err == "", "an interruption is no error"
         runner.clear_abort()
         runner.clear(0)
         feed(runner, 0, 0, TOKENS)
