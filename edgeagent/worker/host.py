@@ -18,7 +18,7 @@ from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
 from edgeagent.engine.threads import ThreadGovernor
-from edgeagent.errors import InvalidRequest, ModelLoadFailed, NotSupported
+from edgeagent.errors import ContextLengthExceeded, InvalidRequest, ModelLoadFailed, NotSupported
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.output import OutputStream
 from edgeagent.text.template import ChatTemplate, tokenize_rendered
@@ -37,6 +37,7 @@ from edgeagent.worker.protocol import Load
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
 _WARM_UP_TOKENS = 32
 _NO_CHAT = ChatPrompt(())
+_USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
 _CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
@@ -57,8 +58,8 @@ class Host:
         started_s = time.monotonic()
         config = EngineConfig.model_validate_json(load.engine_config)
         self.model = Model(Path(load.path), config, on_progress)
-        if not self.model.has_decoder:
-            raise ModelLoadFailed(f"{load.path} is an encoder; it cannot generate text")
+        if self.model.has_encoder:
+            raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         self._runner = LlamaRunner(self.model, config)
         self._runners = [self._runner]
         # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
@@ -119,6 +120,8 @@ class Host:
         """
         started_s = time.monotonic()
         tokens, open_reasoning = self._tokenize(request)
+        if not tokens:
+            raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else _NO_CHAT
         tools = chat.tools if chat.tool_choice.mode != "none" else ()
         constraint = self._grammars.compile(
@@ -162,8 +165,10 @@ class Host:
         match request.prompt:
             case ChatPrompt() as chat:
                 rendered = self._template.render(chat)
+                self._check_length(rendered.text)
                 return tokenize_rendered(rendered, self.model), rendered.open_reasoning
             case TextPrompt(text=text, suffix=None, parse_special=parse_special):
+                self._check_length(text)
                 return self.model.tokenize(text, parse_special=parse_special, add_bos=True), None
             case TextPrompt():
                 raise NotSupported("This model cannot fill in the middle; leave out `suffix`.", param="suffix")
@@ -175,6 +180,20 @@ class Host:
                     )
                 return list(tokens), None
 
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit, before a tokenizer spends seconds on it in which others wait."""
+        context = self.engine.context_length
+        if len(text) <= _USUAL_PIECE * context or self.model.max_piece_bytes is None:
+            return
+        fewest = len(text) // self.model.max_piece_bytes
+        if fewest > context:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(text)} characters, at least {fewest} tokens, but the context holds {context}. "
+                "Shorten the prompt, or start edgeagent with a larger --ctx.",
+                param="input",
+                served_by="local",
+            )
+
     def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
         if load.draft_path is None or config.draft_tokens == 0:
             return None
@@ -184,10 +203,16 @@ class Host:
                 "leave out --draft"
             )
         draft = Model(Path(load.draft_path), config)
+        if draft.has_encoder or draft.memory_kind not in _CUTTABLE:
+            raise ModelLoadFailed(
+                f"The draft {load.draft_path} has a {draft.memory_kind} memory or an encoder and cannot take back what "
+                "was refused; use another as --draft"
+            )
         if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
             raise ModelLoadFailed(
-                f"The draft {load.draft_path} has {draft.num_tokens} tokens in its vocabulary and {load.path} has "
-                f"{self.model.num_tokens}; a draft must share the target's vocabulary"
+                f"The draft {load.draft_path} has {draft.num_tokens} tokens in its vocabulary, of which "
+                f"{len(draft.end_tokens)} end an answer, and {load.path} has {self.model.num_tokens} and "
+                f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
         self._runners.append(runner)
@@ -227,5 +252,4 @@ def _warm_up(runner: LlamaRunner) -> None:
     token = max(0, lib.llama_vocab_bos(lib.llama_model_get_vocab(runner.model.handle)))
     for num_tokens in (min(_WARM_UP_TOKENS, runner.max_batch), 1):
         runner.decode([Slice(0, 0, [token] * num_tokens, 1)])
-        runner.synchronize()
         runner.clear(0)

@@ -26,6 +26,7 @@ from msgspec import structs
 from edgeagent.engine.engine import Output
 from edgeagent.engine.sampling import Logprob
 from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.text.output import OutputStream
 from edgeagent.types import (
     Delta,
     Finished,
@@ -58,6 +59,8 @@ from edgeagent.worker.protocol import (
 
 _PROGRESS_EVERY = 0.01  # of the file
 _IDLE_S = 1.0
+# An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
+_MAX_ERROR_CHARS = 4096
 
 
 @dataclass(slots=True)
@@ -67,14 +70,13 @@ class _Request:
     submit: Submit
     prepared: Prepared | None = None
     started: bool = False
-    num_tokens_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
     """The preparer's success."""
 
-    id: str
+    submit: Submit
     prepared: Prepared
 
 
@@ -82,7 +84,7 @@ class _Ready:
 class _Refused:
     """The preparer's failure."""
 
-    id: str
+    submit: Submit
     error: EdgeAgentError
 
 
@@ -108,60 +110,78 @@ class Worker:
 
     def run(self) -> None:
         """Serve until Stop."""
-        while True:
-            # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
-            self._host.clear_abort()
-            if not self._take_commands():
-                return
-            if self._engine.has_work:
-                self._host.adjust_threads()
-                self.step_started_at_s = time.monotonic()
-                self._send(self._engine.admit())
-                self._send(self._engine.step())
-                self.step_started_at_s = 0.0
-            self._publish()
+        while self.turn():
+            pass
 
-    def interrupt(self, command: Cancel) -> None:
-        """Hand in a cancel from the reader thread, and stop a step that would make it wait."""
+    def turn(self) -> bool:
+        """Carry out the commands that have come, waiting for one if there is no work, and a step; False on Stop."""
+        # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
+        self._host.clear_abort()
+        if not self._take_commands():
+            return False
+        if self._engine.has_work:
+            self._host.adjust_threads()
+            self.step_started_at_s = time.monotonic()
+            self._send(self._engine.admit())
+            self._send(self._engine.step(self._is_wanted))
+            self.step_started_at_s = 0.0
+        self._publish()
+        return True
+
+    def interrupt(self, command: Cancel | Stop) -> None:
+        """Hand in a command from the reader thread, and stop a step that would make it wait.
+
+        Either the step is seen here, or the command is seen before the step begins (`_is_wanted`).
+        """
         self.commands.put(command)
         if self._engine.is_in_long_step:
             self._host.request_abort()
 
+    def _is_wanted(self) -> bool:
+        return not self.commands.empty()
+
     def _take_commands(self) -> bool:
         """Carry out all waiting commands; wait for one if there is nothing else to do. False on Stop."""
-        try:
+        can_wait = not self._engine.has_work
+        with contextlib.suppress(Empty):
             while True:
-                command = self.commands.get(block=not self._engine.has_work)
+                command = self.commands.get(block=can_wait)
+                can_wait = False
                 match command:
                     case Submit():
-                        self._requests[command.request.id] = _Request(command)
+                        # Of two with one id the first counts: one end is all that the daemon can tell apart.
+                        self._requests.setdefault(command.request.id, _Request(command))
                     case _Ready():
                         self._begin(command)
-                    case _Refused():
-                        if self._requests.pop(command.id, None) is not None:
-                            self._refuse(command.id, command.error)
+                    case _Refused(submit, error):
+                        if self._is_awaited(submit):
+                            self._refuse(submit.request.id, error)
                     case Cancel():
                         self._cancel(command.id)
                     case Stop():
                         for request_id in list(self._requests):
                             self._cancel(request_id)
                         return False
-        except Empty:
-            return True
+        return True
+
+    def _is_awaited(self, submit: Submit) -> bool:
+        """Whether this is a live request's; it may have been cancelled while it was prepared, and its id used again."""
+        request = self._requests.get(submit.request.id)
+        return request is not None and request.submit is submit
 
     def _begin(self, ready: _Ready) -> None:
-        request = self._requests.get(ready.id)
-        if request is None:
-            return  # cancelled while it was prepared
+        if not self._is_awaited(ready.submit):
+            return
         try:
             self._engine.add(ready.prepared.spec)
-            request.prepared = ready.prepared
+            self._requests[ready.submit.request.id].prepared = ready.prepared
         except EdgeAgentError as error:
-            del self._requests[ready.id]
-            self._refuse(ready.id, error)
+            self._refuse(ready.submit.request.id, error)
 
     def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
-        self._frames.put(Failed(request_id, error.code, error.message, error.param))
+        """End a request with an error."""
+        del self._requests[request_id]
+        self._frames.put(Failed(request_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param))
 
     def _cancel(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
@@ -182,16 +202,15 @@ class Worker:
         for output in outputs:
             request = self._requests[output.sequence.id]
             if output.error is not None:
-                del self._requests[output.sequence.id]
                 self._refuse(output.sequence.id, output.error)
                 continue
-            deltas = self._deltas(request, output)
-            if deltas or output.tokens:
-                items.append(StepItem(output.sequence.id, tuple(deltas), tuple(output.tokens)))
+            item = self._item(request, output)
+            if item.deltas or item.tokens:
+                items.append(item)
         if items:
             self._frames.put(Steps(at_s, tuple(items)))
 
-    def _deltas(self, request: _Request, output: Output) -> list[Delta]:
+    def _item(self, request: _Request, output: Output) -> StepItem:
         assert request.prepared is not None
         stream, sequence = request.prepared.output, output.sequence
         deltas: list[Delta] = []
@@ -201,6 +220,7 @@ class Worker:
             self._num_cached_tokens += sequence.num_cached
             deltas.append(Started(sequence.num_prompt, sequence.num_cached))
         self._num_output_tokens += len(output.tokens)
+        num_before = stream.num_tokens
         if output.tokens:
             deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
         reason = output.finish_reason
@@ -210,10 +230,9 @@ class Worker:
         if reason is not None:
             del self._requests[sequence.id]
             deltas += stream.finish()
-            if reason is FinishReason.STOP and stream.has_tool_calls:
-                reason = FinishReason.TOOL_CALLS
-            deltas.append(self._finished(request, output, reason))
-        return deltas
+            deltas.append(self._finished(request, output, _reason(reason, stream)))
+        # Tokens behind a stop string, which a step with drafts may bring, are no part of the answer.
+        return StepItem(sequence.id, tuple(deltas), tuple(output.tokens[: stream.num_tokens - num_before]))
 
     def _with_piece(self, logprob: Logprob) -> TokenLogprob:
         top = tuple(self._with_piece(rival) for rival in logprob.top)
@@ -223,8 +242,8 @@ class Worker:
         """Return the terminal delta; `output` is None where the request never reached the engine."""
         prepared = request.prepared
         if output is None or prepared is None:
-            waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000
-            return Finished(reason, Usage(), Timings(queue_ms=waited_ms, load_ms=request.submit.load_ms))
+            waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000 - request.submit.load_ms
+            return Finished(reason, Usage(), Timings(queue_ms=max(0.0, waited_ms), load_ms=request.submit.load_ms))
         sequence, marks, submit = output.sequence, output.sequence.marks, request.submit
         load_s, render_s = submit.load_ms / 1000, prepared.render_ms / 1000
         claimed_s = marks.claimed_s or time.monotonic()
@@ -234,7 +253,7 @@ class Worker:
             usage=Usage(
                 num_prompt_tokens=sequence.num_prompt,
                 num_cached_tokens=sequence.num_cached,
-                num_output_tokens=sequence.num_output,
+                num_output_tokens=prepared.output.num_tokens,
                 num_reasoning_tokens=prepared.output.num_reasoning_tokens,
             ),
             timings=Timings(
@@ -248,7 +267,7 @@ class Worker:
                 num_draft_tokens=sequence.num_drafted,
                 num_accepted_tokens=sequence.num_accepted,
             ),
-            stop_string=prepared.output.stopped,
+            stop_string=None if reason is FinishReason.CANCELLED else prepared.output.stopped,
         )
 
     def _publish(self) -> None:
@@ -264,6 +283,13 @@ class Worker:
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
         )
+
+
+def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
+    """Return why an answer ended, as its text tells: a stop string counts where the last token has both."""
+    if stream.stopped is not None:
+        reason = FinishReason.STOP
+    return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason
 
 
 class _Reader(threading.Thread):
@@ -282,7 +308,7 @@ class _Reader(threading.Thread):
         while True:
             try:
                 message = read_to_worker(self._stream)
-            except ProtocolError as error:
+            except (ProtocolError, OSError) as error:
                 _complain(str(error))
                 message = None
             match message:
@@ -292,12 +318,10 @@ class _Reader(threading.Thread):
                 case Submit():
                     self._worker.commands.put(message)
                     self._worker.to_prepare.put(message)
-                case Cancel():
+                case Cancel() | Stop():
                     self._worker.interrupt(message)
                 case Ping(nonce):
                     self._frames.put(Pong(nonce, self._status()))
-                case Stop():
-                    self._worker.commands.put(message)
                 case Load():
                     _complain("a second Load; ignored")
 
@@ -325,22 +349,21 @@ class _Preparer(threading.Thread):
         try:
             self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
         except Empty:
-            # Nothing to do: spare the first schema a wait. A vocabulary without an end will say so when asked.
-            with contextlib.suppress(EdgeAgentError):
+            # Nothing to do: spare the first schema a wait. A vocabulary that will not do says so when asked.
+            with contextlib.suppress(BaseException):
                 self._host.prepare_grammars()
         while True:
             self._prepare(self._worker.to_prepare.get())
 
     def _prepare(self, submit: Submit) -> None:
-        request = submit.request
         try:
-            self._worker.commands.put(_Ready(request.id, self._host.prepare(request)))
+            self._worker.commands.put(_Ready(submit, self._host.prepare(submit.request)))
         except EdgeAgentError as error:
-            self._worker.commands.put(_Refused(request.id, error))
-        except Exception:  # the loop's edge: one bad request must not end the worker
+            self._worker.commands.put(_Refused(submit, error))
+        except BaseException:  # the loop's edge: one bad request (a panic in Rust is no Exception) must not end it
             traceback.print_exc()
             unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
-            self._worker.commands.put(_Refused(request.id, unknown))
+            self._worker.commands.put(_Refused(submit, unknown))
 
 
 class _Writer(threading.Thread):
@@ -383,7 +406,7 @@ def _die_with_parent() -> None:
 
 def _claim_stdout() -> BinaryIO:
     """Return the frame pipe, and send whatever else is printed to stderr: llama.cpp prints to stdout at times."""
-    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a raw pipe may take a part of what is written
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return frames
 
@@ -406,7 +429,10 @@ def main() -> int:
     _detach_from_terminal()
     writer = _Writer(_claim_stdout())
     writer.start()
-    message = read_to_worker(sys.stdin.buffer)
+    try:
+        message = read_to_worker(sys.stdin.buffer)
+    except ProtocolError:
+        message = None
     if not isinstance(message, Load):
         _complain("the first message must be Load; this program is started by the daemon")
         return 2

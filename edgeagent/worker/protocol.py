@@ -150,7 +150,7 @@ def decode_from_worker(body: bytes) -> FromWorker:
     """Return the message of a frame body; raise ProtocolError when it is none."""
     try:
         return _from_worker.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 
 
