@@ -45,7 +45,7 @@ OWNERS: dict[str, set[str]] = {
     "pydantic_core": {"api"},
     "pydantic_settings": {"config"},
     "platformdirs": {"config"},
-    "httpx": {"backends"},
+    "httpx": {"backends", "bench"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
     "msgspec": {"types", "worker", "backends", "router"},
     "llama_cpp": {"engine"},

@@ -1,0 +1,238 @@
+"""How a server is reached: chat completions as server-sent events, or edgeagent's WebSocket. Stamps what arrives."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+from edgeagent.bench.wire import Ask, Connection, Counts, Trace, counts_of
+from edgeagent.client import Address, Client, connect
+from edgeagent.client.address import is_loopback
+from edgeagent.client.answer import wire_error
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, NotFound, Unauthorized
+
+Transport = Literal["ws", "http"]
+
+CONNECT_TIMEOUT_S = 10.0
+# How servers that have it are told to write on past the end of an answer; others would refuse an unknown field.
+WRITE_ON: dict[str, dict[str, Any]] = {
+    "llamacpp": {"ignore_eos": True},
+    "vllm": {"ignore_eos": True},
+    "sglang": {"ignore_eos": True},
+}
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.delta"})
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server to measure. `kind` is what it says of itself (owned_by of its model); `model` None is its default."""
+
+    address: Address
+    transport: Transport
+    model: str | None = None
+    kind: str = "unknown"
+
+    @property
+    def http_base(self) -> str:
+        """The URL that ends in /v1."""
+        base = self.address.url.rstrip("/").removesuffix("/responses").removesuffix("/v1")
+        return ("http" + base.removeprefix("ws") if base.startswith("ws") else base) + "/v1"
+
+    @property
+    def writes_on(self) -> bool:
+        """Whether answers are as long as asked for, and do not end where the model would end them."""
+        return self.transport == "http" and self.kind in WRITE_ON
+
+
+async def find_server(url: str, key: str | None, transport: Transport | Literal["auto"], model: str | None) -> Server:
+    """Ask a server for its models and how it can be spoken to. Raises EdgeAgentError where it does not answer.
+
+    A ws:// URL means the WebSocket; for another, `auto` takes the WebSocket where the server is an edgeagent.
+    """
+    address = Address(url if "://" in url else f"http://{url}", key)
+    server = Server(address, "http", model)
+    served = await _served_models(server)
+    ids = [str(entry.get("id")) for entry in served]
+    if model is not None and ids and model not in ids:
+        raise ModelNotFound(f"{address.url} has no model {model!r}; it has {', '.join(ids)}", param="model")
+    entry = next((entry for entry in served if model is None or entry.get("id") == model), {})
+    kind = str(entry.get("owned_by") or "unknown")
+    if urlsplit(address.url).scheme in ("ws", "wss"):
+        transport = "ws"
+    elif transport == "auto":
+        transport = "ws" if kind == "edgeagent" else "http"
+    return Server(address, transport, model or entry.get("id"), kind)
+
+
+@asynccontextmanager
+async def connection_to(server: Server) -> AsyncIterator[Connection]:
+    """Open a connection of its own. Over HTTP the socket itself is opened by the first request."""
+    if server.transport == "ws":
+        began_s = time.perf_counter()
+        async with connect(server.address.url, server.address.token) as client:
+            yield WebSocketConnection(server, client, 1000 * (time.perf_counter() - began_s))
+    else:
+        async with _http(server) as http:
+            yield HttpConnection(server, http)
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocketConnection:
+    """/v1/responses in WebSocket mode, through the client that applications use."""
+
+    server: Server
+    client: Client
+    opening_ms: float
+
+    async def ask(self, ask: Ask, trace: Trace) -> None:
+        """See Connection."""
+        model: dict[str, Any] = {"model": self.server.model} if self.server.model else {}
+        reply = self.client.respond(ask.prompt, max_output_tokens=ask.max_tokens, temperature=0.0, store=False, **model)
+        trace.send()
+        async for event in reply:
+            trace.event(time.perf_counter(), has_text=event["type"] in TEXT_EVENTS and bool(event["delta"]))
+        trace.counts = _must_count(counts_of(reply.answer.usage), self.server)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConnection:
+    """/v1/chat/completions, streamed, on a connection that is kept alive."""
+
+    server: Server
+    http: httpx.AsyncClient
+    opening_ms: float = 0.0
+
+    async def ask(self, ask: Ask, trace: Trace) -> None:
+        """See Connection."""
+        body = {
+            "messages": [{"role": "user", "content": ask.prompt}],
+            "max_tokens": ask.max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"model": self.server.model} if self.server.model else {}),
+            **WRITE_ON.get(self.server.kind, {}),
+        }
+        events, counts = EventReader(), None
+        url = f"{self.server.http_base}/chat/completions"
+        trace.send()
+        try:
+            async with self.http.stream("POST", url, json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(url, response.status_code, await response.aread())
+                async for chunk in response.aiter_raw():
+                    arrived_s = time.perf_counter()
+                    for event in events.feed(chunk):
+                        if "error" in event:
+                            raise wire_error(_error_object(event))
+                        trace.event(arrived_s, has_text=_has_text(event))
+                        counts = counts_of(event.get("usage")) or counts
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _unreachable(url, error) from None
+        except ValueError as error:
+            raise BackendUnavailable(f"{url} sent an event that is no JSON ({error})") from None
+        if not events.is_done:
+            raise BackendUnavailable(f"{url} ended its stream without [DONE]: the answer was cut short")
+        trace.counts = _must_count(counts, self.server)
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Takes a stream of server-sent events apart, as far as chat completions use them: `data:` lines of JSON."""
+
+    is_done: bool = False
+    _rest: bytes = field(default=b"")
+
+    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
+        """Return the JSON objects that are complete with this chunk."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events = []
+        for line in lines:
+            name, _, content = line.strip().partition(b":")
+            if name != b"data":
+                continue
+            if content.strip() == b"[DONE]":
+                self.is_done = True
+                continue
+            event = json.loads(content)
+            if isinstance(event, dict):
+                events.append(event)
+        return events
+
+
+def _http(server: Server) -> httpx.AsyncClient:
+    key = server.address.token
+    return httpx.AsyncClient(
+        headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
+        # A long prompt takes as long as it takes; who waits has Ctrl-C.
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        # A proxy from the environment is for the network, not for this machine.
+        trust_env=not is_loopback(server.http_base),
+    )
+
+
+async def _served_models(server: Server) -> list[dict[str, Any]]:
+    url = f"{server.http_base}/models"
+    try:
+        async with _http(server) as http:
+            response = await http.get(url, timeout=CONNECT_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _unreachable(url, error) from None
+    if response.status_code == httpx.codes.NOT_FOUND:
+        return []
+    if response.status_code != httpx.codes.OK:
+        raise _refusal(url, response.status_code, response.content)
+    try:
+        listed = response.json()
+    except ValueError:
+        raise BackendUnavailable(
+            f"{url} answers with something that is no JSON: is that an inference server?"
+        ) from None
+    models = listed.get("data") if isinstance(listed, dict) else None
+    return [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
+
+
+def _has_text(event: dict[str, Any]) -> bool:
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if any(delta.get(name) for name in TEXT_FIELDS):
+            return True
+    return False
+
+
+def _must_count(counts: Counts | None, server: Server) -> Counts:
+    if counts is None:
+        raise BackendUnavailable(f"{server.address.url} sends no usage with its streams; token rates need its counts")
+    return counts
+
+
+def _refusal(url: str, status: int, body: bytes) -> EdgeAgentError:
+    if status == httpx.codes.UNAUTHORIZED:
+        return Unauthorized(f"{url} asks for an API key; give it with --api-key")
+    try:
+        event = json.loads(body)
+    except ValueError:
+        event = None
+    if isinstance(event, dict) and event.get("error"):
+        error = _error_object(event)
+        return BackendUnavailable(f"{url} answers with HTTP {status}: {error.get('message')}")
+    if status == httpx.codes.NOT_FOUND:
+        return NotFound(f"{url} does not exist (HTTP 404): is that an OpenAI-compatible server?")
+    return BackendUnavailable(f"{url} answers with HTTP {status}")
+
+
+def _error_object(event: dict[str, Any]) -> dict[str, Any]:
+    error = event["error"]
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def _unreachable(url: str, error: Exception) -> BackendUnavailable:
+    return BackendUnavailable(f"{url} cannot be reached ({str(error) or type(error).__name__}); does the server run?")

@@ -1,0 +1,88 @@
+"""A whole measurement: scenario after scenario, round after round, two servers by turns; what is done is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edgeagent.bench.client import Server, connection_to
+from edgeagent.bench.prompts import Prompts, Size, measure_size
+from edgeagent.bench.scenarios import FEW_TOKENS, Load, Metric, Round, Scenario, Target
+from edgeagent.bench.wire import Ask, Trace
+from edgeagent.errors import EdgeAgentError
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, and how many rounds of how many are done."""
+
+PROBE_WORDS = (16, 80)
+
+
+@dataclass(slots=True)
+class Measurement:
+    """The rounds of one scenario, a list for each server; `failure` says why there are no more."""
+
+    scenario: Scenario
+    rounds: list[list[Round]]
+    failure: str | None = None
+
+    def samples(self, metric: Metric, server: int) -> list[list[float]]:
+        """Return the samples of a metric, round by round."""
+        return [each.get(metric, []) for each in self.rounds[server]]
+
+
+@dataclass(slots=True)
+class Run:
+    """What is to be measured, and in `measurements` what has been."""
+
+    servers: Sequence[Server]
+    scenarios: Sequence[Scenario]
+    load: Load
+    num_rounds: int
+    seed: int
+    measurements: list[Measurement] = field(default_factory=list)
+    is_complete: bool = False
+
+
+async def measure(run: Run, progress: Progress) -> None:
+    """Measure into `run.measurements`. A scenario that a server fails in is left with its failure; others follow.
+
+    Raises EdgeAgentError where a server does not answer at all.
+    """
+    total = len(run.scenarios) * len(run.servers) * run.num_rounds
+    done = 0
+    progress("first answers", done, total)
+    names = (chr(ord("A") + index) for index in range(len(run.servers)))
+    targets = [
+        Target(server, Prompts(run.seed, name, await count_tokens(server, run.seed)))
+        for name, server in zip(names, run.servers, strict=True)
+    ]
+    for scenario in run.scenarios:
+        measurement = Measurement(scenario, [[] for _ in targets])
+        run.measurements.append(measurement)
+        progress(scenario.name, done, total)
+        try:
+            if scenario.prepare is not None:
+                for target in targets:
+                    await scenario.prepare(target, run.load)
+            for number in range(run.num_rounds):
+                for target, rounds in zip(targets, measurement.rounds, strict=True):
+                    rounds.append(await scenario.round(target, run.load, str(number)))
+                    done += 1
+                    progress(scenario.name, done, total)
+        except EdgeAgentError as error:
+            measurement.failure = error.message
+            done = len(run.measurements) * len(targets) * run.num_rounds
+    run.is_complete = True
+
+
+async def count_tokens(server: Server, seed: int) -> Size:
+    """Return how a server counts words, from two short answers, which also wake it up."""
+    prompts, counted = Prompts(seed, "size"), []
+    async with connection_to(server) as connection:
+        for num_words in PROBE_WORDS:
+            trace = Trace()
+            await connection.ask(Ask(prompts.cold("size", num_words), FEW_TOKENS), trace)
+            assert trace.counts is not None, "a connection raises where the server does not count"
+            counted.append(trace.counts.num_prompt)
+    (few, many), (few_tokens, many_tokens) = PROBE_WORDS, counted
+    return measure_size(few, few_tokens, many, many_tokens)

@@ -1,0 +1,71 @@
+"""Prompts of a wanted length: cold ones that no cache has seen, warm ones that differ from others only at their end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+_TEXT = (
+    "apple arrow autumn basket bridge bottle candle castle circle copper cotton dinner dragon eagle engine feather "
+    "finger forest garden ginger hammer harbor island jacket kettle ladder lemon market meadow mirror morning needle "
+    "number orange paper pencil pepper pillow planet pocket rabbit ribbon river rocket saddle silver spider spring "
+    "summer table temple thunder ticket timber tunnel valley velvet violin wagon water window winter yellow zebra"
+)
+WORDS = _TEXT.split()
+ENDLESS = "Write a very long story with all of these words. Do not stop early."
+NUM_TAIL_WORDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How a server counts: the tokens of one word, and those that a prompt has without any."""
+
+    tokens_per_word: float = 1.0
+    num_fixed_tokens: float = 0.0
+
+    def words(self, num_tokens: int) -> int:
+        """Return how many words make a prompt of about so many tokens."""
+        return max(1, round((num_tokens - self.num_fixed_tokens) / self.tokens_per_word))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts for one server. The same seed gives the same prompts, and each server its own first words.
+
+    So two servers, or one measured against itself, get prompts of one length and kind, and neither meets what the other
+    has put into a cache. The words behind the first depend on seed and name alone.
+    """
+
+    seed: int
+    server: str
+    size: Size = Size()
+
+    def cold(self, name: str, num_tokens: int) -> str:
+        """Return a prompt whose first word no other has; `name` says which one it is."""
+        return f"{self._mark(name)} {self._words(name, self.size.words(num_tokens))}. {ENDLESS}"
+
+    def warm(self, name: str, num_tokens: int) -> str:
+        """Return a prompt that shares all but its last few words with every other warm one of this length."""
+        shared = max(1, self.size.words(num_tokens) - NUM_TAIL_WORDS)
+        tail = self._words(f"tail {name}", NUM_TAIL_WORDS)
+        return f"{self._mark('warm')} {self._words('warm', shared)}. {ENDLESS} {tail}"
+
+    def _mark(self, name: str) -> str:
+        # A few tokens in any vocabulary, of which nearly always the first differs already.
+        letters = self._random(f"{self.server} {name}")
+        return "".join(letters.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(8))
+
+    def _words(self, name: str, count: int) -> str:
+        return " ".join(self._random(name).choices(WORDS, k=count))
+
+    def _random(self, name: str) -> random.Random:
+        # A string seeds by its own digits, not by hash(), and so alike in every process.
+        return random.Random(f"{self.seed} {name}")  # noqa: S311 no secret
+
+
+def measure_size(few: int, few_tokens: int, many: int, many_tokens: int) -> Size:
+    """Return how a server counts, from the tokens that it found in a short and in a longer prompt of words."""
+    per_word = (many_tokens - few_tokens) / (many - few)
+    if per_word <= 0:
+        return Size()
+    return Size(per_word, max(0.0, few_tokens - few * per_word))

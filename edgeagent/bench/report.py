@@ -1,0 +1,171 @@
+"""What a measurement comes to: tables for people, one object for programs. Formats; does not measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgeagent.bench.measure import Measurement, Run
+from edgeagent.bench.scenarios import LENGTH, Metric
+from edgeagent.bench.stats import Ratio, Summary, ratio, summarize
+
+Align = Callable[[Sequence[Sequence[str]]], str]
+
+PROMISE = "pXX: XX % of the samples are at least this good (times: no longer; rates: no lower)."
+TURNS = (
+    "A/B: the median ratio of neighbouring rounds (which alternate A B A B) and its quartiles; for times, less than 1 "
+    "means that A is faster."
+)
+EVENTS = (
+    "gap: between events with text as they arrive, each of which may carry several tokens. "
+    "tokens/s: by the server's own counts."
+)
+
+
+def tables(run: Run, align: Align) -> str:
+    """Return the report as text; `align` turns rows into lines with aligned columns."""
+    parts = ["\n".join(_heading(run))]
+    for measurement in run.measurements:
+        rows = _rows(measurement)
+        title = f"{measurement.scenario.name}: {measurement.scenario.summary}"
+        parts.append("\n".join([title, *([align(rows)] if len(rows) > 1 else []), *_notes(measurement, run)]))
+    parts.append("\n".join([PROMISE, EVENTS, *([TURNS] if len(run.servers) > 1 else [])]))
+    return "\n\n".join(parts)
+
+
+def as_object(run: Run) -> dict[str, Any]:
+    """Return the report for programs, every sample included."""
+    return {
+        "seed": run.seed,
+        "rounds": run.num_rounds,
+        "is_complete": run.is_complete,
+        "prompt_tokens": run.load.prompt_tokens,
+        "max_tokens": run.load.max_tokens,
+        "parallel": run.load.parallel,
+        "servers": [
+            {
+                "url": server.address.url,
+                "transport": server.transport,
+                "model": server.model,
+                "kind": server.kind,
+                "ignores_eos": server.writes_on,
+            }
+            for server in run.servers
+        ],
+        "scenarios": [_scenario_object(measurement, run) for measurement in run.measurements],
+    }
+
+
+def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary | None:
+    """Return what one server's samples of a metric come to."""
+    return summarize([value for part in measurement.samples(metric, server) for value in part], metric.better)
+
+
+def ratio_of(measurement: Measurement, metric: Metric) -> Ratio | None:
+    """Return how the first server compares with the second; None without one, or where neither is better."""
+    if len(measurement.rounds) < 2 or metric.better == "neither":
+        return None
+    return ratio(measurement.samples(metric, 0), measurement.samples(metric, 1))
+
+
+def _scenario_object(measurement: Measurement, run: Run) -> dict[str, Any]:
+    metrics = []
+    for metric in measurement.scenario.metrics:
+        compared = ratio_of(measurement, metric)
+        metrics.append(
+            {
+                **asdict(metric),
+                "servers": [_server_object(measurement, metric, server) for server in range(len(run.servers))],
+                "ratio": asdict(compared) if compared else None,
+            }
+        )
+    return {
+        "name": measurement.scenario.name,
+        "failure": measurement.failure,
+        "notes": _notes(measurement, run),
+        "metrics": metrics,
+    }
+
+
+def _server_object(measurement: Measurement, metric: Metric, server: int) -> dict[str, Any]:
+    summary = summary_of(measurement, metric, server)
+    samples = [[round(value, 4) for value in part] for part in measurement.samples(metric, server)]
+    return {**(asdict(summary) if summary else {"num_samples": 0}), "samples": samples}
+
+
+def _heading(run: Run) -> Iterator[str]:
+    for name, server in zip("AB", run.servers, strict=False):
+        label = f"{name}  " if len(run.servers) > 1 else ""
+        transport = "WebSocket" if server.transport == "ws" else "HTTP"
+        yield f"{label}{server.address.url}, {transport}, model {server.model or '(its default)'} ({server.kind})"
+    load = run.load
+    yield (
+        f"{run.num_rounds} rounds, prompts of {load.prompt_tokens} tokens, answers of {load.max_tokens}, "
+        f"{load.parallel} requests at once, seed {run.seed}" + ("" if run.is_complete else "; NOT COMPLETE")
+    )
+
+
+def _rows(measurement: Measurement) -> list[list[str]]:
+    if len(measurement.rounds) == 1:
+        rows = [["", "p50", "p95", "p99", "samples"]]
+    else:
+        rows = [["", "A p50", "A p95", "A p99", "B p50", "B p95", "B p99", "A/B", "quartiles"]]
+    for metric in measurement.scenario.metrics:
+        summaries = [summary_of(measurement, metric, server) for server in range(len(measurement.rounds))]
+        if not any(summaries):
+            continue
+        cells = [_label(metric), *(cell for summary in summaries for cell in _summary_cells(summary, metric))]
+        if len(summaries) == 1:
+            assert summaries[0] is not None
+            cells.append(str(summaries[0].num_samples))
+        else:
+            cells += _ratio_cells(ratio_of(measurement, metric))
+        rows.append(cells)
+    return rows
+
+
+def _label(metric: Metric) -> str:
+    return metric.name if not metric.unit or metric.unit in metric.name else f"{metric.name}, {metric.unit}"
+
+
+def _summary_cells(summary: Summary | None, metric: Metric) -> list[str]:
+    if summary is None:
+        return ["-", "-", "-"]
+    if metric.better == "neither":
+        return [_number(summary.p50), "", ""]
+    return [_number(summary.p50), _number(summary.p95), _number(summary.p99)]
+
+
+def _ratio_cells(compared: Ratio | None) -> list[str]:
+    if compared is None:
+        return ["", ""]
+    return [f"{compared.median:.3f}", f"{compared.first_quartile:.3f}-{compared.third_quartile:.3f}"]
+
+
+def _notes(measurement: Measurement, run: Run) -> list[str]:
+    """Say what a reader of the numbers must know: what failed, what ended early, what is missing."""
+    notes = []
+    if measurement.failure is not None:
+        notes.append(f"failed: {measurement.failure}")
+    for server in range(len(run.servers)):
+        label = f"{'AB'[server]}: " if len(run.servers) > 1 else ""
+        lengths = [value for part in measurement.samples(LENGTH, server) for value in part]
+        num_early = sum(length < run.load.max_tokens for length in lengths)
+        if num_early:
+            notes.append(
+                f"{label}{num_early} of {len(lengths)} answers ended before {run.load.max_tokens} tokens; "
+                f"rates are of what came"
+            )
+        for metric in measurement.scenario.metrics:
+            samples = measurement.samples(metric, server)
+            if num_empty := sum(not part for part in samples):
+                notes.append(f"{label}{num_empty} of {len(samples)} rounds gave no {metric.name}")
+    return notes
+
+
+def _number(value: float) -> str:
+    for least, places in ((1000, 0), (100, 1)):
+        if abs(value) >= least:
+            return f"{value:.{places}f}"
+    return f"{value:.2f}"

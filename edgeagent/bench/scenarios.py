@@ -1,0 +1,315 @@
+"""What is measured: five situations, each a round that can be repeated, and the metrics that a round gives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from edgeagent.bench.client import Server, connection_to
+from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.stats import Better
+from edgeagent.bench.wire import Ask, Connection, Trace
+from edgeagent.errors import BackendUnavailable
+
+SHORT_PROMPT_TOKENS = 64
+FEW_TOKENS = 2
+"""The length of an answer of which only the beginning counts."""
+NUM_WARM_ASKS = 3
+NUM_CONNECTS = 4
+LIVE_LENGTH = 4
+"""How many times max_tokens the live streams beside a long prompt may write."""
+NUM_EVENTS_BEFORE = 12
+"""Events of each live stream before the long prompt arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the report. `better` is neither where a number only explains the others."""
+
+    name: str
+    unit: str
+    meaning: str
+    better: Better = "lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is asked."""
+
+    prompt_tokens: int
+    max_tokens: int
+    parallel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server with the prompts that are made for it."""
+
+    server: Server
+    prompts: Prompts
+
+
+Round = Mapping[Metric, list[float]]
+"""The samples that one round gave; a metric may have none (an answer of one event has no rate)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A situation. `prepare` is asked once for each server, unmeasured."""
+
+    name: str
+    summary: str
+    metrics: tuple[Metric, ...]
+    round: Callable[[Target, Load, str], Awaitable[Round]]
+    prepare: Callable[[Target, Load], Awaitable[None]] | None = None
+
+
+RATE = Metric("tokens/s", "tokens/s", "one stream, first text to last", "higher")
+GAP = Metric("gap", "ms", "between consecutive events with text")
+FIRST = Metric("first token", "ms", "request sent to first text")
+LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
+PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one event", "neither")
+
+
+async def decode(target: Target, load: Load, name: str) -> Round:
+    """Let one stream run on a quiet server."""
+    async with connection_to(target.server) as connection:
+        prompt = target.prompts.cold(f"decode {name}", SHORT_PROMPT_TOKENS)
+        trace = await _answer(connection, prompt, load.max_tokens)
+    return {
+        RATE: trace.tokens_per_s,
+        GAP: trace.gaps_ms,
+        FIRST: trace.ttft_ms,
+        LENGTH: _length(trace),
+        PER_EVENT: [trace.tokens_per_event] if trace.tokens_per_event else [],
+    }
+
+
+COLD = Metric("cold first token", "ms", "prompt never seen before")
+WARM = Metric("warm first token", "ms", "prompt seen before, but for its end")
+COLD_PROMPT = Metric("cold prompt", "tokens", "as the server counts", "neither")
+COLD_CACHED = Metric("cold cached", "tokens", "found in the prefix cache", "neither")
+WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neither")
+
+
+async def ttft(target: Target, load: Load, name: str) -> Round:
+    """Ask a prompt that no cache can know, then some that share a long beginning with earlier ones."""
+    async with connection_to(target.server) as connection:
+        cold = await _answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
+        warm = [
+            await _answer(connection, target.prompts.warm(f"{name} {turn}", load.prompt_tokens), FEW_TOKENS)
+            for turn in range(NUM_WARM_ASKS)
+        ]
+    return {
+        COLD: cold.ttft_ms,
+        WARM: _joined(trace.ttft_ms for trace in warm),
+        COLD_PROMPT: [float(cold.counts.num_prompt)] if cold.counts else [],
+        COLD_CACHED: [float(cold.counts.num_cached)] if cold.counts else [],
+        WARM_CACHED: [float(trace.counts.num_cached) for trace in warm if trace.counts],
+    }
+
+
+async def _warm_up(target: Target, load: Load) -> None:
+    async with connection_to(target.server) as connection:
+        await _answer(connection, target.prompts.warm("first", load.prompt_tokens), FEW_TOKENS)
+
+
+ALL_RATE = Metric("all tokens/s", "tokens/s", "all tokens, first request to last text", "higher")
+LIVE_RATE = Metric("live tokens/s", "tokens/s", "together, while every stream ran", "higher")
+
+
+async def parallel(target: Target, load: Load, name: str) -> Round:
+    """Ask many things at the same time."""
+    traces = [Trace() for _ in range(load.parallel)]
+    prompts = [target.prompts.cold(f"parallel {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.parallel)]
+
+    async def lane(prompt: str, trace: Trace) -> None:
+        async with connection_to(target.server) as connection:
+            opened.release()
+            await start.wait()
+            await connection.ask(Ask(prompt, load.max_tokens), trace)
+
+    opened, start = asyncio.Semaphore(0), asyncio.Event()
+    async with _tasks() as tasks:
+        for prompt, trace in zip(prompts, traces, strict=True):
+            tasks.create_task(lane(prompt, trace))
+        for _ in traces:
+            await opened.acquire()
+        start.set()
+    return {
+        ALL_RATE: all_rate(traces),
+        LIVE_RATE: live_rate(traces),
+        RATE: _joined(trace.tokens_per_s for trace in traces),
+        GAP: _joined(trace.gaps_ms for trace in traces),
+        FIRST: _joined(trace.ttft_ms for trace in traces),
+        LENGTH: _joined(_length(trace) for trace in traces),
+    }
+
+
+def all_rate(traces: Iterable[Trace]) -> list[float]:
+    """Return the tokens of all answers for each second from the first request to the last text."""
+    answered = [trace for trace in traces if trace.texts and trace.counts]
+    if not answered:
+        return []
+    seconds = max(trace.texts[-1] for trace in answered) - min(trace.sent_s for trace in answered)
+    return [sum(trace.counts.num_output for trace in answered if trace.counts) / seconds]
+
+
+def live_rate(traces: Iterable[Trace]) -> list[float]:
+    """Return the tokens for each second of the time in which every stream ran; none where there was no such time."""
+    traces = list(traces)
+    if not traces or not all(trace.texts for trace in traces):
+        return []
+    begin, end = max(trace.texts[0] for trace in traces), min(trace.texts[-1] for trace in traces)
+    if begin >= end:
+        return []
+    tokens = 0.0
+    for trace in traces:
+        tokens += (trace.tokens_per_event or 0.0) * sum(begin < arrived <= end for arrived in trace.texts)
+    return [tokens / (end - begin)]
+
+
+GAP_BEFORE = Metric("gap before", "ms", "between events, live streams alone")
+GAP_DURING = Metric("gap during", "ms", "between events, while the prompt is computed")
+WORST_GAP = Metric("worst gap", "ms", "each stream's longest, meanwhile")
+LONG_FIRST = Metric("long first token", "ms", "of the long prompt")
+LONG_PROMPT = Metric("long prompt", "tokens", "as the server counts", "neither")
+BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began again; no gap", "neither")
+
+
+@dataclass(slots=True)
+class Live:
+    """A stream that is kept going: when an answer ends, the next one begins. Gaps are taken within answers alone."""
+
+    traces: list[Trace] = field(default_factory=list)
+    arrival: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_events(self) -> int:
+        """How many events with text have arrived."""
+        return sum(len(trace.texts) for trace in self.traces)
+
+    async def run(self, target: Target, load: Load, name: str) -> None:
+        """Stream without end."""
+        async with connection_to(target.server) as connection:
+            while True:
+                trace = Trace(on_text=self.arrival.set)
+                self.traces.append(trace)
+                prompt = target.prompts.cold(f"{name} {len(self.traces)}", SHORT_PROMPT_TOKENS)
+                await connection.ask(Ask(prompt, LIVE_LENGTH * load.max_tokens), trace)
+                if not trace.texts:
+                    raise BackendUnavailable("the model answers nothing to this prompt, so that no stream stays live")
+
+    async def reach(self, num_events: int) -> None:
+        """Return when so many events have arrived."""
+        while self.num_events < num_events:
+            self.arrival.clear()
+            await self.arrival.wait()
+
+    def num_begun(self, begin_s: float, end_s: float) -> int:
+        """Return how many answers were asked for between two moments."""
+        return sum(begin_s < trace.sent_s < end_s for trace in self.traces)
+
+    def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
+        """Return the gaps that have a part between two moments."""
+        gaps = (gap for trace in self.traces for gap in pairwise(trace.texts))
+        return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
+
+
+async def hol(target: Target, load: Load, name: str) -> Round:
+    """Let a long prompt arrive beside live streams; together they are `parallel` requests."""
+    lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
+    async with connection_to(target.server) as connection, _tasks() as tasks:
+        running = [tasks.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]
+        for live in lanes:
+            await live.reach(1)
+        all_live_s = time.perf_counter()
+        for live in lanes:
+            await live.reach(live.num_events + NUM_EVENTS_BEFORE)
+        await connection.ask(Ask(target.prompts.cold(f"hol {name}", load.prompt_tokens), FEW_TOKENS), long)
+        # A gap is known by its end: the one that the prompt's last step made ends after the prompt's first token.
+        for live, num_events in [(live, live.num_events) for live in lanes]:
+            await live.reach(num_events + 1)
+        for task in running:
+            task.cancel()
+    first_s = long.first_text_s or long.sent_s
+    during = [live.gaps_ms(long.sent_s, first_s) for live in lanes]
+    return {
+        GAP_BEFORE: _joined(live.gaps_ms(all_live_s, long.sent_s) for live in lanes),
+        GAP_DURING: _joined(during),
+        WORST_GAP: [max(gaps) for gaps in during if gaps],
+        LONG_FIRST: long.ttft_ms,
+        LONG_PROMPT: [float(long.counts.num_prompt)] if long.counts else [],
+        BEGUN: [float(sum(live.num_begun(long.sent_s, first_s) for live in lanes))],
+    }
+
+
+NEW_EVENT = Metric("new: first event", "ms", "connecting included")
+NEW_FIRST = Metric("new: first token", "ms", "connecting included")
+OPEN_EVENT = Metric("open: first event", "ms", "on a connection that has been used")
+OPEN_FIRST = Metric("open: first token", "ms", "on a connection that has been used")
+
+
+async def connect(target: Target, _: Load, name: str) -> Round:
+    """Ask short things on new connections, and again on the same ones."""
+    samples: dict[Metric, list[float]] = {NEW_EVENT: [], NEW_FIRST: [], OPEN_EVENT: [], OPEN_FIRST: []}
+    for turn in range(NUM_CONNECTS):
+        async with connection_to(target.server) as connection:
+            for event, first in ((NEW_EVENT, NEW_FIRST), (OPEN_EVENT, OPEN_FIRST)):
+                prompt = target.prompts.cold(f"{event.name} {name} {turn}", SHORT_PROMPT_TOKENS // 2)
+                trace = await _answer(connection, prompt, FEW_TOKENS)
+                opening_ms = connection.opening_ms if event is NEW_EVENT else 0.0
+                samples[event] += [opening_ms + value for value in trace.first_event_ms]
+                samples[first] += [opening_ms + value for value in trace.ttft_ms]
+    return samples
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("decode", "one stream", (RATE, GAP, FIRST, LENGTH, PER_EVENT), decode),
+        Scenario(
+            "ttft",
+            "time to first token",
+            (COLD, WARM, COLD_PROMPT, COLD_CACHED, WARM_CACHED),
+            ttft,
+            prepare=_warm_up,
+        ),
+        Scenario("parallel", "many streams", (ALL_RATE, LIVE_RATE, RATE, GAP, FIRST, LENGTH), parallel),
+        Scenario(
+            "hol",
+            "live streams while a long prompt arrives",
+            (GAP_BEFORE, GAP_DURING, WORST_GAP, LONG_FIRST, LONG_PROMPT, BEGUN),
+            hol,
+        ),
+        Scenario("connect", "new and open connections", (NEW_EVENT, NEW_FIRST, OPEN_EVENT, OPEN_FIRST), connect),
+    )
+}
+
+
+async def _answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
+    trace = Trace()
+    await connection.ask(Ask(prompt, max_tokens), trace)
+    return trace
+
+
+def _length(trace: Trace) -> list[float]:
+    return [float(trace.counts.num_output)] if trace.counts else []
+
+
+def _joined(samples: Iterable[list[float]]) -> list[float]:
+    return [value for part in samples for value in part]
+
+
+@asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Run tasks side by side; the first error of one ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

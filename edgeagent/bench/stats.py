@@ -1,0 +1,67 @@
+"""The arithmetic of a report: percentiles of samples, and the ratio of two servers measured in turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["lower", "higher", "neither"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What samples come to. pXX is a promise: XX % of the samples were at least this good."""
+
+    num_samples: int
+    p50: float
+    p95: float
+    p99: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How one server compares with another: the middle of the ratios of neighbouring rounds, and their quartiles."""
+
+    num_pairs: int
+    median: float
+    first_quartile: float
+    third_quartile: float
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """Return the q-quantile (0 to 1) of at least one sample, interpolated linearly (Hyndman and Fan's type 7)."""
+    ordered = sorted(samples)
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def median(samples: Sequence[float]) -> float:
+    """Return the middle of at least one sample."""
+    return quantile(samples, 0.5)
+
+
+def summarize(samples: Sequence[float], better: Better) -> Summary | None:
+    """Return what samples come to, None without any. Where more is better, p95 is what 95 % reach or exceed."""
+    if not samples:
+        return None
+    p50, p95, p99 = (quantile(samples, 1 - q if better == "higher" else q) for q in (0.5, 0.95, 0.99))
+    return Summary(len(samples), p50, p95, p99, min(samples), max(samples))
+
+
+def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Ratio | None:
+    """Compare two servers round by round: the median of each round's samples, ours over theirs, paired in time.
+
+    A machine's speed drifts; neighbours in time share the drift, so that their ratio does not. A round without samples
+    on either side, or that the other has not run, makes no pair. None without pairs.
+    """
+    medians = [(median(mine), median(other)) for mine, other in zip(ours, theirs, strict=False) if mine and other]
+    ratios = [mine / other for mine, other in medians if other > 0]
+    if not ratios:
+        return None
+    return Ratio(len(ratios), median(ratios), quantile(ratios, 0.25), quantile(ratios, 0.75))

@@ -1,0 +1,119 @@
+"""What is asked of a server and when its answer arrived; the same for every transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt, and how long an answer is wanted. Greedy: what is measured must not depend on chance."""
+
+    prompt: str
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The server's own token counts; `num_cached` is 0 where it does not tell."""
+
+    num_prompt: int
+    num_cached: int
+    num_output: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """When the events of one answer arrived, in seconds of the monotonic clock.
+
+    `texts` are the arrivals of events with text (reasoning counts); such an event may carry several tokens, or end one.
+    `counts` comes with the end. `on_text` is called at each arrival.
+    """
+
+    on_text: Callable[[], None] | None = None
+    sent_s: float = 0.0
+    first_event_s: float | None = None
+    texts: list[float] = field(default_factory=list)
+    counts: Counts | None = None
+
+    def send(self) -> None:
+        """Start the clock."""
+        self.sent_s = time.perf_counter()
+
+    def event(self, arrived_s: float, *, has_text: bool) -> None:
+        """Note an event."""
+        if self.first_event_s is None:
+            self.first_event_s = arrived_s
+        if has_text:
+            self.texts.append(arrived_s)
+            if self.on_text is not None:
+                self.on_text()
+
+    @property
+    def first_event_ms(self) -> list[float]:
+        """The time to the first event, as a list of one, or of none."""
+        return [] if self.first_event_s is None else [1000 * (self.first_event_s - self.sent_s)]
+
+    @property
+    def first_text_s(self) -> float | None:
+        """When the first text arrived."""
+        return self.texts[0] if self.texts else None
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        """The time to the first text, as a list of one, or of none where the answer has no text."""
+        return [1000 * (self.texts[0] - self.sent_s)] if self.texts else []
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """The times between consecutive texts."""
+        return [1000 * (later - earlier) for earlier, later in pairwise(self.texts)]
+
+    @property
+    def tokens_per_event(self) -> float | None:
+        """How many tokens came with each text, on average."""
+        return self.counts.num_output / len(self.texts) if self.counts and self.texts else None
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        """The rate from the first text to the last, as a list of one, or of none where there are not two.
+
+        The tokens that came with the first text took no time after it, and so do not count.
+        """
+        tokens = self.tokens_per_event
+        if tokens is None or len(self.texts) < 2 or self.texts[-1] <= self.texts[0]:
+            return []
+        return [tokens * (len(self.texts) - 1) / (self.texts[-1] - self.texts[0])]
+
+
+class Connection(Protocol):
+    """An open connection to a server; one answer runs on it at a time."""
+
+    @property
+    def opening_ms(self) -> float:
+        """How long it took to open; 0 over HTTP, where the first request opens it."""
+        ...
+
+    async def ask(self, ask: Ask, trace: Trace) -> None:
+        """Ask, and note into `trace` what arrives until the answer has ended.
+
+        When this is cancelled the connection cannot be used any further. Raises EdgeAgentError for what the server
+        refuses or fails with.
+        """
+        ...
+
+
+def counts_of(usage: Mapping[str, Any] | None) -> Counts | None:
+    """Return the counts of a usage object in the words of chat completions or of the Responses API."""
+    if not usage:
+        return None
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    output = usage.get("completion_tokens", usage.get("output_tokens"))
+    if prompt is None or output is None:
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return Counts(int(prompt), int(details.get("cached_tokens") or 0), int(output))

@@ -1,0 +1,205 @@
+"""`edgeagent bench`: measures a server, or two by turns. Finds them, shows how far it is, prints the report."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edgeagent.cli.options import ConfigFile
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from edgeagent.bench.measure import Progress, Run
+    from edgeagent.client import Address
+    from edgeagent.config import Config
+
+Transport = Literal["auto", "ws", "http"]
+
+
+class ScenarioName(StrEnum):
+    """The scenarios by name, known before the module that measures them is imported."""
+
+    DECODE = "decode"
+    TTFT = "ttft"
+    PARALLEL = "parallel"
+    HOL = "hol"
+    CONNECT = "connect"
+
+
+def bench(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="URL", help="An OpenAI-compatible server; default: the daemon, started if need be."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="URL2", help="Measure this one too, by turns, and compare.")
+    ] = None,
+    scenario: Annotated[
+        list[ScenarioName] | None, typer.Option("--scenario", help="What to measure; may be repeated. Default: all.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")] = 5,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of the prompts of ttft and hol.")
+    ] = 1024,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
+    ] = 128,
+    parallel: Annotated[
+        int,
+        typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt."),
+    ] = 4,
+    transport: Annotated[
+        Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")
+    ] = "auto",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Default: the first that the server lists.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="For URL.")] = None,
+    against_model: Annotated[
+        str | None, typer.Option("--against-model", metavar="NAME", help="As --model, for URL2.")
+    ] = None,
+    against_api_key: Annotated[
+        str | None, typer.Option("--against-api-key", metavar="KEY", help="As --api-key, for URL2.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Of the prompts' words. Default: one never used before.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the samples, too. Needs edgeagent[plot].")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Measure how fast a server answers, over its wire; takes about a minute with a small model.
+
+    decode: tokens/s of one stream. ttft: time to the first token of a cold prompt and of one that differs from earlier
+    ones only at its end. parallel: several streams at once. hol: what live streams notice of a long prompt that arrives
+    (head-of-line blocking). connect: time to the first event on a new and on an open connection.
+
+    \b
+    edgeagent bench                                          the daemon here, everything
+    edgeagent bench --scenario decode --rounds 20            one thing, thoroughly
+    edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
+    edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
+    edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
+    edgeagent bench ws://127.0.0.1:8127 --against http://127.0.0.1:8127 --transport http
+    edgeagent bench --json > before.json
+
+    A ws:// URL is measured over the WebSocket whatever --transport says. Rates are of what the server produced: answers
+    that it ends early shorten a round and are counted. Ctrl-C prints what has been measured so far.
+    """
+    from edgeagent.bench.plot import check_plot, save_plot
+    from edgeagent.bench.scenarios import SCENARIOS, Load
+
+    if plot is not None:
+        check_plot(plot)
+    import asyncio
+
+    from edgeagent.bench.client import find_server
+    from edgeagent.bench.measure import Run
+
+    with (
+        _progress() as progress,
+        _address(url, model, state_dir, config, progress) as (address, name),
+        asyncio.Runner() as runner,
+    ):
+        asked = [(address.url, api_key or address.token, name)]
+        asked += [(against, against_api_key, against_model)] if against else []
+        run = Run(
+            [runner.run(find_server(at, key, transport, wanted)) for at, key, wanted in asked],
+            [each for each in SCENARIOS.values() if not scenario or each.name in scenario],
+            Load(prompt_tokens, max_tokens, parallel),
+            rounds,
+            secrets.randbelow(1 << 31) if seed is None else seed,
+        )
+        is_interrupted = _is_interrupted(runner, run, progress)
+    _print(run, as_json=as_json)
+    if plot is not None:
+        save_plot(run, plot)
+    if is_interrupted:
+        raise typer.Exit(130)
+    if any(measurement.failure for measurement in run.measurements):
+        raise typer.Exit(1)
+
+
+def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
+    """Measure; tell whether Ctrl-C ended it."""
+    from edgeagent.bench.measure import measure
+
+    try:
+        runner.run(measure(run, progress))
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _address(
+    url: str | None, model: str | None, state_dir: Path | None, config: Path | None, progress: Progress
+) -> Iterator[tuple[Address, str | None]]:
+    """Yield what to measure and the model to ask for: the URL, else the daemon that runs, else one of our own."""
+    from edgeagent.cli.private_daemon import private_daemon
+    from edgeagent.client import Address
+    from edgeagent.config import load_config
+    from edgeagent.runtime_file import find_daemon
+
+    if url is not None:
+        yield Address(url), model
+        return
+    settings: Config = load_config({"state_dir": state_dir} if state_dir else {}, config).config
+    found = find_daemon(settings.state_dir)
+    if found is not None:
+        yield Address(found.url, found.token), model
+        return
+    flags = [model or settings.model, *(["--config", str(config)] if config else [])]
+    with private_daemon(flags, lambda text: progress(text, 0, 0)) as address:
+        # The daemon names a model file in its own way, and serves just this one.
+        yield address, None
+
+
+def _print(run: Run, *, as_json: bool) -> None:
+    import json
+
+    from edgeagent.bench.report import as_object, tables
+    from edgeagent.cli.stages import aligned
+
+    typer.echo(json.dumps(as_object(run), indent=1) if as_json else tables(run, aligned))
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """Yield what shows how far a measurement is, on stderr: a bar on a terminal, elsewhere a line for each stage."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda label, done, total: bars.update(task, description=label, completed=done, total=total or None)
+
+
+def _lines() -> Progress:
+    shown = ""
+
+    def show(label: str, done: int, total: int) -> None:
+        nonlocal shown
+        if label.partition(",")[0] != shown:
+            shown = label.partition(",")[0]
+            typer.echo(f"{label} ({done} of {total})" if total else label, err=True)
+
+    return show
