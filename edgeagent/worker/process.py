@@ -32,6 +32,7 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     Started,
+    TextDelta,
     Timings,
     TokenLogprob,
     Usage,
@@ -61,6 +62,8 @@ _PROGRESS_EVERY = 0.01  # of the file
 _IDLE_S = 1.0
 # An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
 _MAX_ERROR_CHARS = 4096
+# Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
+_MAX_LOGPROBS = 128
 
 
 @dataclass(slots=True)
@@ -193,7 +196,7 @@ class Worker:
             deltas += request.prepared.output.finish()
         output = Output(sequence) if sequence is not None else None
         deltas.append(self._finished(request, output, FinishReason.CANCELLED))
-        self._frames.put(Steps(time.monotonic(), (StepItem(request_id, tuple(deltas)),)))
+        self._put([StepItem(request_id, tuple(deltas))], time.monotonic())
 
     def _send(self, outputs: list[Output]) -> None:
         """Turn a step's outputs into one frame."""
@@ -207,8 +210,18 @@ class Worker:
             item = self._item(request, output)
             if item.deltas or item.tokens:
                 items.append(item)
-        if items:
-            self._frames.put(Steps(at_s, tuple(items)))
+        self._put(items, at_s)
+
+    def _put(self, items: list[StepItem], at_s: float) -> None:
+        """Send one frame with all items, after those of items that are too large for it."""
+        last = []
+        for item in items:
+            *parts, rest = _split(item)
+            last.append(rest)
+            for part in parts:
+                self._frames.put(Steps(at_s, (part,)))
+        if last:
+            self._frames.put(Steps(at_s, tuple(last)))
 
     def _item(self, request: _Request, output: Output) -> StepItem:
         assert request.prepared is not None
@@ -290,6 +303,19 @@ def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason
+
+
+def _split(item: StepItem) -> list[StepItem]:
+    """Return an item as one or more, each of which fits a frame with many others."""
+    parts: list[StepItem] = []
+    deltas: list[Delta] = []
+    for delta in item.deltas:
+        rest = delta
+        while isinstance(rest, TextDelta) and len(rest.logprobs) > _MAX_LOGPROBS:
+            parts.append(StepItem(item.id, (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))))
+            deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
+        deltas.append(rest)
+    return [*parts, StepItem(item.id, tuple(deltas), item.tokens)]
 
 
 class _Reader(threading.Thread):

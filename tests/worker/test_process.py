@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from edgeagent.engine.speculation import DraftLength, DraftModel
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.text.output import OutputStream
 from edgeagent.types import (
+    Delta,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -27,6 +29,7 @@ from edgeagent.types import (
     SamplingParams,
     Started,
     TextDelta,
+    TokenLogprob,
     TokenPrompt,
 )
 from edgeagent.worker.host import Host, Prepared
@@ -65,8 +68,9 @@ PROMPT = (72, 101, 108)
 class FakeHost:
     """Fake logits and a small vocabulary; what the real host does with llama.cpp's."""
 
-    def __init__(self, num_drafts: int = 0, num_cells: int = 256) -> None:
+    def __init__(self, num_drafts: int = 0, num_cells: int = 256, *, ends: bool = True) -> None:
         self.model = FakeVocabulary()
+        self._end_token = self.model.end_tokens[0] if ends else -1
         self.num_cells, self.num_threads = num_cells, 1
         self.num_aborts = 0
         self.runner = self._make_runner()
@@ -79,8 +83,7 @@ class FakeHost:
         self.refusal: BaseException | None = None
 
     def _make_runner(self) -> FakeRunner:
-        model = self.model
-        return FakeRunner(num_vocab=model.num_tokens, num_cells=self.num_cells, end_token=model.end_tokens[0])
+        return FakeRunner(num_vocab=self.model.num_tokens, num_cells=self.num_cells, end_token=self._end_token)
 
     def prepare(self, request: GenerateRequest) -> Prepared:
         if self.refusal is not None:
@@ -108,13 +111,14 @@ class FakeHost:
 class Bench:
     """A worker whose rounds are taken one by one, with the preparer's part done in between."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         self.host = FakeHost(**options)
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
         self.worker = Worker(cast(Host, self.host), self.frames)
         self._preparer = _Preparer(cast(Host, self.host), self.worker)
         self.ends: dict[str, Finished | Failed] = {}
         self.items: dict[str, list[StepItem]] = {}
+        self.frame_sizes: list[int] = []
 
     def submit(self, request_id: str = "a", tokens: tuple[int, ...] = PROMPT, **fields: Any) -> Submit:
         """Hand in a request; it is not prepared yet."""
@@ -164,6 +168,8 @@ class Bench:
                 frame = self.frames.get_nowait()
             except Empty:
                 return
+            assert frame is not None
+            self.frame_sizes.append(len(encode(frame)))
             if isinstance(frame, Failed):
                 self._end(frame.id, frame)
                 continue
@@ -249,6 +255,36 @@ class TestAnswers:
         assert [logprob.token for logprob in logprobs] == naive(4, PLAIN)
         assert b"".join(logprob.piece for logprob in logprobs).decode() == bench.text()
         assert [len(logprob.top) for logprob in logprobs] == [2] * 4
+
+    @pytest.mark.parametrize("is_cancelled", [False, True])
+    def test_text_held_back_for_long_fits_the_frames_with_all_its_logprobs(self, is_cancelled: bool) -> None:
+        class Holding(OutputStream):
+            def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> tuple[Delta, ...]:
+                super().feed(tokens, logprobs)
+                held.extend(logprobs)
+                return ()
+
+            def finish(self) -> tuple[Delta, ...]:
+                return (TextDelta(" " * len(held), tuple(held)),)
+
+        held: list[TokenLogprob] = []
+        bench = Bench(num_cells=1024, ends=False)
+        request = GenerateRequest(id="a", model="", prompt=TokenPrompt(PROMPT), max_tokens=700, logprobs=20)
+        submit = Submit(request, time.monotonic())
+        bench.worker.commands.put(submit)
+        prepared = bench.host.prepare(request)
+        bench.host.prepare = lambda request: replace(prepared, output=Holding(bench.host.model))  # type: ignore[method-assign]
+        bench.prepare(submit)
+        while len(held) < 690:
+            bench.turn()
+        if is_cancelled:
+            bench.worker.commands.put(Cancel("a"))
+        bench.run()
+        assert max(bench.frame_sizes) < MAX_FRAME_FROM_WORKER_BYTES / 4
+        deltas = [delta for item in bench.items["a"] for delta in item.deltas if isinstance(delta, TextDelta)]
+        assert [logprob for delta in deltas for logprob in delta.logprobs] == held
+        assert bench.text() == " " * len(held)
+        assert bench.finished().usage.num_output_tokens == len(held)
 
     def test_an_idle_worker_says_that_it_is_idle(self) -> None:
         bench = Bench()
