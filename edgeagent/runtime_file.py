@@ -74,7 +74,14 @@ def read_token(state_dir: Path) -> str | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600, whole or not at all."""
+    """Write a file of mode 0600, whole or not at all; raise ConfigError where that cannot be."""
+    try:
+        _write_whole(path, content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_FOLLOW, 0o600)
     try:
@@ -95,10 +102,11 @@ def _read_private(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is not a regular file; delete it")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is not a regular file; delete it")
         # Windows has no such bits: there the user's own folder is what keeps others out.
         if sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
             raise ConfigError(f"{path} is open to other users; run `chmod 600 {path}`, or delete it for a new one")

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.api import admin, chat, models, responses, websocket
@@ -70,17 +71,14 @@ def create_app(
 
 
 class Envelope:
-    """The outermost ASGI middleware: names each HTTP request, and turns what nothing else caught into a bare 500."""
+    """The outermost ASGI middleware: names each HTTP request, and logs what nothing else caught, a bare 500 to HTTP."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         request_id = f"req_{secrets.token_hex(12)}"
-        is_started = False
+        is_started = scope["type"] != "http"
 
         async def send_named(message: Message) -> None:
             nonlocal is_started
@@ -91,6 +89,8 @@ class Envelope:
 
         try:
             await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            return  # nobody is left to be answered
         except Exception as error:
             # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
             places = "".join(traceback.format_tb(error.__traceback__))

@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from edgeagent.api.completion import Answer, Chunks
@@ -29,7 +28,6 @@ router = APIRouter()
 
 # A request refused this soon still gets its own HTTP status; one that waits longer gets its headers and pings.
 FIRST_STEP_PATIENCE_S = 2.0
-CLIENT_CLOSED_REQUEST = 499
 
 Fields = dict[str, Any]
 Steps = AsyncGenerator[tuple[int, Step], None]
@@ -50,8 +48,6 @@ async def create_chat_completion(request: Request) -> Response:
             begun = await unless_disconnected(request.receive, _begin(steps))
             return EventStream(_events(begun, answer, completion))
         return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     except EdgeAgentError as error:
         raise _in_chats_words(error) from None
 

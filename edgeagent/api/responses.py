@@ -9,7 +9,6 @@ from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.requests import ClientDisconnect
 
 from edgeagent.api import sse
 from edgeagent.api.context import context_of
@@ -21,7 +20,6 @@ from edgeagent.api.turn import Turn, begin_turn, unexpected, unrun
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import FinishReason, Step
 
-CLIENT_CLOSED_REQUEST = 499
 # A request that is refused this soon still gets an HTTP status; after it, headers and `created` go out.
 ADMISSION_S = 2.0
 
@@ -39,13 +37,10 @@ async def create_response(request: Request) -> Response:
     history = ConnectionHistory(context.history)
     turn = begin_turn(fields, context.service, history)
     steps = _steps(turn, context.service)
-    try:
-        if fields.get("stream") is True:
-            steps = await sse.unless_disconnected(request.receive, _begin(steps))
-            return sse.EventStream(_stream(turn, steps, history))
-        await sse.unless_disconnected(request.receive, _collect(turn, steps, history))
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if fields.get("stream") is True:
+        steps = await sse.unless_disconnected(request.receive, _begin(steps))
+        return sse.EventStream(_stream(turn, steps, history))
+    await sse.unless_disconnected(request.receive, _collect(turn, steps, history))
     return JSONResponse(turn.events.response)
 
 

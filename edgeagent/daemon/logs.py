@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from edgeagent.config import LogConfig
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# Their own words at these levels are about sockets that clients dropped.
-_QUIET: Mapping[str, int] = {"uvicorn.error": logging.ERROR, "asyncio": logging.ERROR, "httpx": logging.WARNING}
+# uvicorn's own words are about what clients did wrong, or an exception's text, which may quote a prompt; api/app logs
+# what matters of those. asyncio's warnings are about sockets that clients dropped.
+_QUIET: Mapping[str, int] = {"uvicorn.error": logging.CRITICAL, "asyncio": logging.ERROR, "httpx": logging.WARNING}
 
 
 def configure_logging(config: LogConfig) -> None:

@@ -25,6 +25,8 @@ KEEP_ALIVE_S = 30
 PING_S = 20.0
 # For a cancelled request to reach its terminal event, and then for that to be written.
 CANCEL_GRACE_S = 2.0
+# The same where a second signal asked for haste: a cancel takes milliseconds, unless the worker hangs.
+FORCED_CANCEL_GRACE_S = 0.25
 FLUSH_S = 0.1
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
@@ -84,9 +86,8 @@ class Drain:
             await live.wait_idle(min(POLL_S, deadline - clock()))
         if live.num_live:
             live.cancel_all()
-            await live.wait_idle(0.0 if self._stop.is_forced else CANCEL_GRACE_S)
-        if not self._stop.is_forced:
-            await asyncio.sleep(FLUSH_S)
+            await live.wait_idle(FORCED_CANCEL_GRACE_S if self._stop.is_forced else CANCEL_GRACE_S)
+        await asyncio.sleep(FLUSH_S)
 
 
 class Server(uvicorn.Server):

@@ -42,7 +42,10 @@ def held(state_dir: Path) -> Iterator[None]:
     """
     _make_private(state_dir)
     path = state_dir / LOCK_FILE
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        raise StartError(f"cannot use {path}: {error.strerror}; delete it, and start again") from error
     try:
         if not _try_lock(descriptor):
             raise StartError(_already_running(state_dir), ExitCode.ALREADY_RUNNING)

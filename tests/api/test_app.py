@@ -90,6 +90,17 @@ async def test_no_server_banner(daemon: Running) -> None:
     assert "server" not in (await ask(daemon, "GET /health")).headers
 
 
+async def test_a_client_that_leaves_in_its_body_is_no_bug(daemon: Running, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    writer.write(request(daemon, CHAT, "Content-Length: 100", body="{"))
+    await writer.drain()
+    await still_serves(daemon)
+    writer.close()
+    assert await reader.read() == b""
+    await still_serves(daemon)
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 async def test_a_bug_is_logged_without_its_text(daemon: Running, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeBackend):
         def default_model(self) -> str:

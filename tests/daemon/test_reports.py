@@ -96,7 +96,7 @@ def test_configuring(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogConfig(level="warning", format="json"))
     logging.getLogger("edgeagent.x").info("not this")
     logging.getLogger("edgeagent.x").warning("this")
-    logging.getLogger("uvicorn.error").warning("nor this")
+    logging.getLogger("uvicorn.error").error("nor this")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert [json.loads(line)["message"] for line in captured.err.splitlines()] == ["this"]

@@ -122,3 +122,18 @@ async def test_a_second_request_to_stop_does_not_wait() -> None:
         live.cancel()
         await asyncio.gather(live, return_exceptions=True)
         await backend.until(lambda backend: backend.num_live == 0)
+
+
+async def test_a_second_request_to_stop_still_ends_each_response() -> None:
+    gate = Gate()
+    async with running(gated(gate), Config(server=ServerConfig(drain_s=3600))) as daemon:
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+            await socket.send(json.dumps({"type": "response.create", "input": "hi"}))
+            await gate.reached.wait()
+            daemon.stop.request()
+            await draining(daemon)
+            daemon.stop.request()
+            events = [json.loads(event) async for event in _until_closed(socket)]
+        assert events[-1]["type"] == "response.incomplete"
+        assert events[-1]["response"]["status"] == "cancelled"
+        await daemon.serving

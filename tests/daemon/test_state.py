@@ -73,6 +73,35 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         pass
 
 
+@POSIX
+def test_a_lock_file_that_cannot_be(tmp_path: Path) -> None:
+    lock = tmp_path / "daemon.lock"
+    lock.mkdir()
+    with pytest.raises(StartError, match=r"daemon\.lock"), held(tmp_path):
+        pass
+    lock.rmdir()
+    (tmp_path / "elsewhere").write_text("")
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartError, match=r"daemon\.lock"), held(tmp_path):
+        pass
+
+
+@POSIX
+def test_a_token_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "token").mkdir()
+    with pytest.raises(ConfigError, match="not a regular file"):
+        ensure_token(tmp_path)
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write"):
+        ensure_token(tmp_path / "gone")
+    (tmp_path / "daemon.json").mkdir()
+    with pytest.raises(ConfigError, match=r"daemon\.json"):
+        write_runtime(tmp_path, me())
+    assert [path.name for path in tmp_path.iterdir()] == ["daemon.json"]
+
+
 def test_the_token_is_made_once(tmp_path: Path) -> None:
     assert read_token(tmp_path) is None
     token = ensure_token(tmp_path)
