@@ -23,7 +23,8 @@ ROWS: list[set[str]] = [
     {"router"},
     {"api"},
     {"daemon"},
-    {"client", "bench"},
+    {"client"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]

@@ -16,7 +16,7 @@ from edgeagent.bench.wire import Ask, Connection, Counts, Trace, counts_of
 from edgeagent.client import Address, Client, connect
 from edgeagent.client.address import is_loopback
 from edgeagent.client.answer import wire_error
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, NotFound, Unauthorized
+from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, ModelNotFound, NotFound, Unauthorized
 
 Transport = Literal["ws", "http"]
 
@@ -57,7 +57,7 @@ async def find_server(url: str, key: str | None, transport: Transport | Literal[
 
     A ws:// URL means the WebSocket; for another, `auto` takes the WebSocket where the server is an edgeagent.
     """
-    address = Address(url if "://" in url else f"http://{url}", key)
+    address = Address(_checked(url), key)
     server = Server(address, "http", model)
     served = await _served_models(server)
     ids = [str(entry.get("id")) for entry in served]
@@ -70,6 +70,18 @@ async def find_server(url: str, key: str | None, transport: Transport | Literal[
     elif transport == "auto":
         transport = "ws" if kind == "edgeagent" else "http"
     return Server(address, transport, model or entry.get("id"), kind)
+
+
+def _checked(url: str) -> str:
+    """Return a URL with its scheme. Raises ConfigError where it is none."""
+    full = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(full)
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and parts.port != 0:
+            return full
+    except ValueError:
+        pass
+    raise ConfigError(f"{url!r} is no server's URL; http://127.0.0.1:8080 would be one")
 
 
 @asynccontextmanager

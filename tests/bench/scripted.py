@@ -1,0 +1,83 @@
+"""A chat-completions server that plays a script, with other servers' manners: one answer for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+Body = dict[str, Any]
+USAGE: Body = {"prompt_tokens": 20, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}
+
+
+@dataclass
+class ScriptedServer:
+    """Requests to chat completions as they came, and what they were answered with."""
+
+    url: str = ""
+    owner: str = "llamacpp"
+    models: list[str] | None = field(default_factory=lambda: ["m"])
+    answer: Callable[[Body], bytes] = field(default=lambda _: stream("a", "b", "c"))
+    requests: list[Body] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    num_connections: int = 0
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, request after request."""
+        self.num_connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                request_line, *lines = head.decode().strip().split("\r\n")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                writer.write(self._reply(request_line.split()[1], headers, body))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _reply(self, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        if path == "/v1/models":
+            if self.models is None:
+                return plain(404, b"{}")
+            entries = [{"id": model, "owned_by": self.owner} for model in self.models]
+            return plain(200, json.dumps({"data": entries}).encode())
+        assert path == "/v1/chat/completions", path
+        self.requests.append(json.loads(body))
+        self.headers.append(headers)
+        return self.answer(self.requests[-1])
+
+
+@asynccontextmanager
+async def scripted() -> AsyncIterator[ScriptedServer]:
+    """Serve on a free port."""
+    script = ScriptedServer()
+    listener = await asyncio.start_server(script.converse, "127.0.0.1", 0)
+    async with listener:
+        script.url = "http://{}:{}".format(*listener.sockets[0].getsockname())
+        yield script
+
+
+def plain(status: int, body: bytes) -> bytes:
+    """Return an answer of JSON."""
+    return b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+        status,
+        len(body),
+        body,
+    )
+
+
+def stream(*texts: str | Body, usage: Body | None = USAGE, done: bool = True) -> bytes:
+    """Return a stream of these texts (or whole events), the usage and the end."""
+    events: list[Body] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}]
+    for text in texts:
+        events.append(text if isinstance(text, dict) else {"choices": [{"index": 0, "delta": {"content": text}}]})
+    events.append({"choices": [], "usage": usage})
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + ("data: [DONE]\n\n" if done else "")
+    body = lines.encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return head + body

@@ -1,0 +1,192 @@
+"""The scenarios against the daemon's own server with a fake backend: what they ask, and what their numbers are of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from edgeagent.backends.fake import Act, FakeBackend, Gate, finished
+from edgeagent.bench import scenarios
+from edgeagent.bench.client import Server
+from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.scenarios import SCENARIOS, Live, Load, Metric, Round, Target, all_rate, live_rate
+from edgeagent.bench.wire import Counts, Trace
+from edgeagent.client import Address
+from edgeagent.errors import BackendUnavailable, Overloaded
+from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
+from tests.daemon.running import running
+
+LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=3)
+EXPLAINS = [metric for scenario in SCENARIOS.values() for metric in scenario.metrics if metric.better == "neither"]
+
+
+@asynccontextmanager
+async def target_of(backend: FakeBackend, transport: str = "ws") -> AsyncIterator[Target]:
+    async with running(backend) as daemon:
+        yield Target(Server(Address(daemon.url), transport, "fake"), Prompts(1, "A"))  # type: ignore[arg-type]
+
+
+def prompt_of(request: GenerateRequest) -> str:
+    assert isinstance(request.prompt, ChatPrompt)
+    return request.prompt.messages[-1].content
+
+
+def all_present(samples: Round, metrics: Iterable[Metric]) -> bool:
+    """Whether each metric has samples, positive where they are times or rates."""
+    return all(
+        samples[metric] and all(value > 0 or metric.better == "neither" for value in samples[metric])
+        for metric in metrics
+    )
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
+    scenario = SCENARIOS[name]
+    async with target_of(FakeBackend(), transport) as target:
+        if scenario.prepare is not None:
+            await scenario.prepare(target, LOAD)
+        samples = await scenario.round(target, LOAD, "0")
+    assert set(samples) == set(scenario.metrics)
+    # The fake answers a long prompt within the blink of an eye: live streams need not have had a gap meanwhile.
+    optional = {scenarios.GAP_DURING, scenarios.WORST_GAP}
+    assert all_present(samples, set(scenario.metrics) - optional), samples
+
+
+async def test_decode_counts_what_came() -> None:
+    async with target_of(FakeBackend()) as target:
+        samples = await scenarios.decode(target, LOAD, "0")
+    assert samples[scenarios.LENGTH] == [20]
+    assert samples[scenarios.PER_EVENT] == [1]
+    assert len(samples[scenarios.GAP]) == 19
+
+
+async def test_an_answer_of_one_event_has_no_rate() -> None:
+    backend = FakeBackend(lambda _: (Started(5, 0), TextDelta("no"), finished(output=1)))
+    async with target_of(backend) as target:
+        samples = await scenarios.decode(target, LOAD, "0")
+    assert samples[scenarios.RATE] == []
+    assert samples[scenarios.LENGTH] == [1]
+
+
+async def test_ttft_asks_a_new_prompt_each_round_and_warm_ones_that_differ_at_their_end() -> None:
+    backend = FakeBackend()
+    async with target_of(backend) as target:
+        for name in ("0", "1"):
+            await scenarios.ttft(target, LOAD, name)
+    per_round = 1 + scenarios.NUM_WARM_ASKS
+    prompts = [prompt_of(request) for request in backend.requests]
+    assert len(set(prompts)) == len(prompts) == 2 * per_round
+    firsts = [prompt.split()[0] for prompt in prompts]
+    assert len({firsts[0], firsts[per_round], firsts[1]}) == 3, "each cold prompt, and the warm ones, begin differently"
+    assert len(set(firsts[1:per_round] + firsts[per_round + 1 :])) == 1, "warm prompts begin alike"
+    assert {request.max_tokens for request in backend.requests} == {scenarios.FEW_TOKENS}
+
+
+async def test_parallel_asks_at_the_same_time() -> None:
+    gates = [Gate() for _ in range(LOAD.parallel)]
+    waiting = iter(gates)
+
+    def script(request: GenerateRequest) -> Iterable[Act]:
+        yield from (Started(5, 0), TextDelta("a"), next(waiting), TextDelta("b"), finished())
+
+    backend = FakeBackend(script)
+    async with target_of(backend) as target:
+        round_ = asyncio.create_task(scenarios.parallel(target, LOAD, "0"))
+        await asyncio.gather(*(gate.reached.wait() for gate in gates))
+        assert backend.num_live == LOAD.parallel
+        for gate in gates:
+            gate.opened.set()
+        samples = await round_
+    assert len(samples[scenarios.FIRST]) == LOAD.parallel
+    assert len({prompt_of(request) for request in backend.requests}) == LOAD.parallel
+
+
+async def test_one_refusal_ends_a_parallel_round_with_its_own_error() -> None:
+    def script(request: GenerateRequest) -> Iterable[Act]:
+        yield Overloaded("the queue is full")
+
+    async with target_of(FakeBackend(script)) as target:
+        with pytest.raises(Overloaded, match="the queue is full"):
+            await scenarios.parallel(target, LOAD, "0")
+
+
+async def test_hol_sends_the_long_prompt_when_all_streams_live_and_ends_them_all() -> None:
+    """The long prompt's answer waits here until each live stream has written five times beside it."""
+    gate, meanwhile = Gate(), [0, 0]
+    num_live_when_long_came = []
+
+    def script(request: GenerateRequest) -> Iterable[Act]:
+        if request.max_tokens == scenarios.FEW_TOKENS:
+            num_live_when_long_came.append(backend.num_live - 1)
+            yield from (gate, Started(200, 0), TextDelta("first"), finished(output=1))
+            return
+        lane = len([known for known in backend.requests if known.max_tokens == request.max_tokens]) - 1
+        yield Started(5, 0)
+        while True:
+            if gate.reached.is_set():
+                meanwhile[lane] += 1
+                if min(meanwhile) >= 5:
+                    gate.opened.set()
+            yield TextDelta("x")
+
+    backend = FakeBackend(script)
+    async with target_of(backend) as target:
+        samples = await scenarios.hol(target, LOAD, "0")
+        await backend.until(lambda fake: fake.num_live == 0)
+    assert num_live_when_long_came == [LOAD.parallel - 1]
+    assert len(samples[scenarios.GAP_BEFORE]) >= (LOAD.parallel - 1) * (scenarios.NUM_EVENTS_BEFORE - 1)
+    assert len(samples[scenarios.GAP_DURING]) >= LOAD.parallel - 1
+    assert len(samples[scenarios.WORST_GAP]) == LOAD.parallel - 1
+    assert max(samples[scenarios.WORST_GAP]) == max(samples[scenarios.GAP_DURING])
+    assert samples[scenarios.BEGUN] == [0]
+
+
+async def test_hol_with_a_model_that_answers_nothing_fails_instead_of_asking_for_ever() -> None:
+    backend = FakeBackend(lambda _: (Started(5, 0), finished(output=0)))
+    async with target_of(backend) as target:
+        with pytest.raises(BackendUnavailable, match="answers nothing"):
+            await scenarios.hol(target, LOAD, "0")
+
+
+async def test_connect_counts_connecting_where_it_is_new() -> None:
+    backend = FakeBackend()
+    async with target_of(backend) as target:
+        samples = await scenarios.connect(target, LOAD, "0")
+    assert [len(values) for values in samples.values()] == [scenarios.NUM_CONNECTS] * 4
+    assert len(backend.requests) == 2 * scenarios.NUM_CONNECTS
+
+
+def test_live_gaps_are_those_that_have_a_part_in_the_time_asked_for() -> None:
+    live = Live([Trace(sent_s=0, texts=[1, 2, 3, 7]), Trace(sent_s=7.5, texts=[8, 9])])
+    assert live.gaps_ms(2.5, 6) == [1000, 4000]
+    assert live.gaps_ms(0, 100) == [1000, 1000, 4000, 1000], "from one answer to the next there is no gap"
+    assert live.num_events == 6
+    assert (live.num_begun(2.5, 6), live.num_begun(2.5, 8)) == (0, 1)
+
+
+def test_the_rate_of_many_streams() -> None:
+    """Two streams, 10 and 5 events a second, two tokens each; both live from 1.0 to 2.0."""
+    fast = Trace(sent_s=0, texts=[0.5 + i / 10 for i in range(21)], counts=Counts(1, 0, 42))
+    slow = Trace(sent_s=0, texts=[1.0 + i / 5 for i in range(6)], counts=Counts(1, 0, 12))
+    assert live_rate([fast, slow]) == pytest.approx([30])
+    assert all_rate([fast, slow]) == pytest.approx([54 / 2.5])
+
+
+def test_streams_that_were_never_live_together_have_no_common_rate() -> None:
+    early = Trace(texts=[1.0, 2.0], counts=Counts(1, 0, 2))
+    late = Trace(texts=[3.0, 4.0], counts=Counts(1, 0, 2))
+    assert live_rate([early, late]) == []
+    assert live_rate([early, Trace(counts=Counts(1, 0, 0))]) == []
+    assert all_rate([Trace()]) == []
+
+
+def test_every_metric_explains_itself_once() -> None:
+    for scenario in SCENARIOS.values():
+        names = [metric.name for metric in scenario.metrics]
+        assert len(set(names)) == len(names)
+        assert all(metric.meaning and metric.unit for metric in scenario.metrics)
+    assert EXPLAINS

@@ -1,0 +1,81 @@
+"""Percentiles and ratios, against hand-made numbers, numpy's quantiles and the laws that they obey."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeagent.bench.stats import Ratio, median, quantile, ratio, summarize
+
+finite = st.floats(min_value=1e-3, max_value=1e6)
+
+
+@pytest.mark.parametrize(
+    ("samples", "q", "expected"),
+    [([5.0], 0.99, 5.0), ([1.0, 3.0], 0.5, 2.0), ([4.0, 1.0, 3.0, 2.0], 0.25, 1.75), ([1.0, 2.0, 9.0], 1.0, 9.0)],
+)
+def test_quantiles_by_hand(samples: list[float], q: float, expected: float) -> None:
+    assert quantile(samples, q) == expected
+
+
+@given(st.lists(finite, min_size=1, max_size=40), st.floats(min_value=0, max_value=1))
+def test_quantiles_are_those_of_numpy(samples: list[float], q: float) -> None:
+    assert quantile(samples, q) == pytest.approx(float(np.quantile(samples, q)))
+
+
+def test_percentiles_are_promises() -> None:
+    """Of a time, p95 is what 95 % do not exceed; of a rate, what 95 % reach."""
+    samples = [float(value) for value in range(1, 102)]
+    slow, fast = summarize(samples, "lower"), summarize(samples, "higher")
+    assert slow is not None and fast is not None
+    assert (slow.p50, slow.p95, slow.p99) == (51, 96, 100)
+    assert (fast.p50, fast.p95, fast.p99) == pytest.approx((51, 6, 2))
+    assert (fast.num_samples, fast.lowest, fast.highest) == (101, 1, 101)
+
+
+def test_no_samples_no_summary() -> None:
+    assert summarize([], "lower") is None
+
+
+def test_a_ratio_is_taken_pair_by_pair() -> None:
+    """A machine that slows down tenfold on the way: each pair still says 2, where ratios of medians need not."""
+    theirs = [[1.0, 1.0], [10.0], [100.0, 100.0, 100.0]]
+    ours = [[2.0], [20.0, 20.0], [200.0]]
+    assert ratio(ours, theirs) == Ratio(3, 2.0, 2.0, 2.0)
+
+
+def test_the_spread_of_a_ratio() -> None:
+    compared = ratio([[1.0], [2.0], [3.0], [4.0], [5.0]], [[1.0]] * 5)
+    assert compared == Ratio(5, 3.0, 2.0, 4.0)
+
+
+def test_within_a_round_its_median_counts() -> None:
+    compared = ratio([[1.0, 2.0, 900.0]], [[4.0]])
+    assert compared is not None
+    assert compared.median == 0.5
+
+
+def test_a_round_that_only_one_side_has_makes_no_pair() -> None:
+    """Ctrl-C between the two; an answer without a rate on either side."""
+    compared = ratio([[1.0], [], [6.0], [9.0]], [[2.0], [5.0], []])
+    assert compared == Ratio(1, 0.5, 0.5, 0.5)
+    assert ratio([[1.0]], []) is None
+    assert ratio([[]], [[1.0]]) is None
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=20))
+def test_turned_round_a_ratio_is_its_reciprocal(pairs: list[tuple[float, float]]) -> None:
+    ours, theirs = [[mine] for mine, _ in pairs], [[other] for _, other in pairs]
+    there, back = ratio(ours, theirs), ratio(theirs, ours)
+    assert there is not None and back is not None
+    assert there.first_quartile <= there.median <= there.third_quartile
+    if len(pairs) % 2:  # between two middle values the mean of reciprocals is not the reciprocal of the mean
+        assert there.median == pytest.approx(1 / back.median)
+
+
+def test_a_median_does_not_disturb_its_samples() -> None:
+    samples = [3.0, 1.0, 2.0]
+    assert median(samples) == 2.0
+    assert samples == [3.0, 1.0, 2.0]
