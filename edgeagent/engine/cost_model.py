@@ -17,7 +17,7 @@ def _bucket(value: int) -> int:
 
 
 class CostModel:
-    """Predicts seconds of a step from its number of tokens and its mean depth."""
+    """Predicts seconds of a step from its number of tokens and the depth of its deepest sequence."""
 
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
