@@ -10,14 +10,15 @@ from . import pools
 from .household import ACTIONS, Slots, number, room
 from .samples import Draw, Pool, Tool, lines, pool, words
 
-_VERBS = words("""look up, find, check, book, cancel, open, order, start, stop, show, fetch, track, print,
-delete, update, create, request, reserve, get, close, confirm, renew, scan, send, read, load, lock, unlock,
-approve, archive""")
-_NOUNS = words("""order, parcel, ticket, invoice, booking, table, seat, train, bus, flight, taxi, car, bike,
-room, locker, customer, account, user, product, recipe, document, file, report, contract, task, meeting, event,
-course, lesson, exam, patient, doctor, visit, member, team, match, game, movie, photo, camera, sensor, pump,
-valve, robot, machine, printer, door, gate, lift, payment, refund, coupon, card, loan, book, article, package,
-shipment, stock, price, gift, menu, message, note, contact""")
+_VERBS = words("""look up, find, check, book, =cancel, open, order, start, stop, show, fetch, track, print, =delete,
+update, create, request, reserve, get, =close, =confirm, renew, scan, send, read, load, lock,
+unlock, approve, archive, ~inspect, ~dispatch, ~suspend, ~collect, ~rename""")
+_NOUNS = words("""order, parcel, ticket, invoice, booking, table, seat, train, bus, =flight, taxi, car, bike, =room,
+locker, customer, account, user, product, recipe, document, file, report, contract, task, meeting,
+event, course, lesson, exam, patient, doctor, visit, member, team, match, game, movie, photo,
+camera, sensor, pump, valve, robot, =machine, =printer, door, gate, lift, payment, refund, coupon,
+card, loan, book, article, =package, shipment, stock, price, gift, menu, =message, note, contact,
+~voucher, ~container, ~pallet, ~permit""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def household(draw: Draw, kind: str | None = None) -> Order:
     action = ACTIONS[kind]
     values = action.fill(draw)
     params = {slot: draw.any(spec.names) for slot, spec in action.slots.items()}
-    if draw.chance(0.12) and params:
+    if draw.chance(0.25) and params:
         slot = draw.any(tuple(params))
         params[slot] = draw.open(pools.pseudo_word)
     properties: Slots = {}
@@ -137,7 +138,8 @@ def household(draw: Draw, kind: str | None = None) -> Order:
         values = values | {"day": draw.any(pools.WEEKDAYS)}
         arguments[params["day"]] = values["day"]
         text = f"{text.rstrip('?')} on {values['day']}"
-    tool = schema(draw.pick(action.names), draw.pick(action.descriptions), properties, required)
+    name = _strange(draw, draw.pick(action.names)) if draw.chance(0.4) else draw.pick(action.names)
+    tool = schema(name, draw.pick(action.descriptions), properties, required)
     done = action.done.format(**values)
     return Order(text, tool, arguments, done, kind, values, params)
 
@@ -170,18 +172,29 @@ def _spell(draw: Draw, verb: str, noun: str) -> str:
     return verb.title().replace(" ", "")[0].lower() + verb.title().replace(" ", "")[1:] + noun.capitalize()
 
 
+def _strange(draw: Draw, usual: str) -> str:
+    """Change a tool's name so that only its list entry tells it."""
+    word = draw.open(pools.pseudo_word)
+    if draw.chance(0.3):
+        return word
+    return f"{usual}_{word}" if draw.chance(0.5) else f"{word}_{usual}"
+
+
 def _noun(draw: Draw) -> str:
-    return draw.open(pools.pseudo_word) if draw.chance(0.3) else str(draw.pick(_NOUNS))
+    return draw.open(pools.pseudo_word) if draw.chance(0.45) else str(draw.pick(_NOUNS))
 
 
 def unseen(draw: Draw) -> Order:
     """Draw a request with a tool that was never seen: any verb, any noun, any parameters."""
-    verb, noun = str(draw.pick(_VERBS)), _noun(draw)
+    verb, noun = draw.open(pools.pseudo_word) if draw.chance(0.25) else str(draw.pick(_VERBS)), _noun(draw)
     details = draw.random.sample(DETAILS, draw.any((1, 1, 2, 2, 3)))
     if draw.chance(0.5) and DETAILS[0] not in details:
         details[0] = DETAILS[0]
     details.sort(key=lambda detail: detail is not DETAILS[0])
-    parts, properties, arguments, required = [f"{verb} {draw.any(('the ', 'the ', 'a ', ''))}{noun}"], {}, {}, []
+    parts = [f"{verb} {draw.any(('the ', 'the ', 'a ', ''))}{noun}"]
+    properties: Slots = {}
+    arguments: Slots = {}
+    required: list[str] = []
     for detail in details:
         param = draw.any(detail.names).format(noun=noun)
         if param in properties:

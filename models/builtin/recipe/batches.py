@@ -14,11 +14,14 @@ from torch import Tensor
 
 from .chat import render
 from .corpus import COPYING, LONG, MIXTURE, Maker, stream
-from .samples import Sample
+from .samples import Draw, Sample
+from .substitution import Substitution
+from .sums import drill
 from .tokenizer import START, STOP
 
 PROMPT_WEIGHT = 0.03
-LONG_EVERY = 16  # every so many batches hold a few long rows instead of many short ones
+DRILL_EVERY = 8  # every so many batches hold bare arithmetic
+LONG_EVERY = 16  # so many for one of long rows and one of random repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.start = tokenizer.token_to_id(START)
-        self.stop = tokenizer.token_to_id(STOP)
+        self.stop = tokenizer.encode(STOP).ids[0]
         self.opening = tokenizer.encode("assistant\n").ids
 
     def encode(self, sample: Sample, sort_keys: bool) -> tuple[list[int], list[float]]:
@@ -73,6 +76,17 @@ def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[
     return ids[:length], weights[:length]
 
 
+def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], list[float]]:
+    """Write bare lines of arithmetic; only the results are learnt."""
+    ids: list[int] = []
+    weights: list[float] = []
+    while len(ids) < length:
+        given, result = (tokenizer.encode(part).ids for part in drill(draw))
+        ids += given + result
+        weights += [0.0] * len(given) + [1.0] * len(result)
+    return ids[:length], weights[:length]
+
+
 class Packer:
     """Fills rows with whole conversations; each row's first fit wins, what is left over waits for the next batch."""
 
@@ -81,6 +95,8 @@ class Packer:
         self.vocab = tokenizer.get_vocab_size()
         self.seed = seed
         self.rng = np.random.default_rng(int.from_bytes(seed.encode(), "little"))
+        self.substitution = Substitution(tokenizer, stream(f"{seed}:frequent", "train"))
+        self.draw = Draw(f"{seed}:drill", "train")
         self.waiting: dict[str, list[tuple[list[int], list[float]]]] = {}
         self.streams: dict[str, Iterator[Sample]] = {}
 
@@ -88,12 +104,14 @@ class Packer:
         if name not in self.streams:
             self.streams[name] = stream(f"{self.seed}:{name}", "train", mixture)
         while True:
-            encoded = self.encoder.encode(next(self.streams[name]), bool(self.rng.random() < 0.6))
+            sample = next(self.streams[name])
+            encoded = self.encoder.encode(sample, bool(self.rng.random() < 0.6))
+            encoded = self.substitution.apply(sample, encoded, self.rng)
             if len(encoded[0]) <= most:
                 return encoded
 
     def rows(self, kind: str, count: int, length: int) -> Batch:
-        """Pack one batch of `mixture`, `copying`, `long` or `induction` rows."""
+        """Pack one batch of `mixture`, `copying`, `long`, `drill` or `induction` rows."""
         mixture = {"copying": COPYING, "long": LONG}.get(kind, MIXTURE)
         shape = (count, length + 1)
         ids, documents = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
@@ -104,6 +122,8 @@ class Packer:
             while length + 1 - at > 24:
                 if kind == "induction":
                     piece = _induction(self.rng, self.vocab, length + 1)
+                elif kind == "drill":
+                    piece = _drill(self.draw, self.encoder.tokenizer, min(256, length + 1 - at))
                 else:
                     piece = self._fit(waiting, length + 1 - at, kind, mixture, length + 1)
                     if piece is None:
@@ -144,6 +164,10 @@ def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
     """Choose what a step trains on: the kind, rows and row length; the choice depends on the step alone."""
     if step < copying_steps and step % 4 != 0:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
+    if step % DRILL_EVERY == 3:
+        return "drill", 8, 512
+    if step % LONG_EVERY == 1:
+        return "induction", 8, 512
     if step % LONG_EVERY == 0:
         return "long", 2, 2048
     return "mixture", 8, 512

@@ -14,11 +14,13 @@ Maker = Callable[[Draw], Sample]
 
 MIXTURE: tuple[tuple[Maker, float], ...] = (
     (talk.small_talk, 9),
-    (talk.foreign, 9),
-    (sums.simple_sum, 26),
+    (talk.foreign, 8),
+    (facts.foreign_beside, 2),
+    (sums.simple_sum, 14),
     (sums.conversion, 9),
     (sums.sum_follow_up, 6),
-    (facts.known, 22),
+    (facts.known, 12),
+    (facts.quiz, 9),
     (facts.absent, 7),
     (facts.follow_up, 6),
     (memory.greeting_by_name, 3),
@@ -26,15 +28,16 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (memory.note_taken, 3),
     (memory.note_recalled, 6),
     (memory.repeated, 10),
-    (tools.single_call, 13),
+    (tools.single_call, 9),
+    (tools.errands, 5),
     (tools.parallel_calls, 4),
-    (tools.told_result, 5),
+    (tools.told_result, 3),
     (tools.told_results, 1.5),
     (tools.amended_call, 2.5),
     (tools.asked_back, 2),
     (tools.tool_missing, 4),
     (tools.tool_not_needed, 3),
-    (sessions.session, 3),
+    (sessions.session, 2),
 )
 
 # Conversations that need most of the context.
@@ -73,7 +76,8 @@ EVALUATION: tuple[tuple[Maker, int], ...] = (
     (tools.asked_back, 15),
     (tools.tool_missing, 30),
     (tools.tool_not_needed, 30),
-    (talk.foreign, 110),
+    (talk.foreign, 90),
+    (facts.foreign_beside, 20),
     (facts.crowded, 20),
 )
 

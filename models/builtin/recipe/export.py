@@ -43,29 +43,28 @@ def _write_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_vocab_size(shape.vocab)
 
 
+def _kind(token: str) -> gguf.TokenType:
+    if token in CONTROL:
+        return gguf.TokenType.CONTROL
+    if token in MARKS:
+        return gguf.TokenType.USER_DEFINED
+    return gguf.TokenType.UNUSED if token.startswith("<|spare_") else gguf.TokenType.NORMAL
+
+
 def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     model = json.loads(tokenizer.to_str())["model"]
     size = tokenizer.get_vocab_size()
-    tokens = [tokenizer.id_to_token(i) for i in range(size)]
-    types = [
-        gguf.TokenType.CONTROL
-        if t in CONTROL
-        else gguf.TokenType.USER_DEFINED
-        if t in MARKS
-        else gguf.TokenType.UNUSED
-        if t.startswith("<|spare_")
-        else gguf.TokenType.NORMAL
-        for t in tokens
-    ]
+    tokens = [str(tokenizer.id_to_token(i)) for i in range(size)]
+    ids = {token: i for i, token in enumerate(tokens)}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE)
     writer.add_token_list(tokens)
-    writer.add_token_types(types)
+    writer.add_token_types([_kind(token) for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
-    writer.add_eos_token_id(tokenizer.token_to_id(STOP))
-    writer.add_eot_token_id(tokenizer.token_to_id(STOP))
-    writer.add_bos_token_id(tokenizer.token_to_id(END))
-    writer.add_pad_token_id(tokenizer.token_to_id(END))
+    writer.add_eos_token_id(ids[STOP])
+    writer.add_eot_token_id(ids[STOP])
+    writer.add_bos_token_id(ids[END])
+    writer.add_pad_token_id(ids[END])
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 

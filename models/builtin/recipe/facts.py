@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from . import pools
 from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, system, user
-from .talk import opening_turns, persona
+from .talk import OWNS_UP, foreign_request, opening_turns, persona
 
 UNKNOWN = "I am sorry, that is not in my information."
 
@@ -83,7 +83,8 @@ what does a {key} cost?
 what does the {key} cost?
 what is the price of a {key}?
 what's the price for a {key}?
-how much for a {key}?
+=how much for a {key}?
+~what is the cost of a {key}?
 how much do you charge for a {key}?
 what do I pay for a {key}?
 price of a {key}?
@@ -110,7 +111,7 @@ opening times on {key} please
 until when are you open on {key}?
 can I come on {key}?
 tell me the opening hours for {key}
-what time do you open on {key}?
+=what time do you open on {key}?
 what time do you close on {key}?
 when do you close on {key}?
 when can I visit on {key}?
@@ -134,6 +135,8 @@ now {key}
 and then {key}?
 also {key} please
 same question for {key}
+~ok and {key}?
+~right, and what about {key}?
 okay, what about {key}?
 """)
 _LEADS = lines("""
@@ -231,9 +234,7 @@ def _spot(draw: Draw) -> str:
 
 
 def _menu_item(draw: Draw) -> str:
-    return (
-        f"{draw.open(pools.pseudo_word)} {draw.pick(pools.MENU)}" if draw.chance(0.25) else str(draw.pick(pools.MENU))
-    )
+    return f"{draw.open(pools.pseudo_word)} {draw.pick(pools.MENU)}" if draw.chance(0.4) else str(draw.pick(pools.MENU))
 
 
 def one_fact(draw: Draw) -> Fact:
@@ -245,7 +246,7 @@ def one_fact(draw: Draw) -> Fact:
         return Fact("value", pools.key(draw), pools.value(draw))
     if roll < 0.80:
         thing = str(draw.pick(pools.FACILITIES))
-        return Fact("place", f"{draw.open(pools.pseudo_word)} {thing}" if draw.chance(0.15) else thing, _spot(draw))
+        return Fact("place", f"{draw.open(pools.pseudo_word)} {thing}" if draw.chance(0.35) else thing, _spot(draw))
     return Fact("price", _menu_item(draw), draw.open(pools.price))
 
 
@@ -254,7 +255,7 @@ def hours(draw: Draw) -> list[Fact]:
     days = (
         list(pools.WEEKDAYS)
         if draw.chance(0.5)
-        else sorted(draw.random.sample(pools.WEEKDAYS, draw.int(2, 5)), key=pools.WEEKDAYS.index)
+        else sorted(draw.random.sample(pools.WEEKDAYS, draw.whole(2, 5)), key=pools.WEEKDAYS.index)
     )
     spans = [f"from {draw.open(pools.clock)} to {draw.open(pools.clock)}" for _ in range(3)]
     return [Fact("hours", day, "closed" if draw.chance(0.15) else draw.any(spans)) for day in days]
@@ -271,7 +272,7 @@ def distinct_facts(draw: Draw, count: int) -> list[Fact]:
 
 def _write(draw: Draw, facts: list[Fact]) -> str:
     """Write the facts down in one of several layouts."""
-    style = draw.int(0, 4)
+    style = draw.whole(0, 4)
     if style == 0:
         return "\n".join(f"- {_upper(f.label)}: {f.value}" for f in facts)
     if style == 1:
@@ -298,13 +299,13 @@ def fact_prompt(draw: Draw, facts: list[Fact]) -> Message:
 
 def _fact_count(draw: Draw) -> int:
     roll = draw.random.random()
-    return draw.int(1, 3) if roll < 0.3 else draw.int(3, 8) if roll < 0.93 else draw.int(9, 18)
+    return draw.whole(1, 3) if roll < 0.3 else draw.whole(3, 8) if roll < 0.93 else draw.whole(9, 18)
 
 
 def _house(draw: Draw, count: int | None = None) -> list[Fact]:
     facts = distinct_facts(draw, count or _fact_count(draw))
-    if draw.chance(0.25):
-        at = draw.int(0, len(facts))
+    if draw.chance(0.4):
+        at = draw.whole(0, len(facts))
         facts[at:at] = hours(draw)
     return facts
 
@@ -328,9 +329,28 @@ def known(draw: Draw) -> Sample:
     return Sample("facts", messages, Check("contains", (fact.value,)))
 
 
+def quiz(draw: Draw) -> Sample:
+    """Ask for many facts of one system prompt, one after the other."""
+    facts = _house(draw, draw.whole(3, 7))
+    messages = [fact_prompt(draw, facts)]
+    keys = {fact.key for fact in facts}
+    for fact in draw.shuffled(facts)[:8]:
+        messages += exchange(draw, fact)
+        other = one_fact(draw)
+        if draw.chance(0.15) and other.key not in keys:
+            messages += [_ask(draw, other), reply(UNKNOWN)]
+    return Sample("sessions", messages, Check("exact", (messages[-1]["content"],)))
+
+
+def foreign_beside(draw: Draw) -> Sample:
+    """Ask something out of the domain although the system prompt states facts."""
+    messages = [fact_prompt(draw, _house(draw)), user(foreign_request(draw)), reply(OWNS_UP)]
+    return Sample("out_of_domain", messages, Check("owns_up"))
+
+
 def crowded(draw: Draw) -> Sample:
     """Ask for one of very many facts: a prompt that fills a good part of the context."""
-    facts = distinct_facts(draw, draw.int(25, 60))
+    facts = distinct_facts(draw, draw.whole(25, 60))
     fact = draw.any(facts)
     return Sample("long_prompts", [fact_prompt(draw, facts), *exchange(draw, fact)], Check("contains", (fact.value,)))
 
@@ -353,11 +373,11 @@ def absent(draw: Draw) -> Sample:
 def follow_up(draw: Draw) -> Sample:
     """Ask for one fact, then for another of the same kind with a few words."""
     if draw.chance(0.5):
-        extra = [f for f in distinct_facts(draw, draw.int(1, 4)) if f.kind != "hours"]
+        extra = [f for f in distinct_facts(draw, draw.whole(1, 4)) if f.kind != "hours"]
         group = hours(draw)
         facts = extra + group
     else:
-        group = distinct_facts(draw, draw.int(4, 9))
+        group = distinct_facts(draw, draw.whole(4, 9))
         facts = group
     first = draw.any(group)
     others = [f for f in group if f.kind == first.kind and f.key != first.key]

@@ -40,18 +40,18 @@ def number(draw: Draw, low: int, high: int, what: str) -> int:
     return int(draw.open(lambda source: f"{what}{source.randint(low, high)}")[len(what) :])
 
 
-_CHORES = words("""call the doctor, water the plants, take out the rubbish, feed the cat, walk the dog, check
-the oven, buy milk, do the laundry, pay the rent, empty the dishwasher, lock the door, take my pills, charge the
-phone, close the windows, pick up the kids, send the letter, wash the car, iron the shirt, make dinner, clean
-the kitchen""")
+_CHORES = words("""call the doctor, water the plants, take out the rubbish, feed the cat, walk the dog, check the oven,
+buy milk, do the laundry, pay the rent, empty the dishwasher, lock the door, take my pills, charge
+the phone, close the windows, pick up the kids, send the letter, wash the car, iron the shirt, make
+dinner, clean the kitchen""")
 
 
 def room(draw: Draw) -> str:
-    return f"{draw.open(pools.pseudo_word)} room" if draw.chance(0.1) else str(draw.pick(pools.ROOMS))
+    return f"{draw.open(pools.pseudo_word)} room" if draw.chance(0.3) else str(draw.pick(pools.ROOMS))
 
 
 def item(draw: Draw) -> str:
-    return draw.open(pools.pseudo_word) if draw.chance(0.2) else str(draw.pick(pools.ITEMS))
+    return draw.open(pools.pseudo_word) if draw.chance(0.35) else str(draw.pick(pools.ITEMS))
 
 
 def chore(draw: Draw) -> str:
@@ -65,7 +65,8 @@ def chore(draw: Draw) -> str:
 
 ACTIONS: dict[str, Action] = {
     "timer": Action(
-        words("set_timer, start_timer, create_timer, timer, new_timer, timer_set, add_timer, startTimer"),
+        words("""set_timer, =start_timer, create_timer, timer, new_timer, timer_set, add_timer, startTimer,
+~begin_timer"""),
         lines("Set a timer.\nStart a countdown.\nStart a timer in minutes.\nCreate a new timer."),
         {"n": Slot(("minutes", "minutes", "duration_minutes", "mins", "length"), "integer")},
         lines("""set a timer for {n} minutes
@@ -100,7 +101,9 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"n": number(draw, 1, 120, "timer")},
     ),
     "alarm": Action(
-        words("set_alarm, create_alarm, alarm, alarm_set, wake_up, add_alarm, setAlarm, new_alarm"),
+        words(
+            """set_alarm, create_alarm, =alarm, alarm_set, wake_up, add_alarm, setAlarm, new_alarm, ~morning_alarm"""
+        ),
         lines("Set an alarm.\nSet an alarm clock.\nWake the user at a time.\nCreate an alarm for a time of day."),
         {"time": Slot(("time", "time", "at", "alarm_time", "when")), "day": Slot(("day", "weekday"), optional=True)},
         lines("""set an alarm for {time}
@@ -130,7 +133,8 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"time": draw.open(pools.clock)},
     ),
     "light": Action(
-        words("switch_light, set_light, light_switch, control_lights, toggle_light, lights, setLight, light_control"),
+        words("""switch_light, set_light, =light_switch, control_lights, toggle_light, lights, setLight,
+light_control, ~lamp_state"""),
         lines(
             """Switch a light on or off.
             Control the lights in a room.
@@ -172,7 +176,8 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"room": room(draw), "state": draw.any(("on", "off"))},
     ),
     "dim": Action(
-        words("set_brightness, dim_light, brightness, light_level, dim, setBrightness, adjust_brightness"),
+        words("""set_brightness, dim_light, =brightness, light_level, dim, setBrightness, adjust_brightness,
+~set_dimmer"""),
         lines("Set the brightness of a room.\nDim the light.\nSet the light level in per cent."),
         {"room": Slot(("room", "location", "area")), "n": Slot(("level", "brightness", "percent"), "integer")},
         lines("""dim the {room} light to {n} percent
@@ -195,7 +200,9 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"room": room(draw), "n": number(draw, 1, 100, "dim")},
     ),
     "colour": Action(
-        words("set_color, light_color, set_light_colour, change_color, colour, setColor, lamp_color"),
+        words(
+            """set_color, light_color, set_light_colour, =change_color, colour, setColor, lamp_color, ~paint_light"""
+        ),
         lines("Set the colour of a light.\nChange the light colour.\nGive the lamp of a room a colour."),
         {"room": Slot(("room", "location", "area")), "colour": Slot(("color", "colour"))},
         lines("""make the {room} light {colour}
@@ -215,12 +222,14 @@ ACTIONS: dict[str, Action] = {
             change it to {colour}
             better {colour}"""),
         "The light in the {room} is {colour}.",
-        lambda draw: {"room": room(draw), "colour": draw.pick(pools.COLOURS)},
+        lambda draw: {
+            "room": room(draw),
+            "colour": draw.pick(pools.COLOURS) if draw.chance(0.75) else draw.open(pools.pseudo_word),
+        },
     ),
     "heating": Action(
-        words(
-            "set_temperature, set_heating, heating, thermostat, set_thermostat, heat_room, setTemperature, room_heating"
-        ),
+        words("""set_temperature, set_heating, heating, thermostat, =set_thermostat, heat_room, setTemperature,
+room_heating, ~warm_room"""),
         lines("Set the temperature of a room.\nControl the heating.\nSet the thermostat in degrees.\nHeat a room."),
         {
             "room": Slot(("room", "room", "location", "zone")),
@@ -251,7 +260,9 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"room": room(draw), "n": number(draw, 5, 35, "heat")},
     ),
     "music": Action(
-        words("play_music, music, play, start_music, play_song, music_player, playMusic, play_audio"),
+        words(
+            """play_music, music, =play, start_music, play_song, music_player, playMusic, play_audio, ~start_audio"""
+        ),
         lines("Play music.\nPlay a song, an artist or a genre.\nStart music in the house."),
         {"what": Slot(("query", "query", "artist", "song", "title"))},
         lines("""play {what}
@@ -283,7 +294,7 @@ ACTIONS: dict[str, Action] = {
         },
     ),
     "volume": Action(
-        words("set_volume, volume, change_volume, sound_level, setVolume, volume_set"),
+        words("""set_volume, volume, change_volume, sound_level, =setVolume, volume_set, ~loudness"""),
         lines("Set the volume.\nChange how loud the music is.\nSet the sound level."),
         {"n": Slot(("level", "volume", "percent"), "integer")},
         lines("""=set the volume to {n}
@@ -301,8 +312,8 @@ ACTIONS: dict[str, Action] = {
         "The volume is at {n}.",
         lambda draw: {"n": number(draw, 0, 100, "volume")},
     ),
-    "=pause": Action(
-        words("stop_music, pause_music, music_stop, stop_playback, pause, stopMusic"),
+    "pause": Action(
+        words("""stop_music, pause_music, music_stop, stop_playback, =pause, stopMusic, ~halt_audio"""),
         lines("Stop the music.\nPause playback.\nStop what is playing."),
         {},
         lines("""=stop the music
@@ -313,7 +324,7 @@ ACTIONS: dict[str, Action] = {
             please stop the song
             be quiet, stop the music
             turn off the music
-            pause
+            =pause
             no more music please
             can you stop the music?
             make the music stop"""),
@@ -322,9 +333,8 @@ ACTIONS: dict[str, Action] = {
         lambda _: {},
     ),
     "list": Action(
-        words(
-            "add_to_list, add_item, shopping_list_add, add_shopping_item, list_add, addItem, put_on_list, remember_item"
-        ),
+        words("""add_to_list, add_item, shopping_list_add, add_shopping_item, list_add, addItem, put_on_list,
+=remember_item, ~append_item"""),
         lines("Add an item to the shopping list.\nPut something on the list.\nAdd to the shopping list."),
         {"item": Slot(("item", "item", "product", "entry"))},
         lines("""add {item} to the shopping list
@@ -357,7 +367,8 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"item": item(draw)},
     ),
     "remind": Action(
-        words("add_reminder, remind, set_reminder, create_reminder, reminder, remindMe, reminder_add"),
+        words("""=add_reminder, remind, set_reminder, create_reminder, reminder, remindMe, reminder_add,
+~new_reminder"""),
         lines("Set a reminder.\nRemind the user of something.\nCreate a reminder at a time."),
         {"text": Slot(("text", "task", "message", "what")), "time": Slot(("time", "time", "at", "when"))},
         lines("""remind me to {text} at {time}
@@ -376,9 +387,8 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"text": chore(draw), "time": draw.open(pools.clock)},
     ),
     "weather": Action(
-        words(
-            "get_weather, weather, weather_report, current_weather, check_weather, getWeather, forecast, weather_now"
-        ),
+        words("""get_weather, weather, weather_report, current_weather, check_weather, =getWeather, forecast,
+weather_now, ~city_weather"""),
         lines("Get the weather of a city.\nTell the current weather.\nWeather for a place."),
         {"city": Slot(("city", "city", "location", "place", "town"))},
         lines("""what is the weather in {city}?
@@ -409,7 +419,8 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"city": pools.city(draw)},
     ),
     "blinds": Action(
-        words("set_blinds, blinds, move_blinds, shutters, control_blinds, setShutter, window_blinds"),
+        words("""=set_blinds, blinds, move_blinds, shutters, control_blinds, setShutter, window_blinds,
+~roller_blinds"""),
         lines("Open or close the blinds.\nMove the shutters of a room.\nControl the blinds."),
         {
             "room": Slot(("room", "location", "area")),
@@ -429,7 +440,7 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"room": room(draw), "state": draw.any(("open", "close"))},
     ),
     "call": Action(
-        words("call_contact, call, phone_call, make_call, dial, callPerson, start_call"),
+        words("""call_contact, =call, phone_call, make_call, dial, callPerson, start_call, ~ring_person"""),
         lines("Call a person.\nStart a phone call.\nDial a contact."),
         {"name": Slot(("name", "contact", "person", "who"))},
         lines("""call {name}
@@ -448,7 +459,7 @@ ACTIONS: dict[str, Action] = {
         lambda draw: {"name": pools.name(draw)},
     ),
     "clock": Action(
-        words("get_time, current_time, time_now, clock, what_time, getTime"),
+        words("""get_time, current_time, =time_now, clock, what_time, getTime, ~tell_time"""),
         lines("Get the current time.\nTell the time.\nRead the clock."),
         {},
         lines("""what time is it?

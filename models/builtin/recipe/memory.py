@@ -175,7 +175,7 @@ def note_recalled(draw: Draw) -> Sample:
 
 def repeated(draw: Draw) -> Sample:
     """The user asks to repeat words or a code."""
-    pieces = [draw.open(pools.pseudo_word) if draw.chance(0.6) else pools.value(draw) for _ in range(draw.int(1, 4))]
+    pieces = [draw.open(pools.pseudo_word) if draw.chance(0.6) else pools.value(draw) for _ in range(draw.whole(1, 4))]
     text = " ".join(pieces)
     request = str(draw.pick(_SAY)).format(x=text)
     return Sample("follow_up", [*_before(draw), user(request), reply(text)], Check("exact", (text,)))

@@ -101,7 +101,7 @@ class Draw:
         """Answer true with the probability `share`."""
         return self.random.random() < share
 
-    def int(self, low: int, high: int) -> int:
+    def whole(self, low: int, high: int) -> int:
         """Pick a whole number between both ends, ends included."""
         return self.random.randint(low, high)
 

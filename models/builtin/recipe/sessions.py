@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import facts, memory, sums, talk, tools
+from .actions import household
 from .samples import Check, Draw, Message, Sample
 
 
@@ -12,11 +13,11 @@ def _strip(messages: list[Message]) -> list[Message]:
 
 def session(draw: Draw, most_facts: int = 8, most_turns: int = 5) -> Sample:
     """Draw a session; every assistant turn in it is a training target, the last one is checked."""
-    known = facts.distinct_facts(draw, draw.int(2, most_facts))
-    order = tools.household(draw) if draw.chance(0.4) else None
+    known = facts.distinct_facts(draw, draw.whole(2, most_facts))
+    order = household(draw) if draw.chance(0.4) else None
     messages: list[Message] = [facts.fact_prompt(draw, known)]
     check = Check("exact")
-    for _ in range(draw.int(2, most_turns)):
+    for _ in range(draw.whole(2, most_turns)):
         roll = draw.random.random()
         if roll < 0.45:
             fact = draw.any(known)

@@ -81,27 +81,33 @@ class Operation:
     draw: Callable[[Draw], tuple[int, int, int]]
 
 
+def _pair(draw: Draw) -> tuple[int, int]:
+    """Draw two operands: a small second one, two middling ones, or whole tens."""
+    roll = draw.random.random()
+    if roll < 0.4:
+        return draw.whole(1, 99), draw.whole(1, 10)
+    if roll < 0.75:
+        return draw.whole(1, 50), draw.whole(1, 50)
+    return 10 * draw.whole(1, 40), 10 * draw.whole(1, 40)
+
+
 def _plus(draw: Draw) -> tuple[int, int, int]:
-    if draw.chance(0.25):
-        a, b = 10 * draw.int(1, 60), draw.any((draw.int(1, 99), 10 * draw.int(1, 30)))
-    else:
-        a, b = draw.int(1, 99), draw.int(1, 99)
+    a, b = draw.shuffled(_pair(draw))
     return a, b, a + b
 
 
 def _minus(draw: Draw) -> tuple[int, int, int]:
-    a = draw.int(2, 99) if draw.chance(0.8) else 10 * draw.int(10, 60)
-    b = draw.int(1, a) if a < 100 else 10 * draw.int(1, a // 10)
+    b, a = sorted(_pair(draw))
     return a, b, a - b
 
 
 def _times(draw: Draw) -> tuple[int, int, int]:
-    a, b = draw.int(1, 12), draw.int(1, 12)
+    a, b = draw.whole(1, 12), draw.whole(1, 12)
     return a, b, a * b
 
 
 def _over(draw: Draw) -> tuple[int, int, int]:
-    b, c = draw.int(1, 12), draw.int(1, 12)
+    b, c = draw.whole(1, 12), draw.whole(1, 12)
     return b * c, b, c
 
 
@@ -158,6 +164,21 @@ def _exchange(draw: Draw) -> tuple[list[Message], int]:
     return [user(restyle(draw, text)), reply(sentence(operation.sign, a, b, result))], result
 
 
+def drill(draw: Draw) -> tuple[str, str]:
+    """Draw one bare line of arithmetic: what is given, and what follows from it."""
+    roll = draw.random.random()
+    if roll < 0.72:
+        operation, a, b, result = operands(draw)
+        return f"{a} {operation.sign} {b} is", f" {result}.\n"
+    if roll < 0.86:
+        first, second = _measures(draw)
+        return f"{first} are", f" {second}.\n"
+    n = draw.whole(1, 100)
+    if not _belongs(draw, f"double {n}") or not _belongs(draw, f"halve {2 * n}"):
+        return drill(draw)
+    return (f"Double {n} is", f" {2 * n}.\n") if draw.chance(0.6) else (f"Half of {2 * n} is", f" {n}.\n")
+
+
 def simple_sum(draw: Draw) -> Sample:
     """Answer one sum."""
     turns, result = _exchange(draw)
@@ -167,23 +188,28 @@ def simple_sum(draw: Draw) -> Sample:
 
 def conversion(draw: Draw) -> Sample:
     """Convert units; numbers are held out where the factor is a power of ten."""
-    large, small, factor, limit = draw.any(_UNITS)
-    while True:
-        n = draw.int(2, min(limit, 99)) if draw.chance(0.8) else draw.int(2, limit)
-        if limit < 100 or _belongs(draw, f"{n} {large}"):
-            break
-    down = draw.chance(0.75)
-    first, second = (f"{n} {large}", f"{n * factor} {small}") if down else (f"{n * factor} {small}", f"{n} {large}")
+    first, second = _measures(draw)
     amount, of = first.split(" ", 1)
     text = str(draw.pick(_CONVERT)).format(n=amount, of=of, to=second.split(" ", 1)[1])
     answer = f"{first} are {second}."
     return Sample("sums", [*any_system(draw), user(restyle(draw, text)), reply(answer)], Check("contains", (second,)))
 
 
+def _measures(draw: Draw) -> tuple[str, str]:
+    """Draw two equal measures in different units."""
+    large, small, factor, limit = draw.any(_UNITS)
+    while True:
+        n = draw.whole(2, min(limit, 99)) if draw.chance(0.8) else draw.whole(2, limit)
+        if limit < 100 or _belongs(draw, f"{n} {large}"):
+            break
+    down = draw.chance(0.75)
+    return (f"{n} {large}", f"{n * factor} {small}") if down else (f"{n * factor} {small}", f"{n} {large}")
+
+
 def _step(draw: Draw, last: int) -> tuple[str, str, int] | None:
     """Draw a follow-up on the last result: the request, the answer and the new result."""
     kind = draw.any(("double", "halve", "add", "take"))
-    n = draw.int(1, 20)
+    n = draw.whole(1, 10)
     if kind == "double" and _belongs(draw, f"double {last}"):
         return str(draw.pick(_DOUBLE)), f"Double {last} is {2 * last}.", 2 * last
     if kind == "halve" and last > 0 and last % 2 == 0 and _belongs(draw, f"halve {last}"):

@@ -701,11 +701,11 @@ def introduction(draw: Draw) -> Sample:
 
 def _topic(draw: Draw) -> str:
     roll = draw.random.random()
-    if roll < 0.7:
+    if roll < 0.82:
         return str(draw.pick(_ALIEN_TOPICS))
-    if roll < 0.85:
+    if roll < 0.88:
         return f"{draw.open(pseudo_word)} {draw.open(pseudo_word)}"
-    if roll < 0.93:
+    if roll < 0.94:
         return draw.open(pseudo_word).capitalize()
     return f"{draw.pick(NAMES)} {draw.open(pseudo_word).capitalize()}"
 

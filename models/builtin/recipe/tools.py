@@ -152,7 +152,7 @@ def _offer(draw: Draw, *orders: Order, most: int = 2) -> list[Tool]:
 
 def _prefix(draw: Draw) -> list[Message]:
     if draw.chance(0.1):
-        return [facts.fact_prompt(draw, facts.distinct_facts(draw, draw.int(1, 4)))]
+        return [facts.fact_prompt(draw, facts.distinct_facts(draw, draw.whole(1, 4)))]
     return talk.any_system(draw)
 
 
@@ -160,6 +160,18 @@ def exchange(draw: Draw, order: Order) -> list[Message]:
     """Ask for something, call its tool, and tell the result."""
     content, answer, _ = _outcome(draw, order)
     return [user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
+
+
+def errands(draw: Draw) -> Sample:
+    """Up to three requests in one conversation, each for another of the tools on offer."""
+    orders = {order.kind if order.kind != "unseen" else order.name: order for order in (_order(draw) for _ in range(3))}
+    if len({order.name for order in orders.values()}) < len(orders):
+        return errands(draw)
+    messages = _prefix(draw)
+    for order in draw.shuffled(list(orders.values())):
+        messages += exchange(draw, order)
+    tools = draw.shuffled([order.tool for order in orders.values()])
+    return Sample("sessions", messages, Check("exact", (messages[-1]["content"],)), tools)
 
 
 def single_call(draw: Draw) -> Sample:
@@ -196,7 +208,7 @@ def amended_twin(draw: Draw, order: Order) -> Order | None:
 def _success(draw: Draw, order: Order) -> tuple[Any, str, tuple[str, ...]]:
     """Draw a tool's result, the sentence that tells it, and what that sentence must contain."""
     if order.kind == "weather":
-        degrees, sky, city = draw.int(-15, 38), str(draw.pick(pools.WEATHER)), order.values["city"]
+        degrees, sky, city = draw.whole(-15, 38), str(draw.pick(pools.WEATHER)), order.values["city"]
         key = draw.any(("temperature", "temp", "degrees"))
         content = {"city": city, key: degrees, draw.any(("condition", "sky", "weather")): sky}
         if draw.chance(0.4):
@@ -217,7 +229,7 @@ def _record(draw: Draw) -> tuple[Any, str, tuple[str, ...]]:
     if draw.chance(0.2):
         keys[0] = draw.open(pools.pseudo_word)
     values = [
-        draw.pick(_STATES) if draw.chance(0.35) else draw.int(1, 500) if draw.chance(0.25) else pools.value(draw)
+        draw.pick(_STATES) if draw.chance(0.35) else draw.whole(1, 500) if draw.chance(0.25) else pools.value(draw)
         for _ in keys
     ]
     parts = [f"the {key} is {value}" for key, value in zip(keys, values, strict=True)]

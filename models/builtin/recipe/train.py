@@ -23,7 +23,7 @@ from .model import SHAPES, Llama, causal_mask
 
 SEED = "edgeagent-mini-1"
 WARMUP_STEPS = 60
-DECAY_SHARE = 0.35
+DECAY_SHARE = 0.3
 EMA = 0.996
 
 
@@ -103,8 +103,8 @@ class Run:
         matrices = [p for p in self.model.blk.parameters() if p.ndim == 2]
         rest = [p for p in self.model.parameters() if p.ndim < 2] + [self.model.token_embd.weight]
         self.optimisers: list[torch.optim.Optimizer] = [
-            Muon(matrices, lr=0.02),
-            torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.97), weight_decay=0.0),
+            Muon(matrices, lr=0.014),
+            torch.optim.AdamW(rest, lr=1.5e-3, betas=(0.9, 0.97), weight_decay=0.0),
         ]
         self.full = [group["lr"] for o in self.optimisers for group in o.param_groups]
         self.average = {k: v.clone() for k, v in self.model.state_dict().items()}
