@@ -1,0 +1,133 @@
+"""Rounds: two servers by turns, a failure that stops one scenario alone, and what is kept when it is cut short."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from edgeagent.backends.fake import Act, FakeBackend, echo
+from edgeagent.bench.client import Server
+from edgeagent.bench.measure import Run, count_tokens, measure
+from edgeagent.bench.prompts import ENDLESS
+from edgeagent.bench.scenarios import COLD_PROMPT, GAP, RATE, SCENARIOS, Load, Round, Scenario, Target
+from edgeagent.client import Address
+from edgeagent.errors import BackendUnavailable, ContextLengthExceeded
+from edgeagent.types import GenerateRequest
+from tests.daemon.running import running
+
+LOAD = Load(prompt_tokens=100, max_tokens=10, parallel=2)
+
+
+def silent(label: str, done: int, total: int) -> None:
+    pass
+
+
+class Rounds:
+    """A scenario that notes who is measured when, and fails or stops where it is told to."""
+
+    def __init__(self, stop_at: int | None = None, fail_at: int | None = None) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.stopped = asyncio.Event()
+        self._stop_at, self._fail_at = stop_at, fail_at
+        self.scenario = Scenario("turns", "who comes when", (RATE, GAP), self._round, self._prepare)
+
+    async def _prepare(self, target: Target, load: Load) -> None:
+        self.log.append((target.prompts.server, "prepare"))
+
+    async def _round(self, target: Target, load: Load, name: str) -> Round:
+        self.log.append((target.prompts.server, name))
+        if len(self.log) == self._stop_at:
+            self.stopped.set()
+            await asyncio.Event().wait()
+        if len(self.log) == self._fail_at:
+            raise BackendUnavailable("the plug was pulled")
+        return {RATE: [float(len(self.log))], GAP: []}
+
+
+def run_of(url: str, *scenarios: Scenario, num_servers: int = 1, num_rounds: int = 2) -> Run:
+    servers = [Server(Address(url), "http", "fake") for _ in range(num_servers)]
+    return Run(servers, list(scenarios), LOAD, num_rounds, seed=1)
+
+
+async def test_two_servers_take_turns() -> None:
+    rounds, told = Rounds(), []
+    async with running(FakeBackend()) as daemon:
+        run = run_of(daemon.url, rounds.scenario, num_servers=2, num_rounds=3)
+        await measure(run, lambda *progress: told.append(progress))
+    turns = [(server, str(number)) for number in range(3) for server in "AB"]
+    assert rounds.log == [("A", "prepare"), ("B", "prepare"), *turns]
+    (measurement,) = run.measurements
+    assert measurement.samples(RATE, 0) == [[3.0], [5.0], [7.0]]
+    assert measurement.samples(RATE, 1) == [[4.0], [6.0], [8.0]]
+    assert measurement.samples(GAP, 1) == [[], [], []]
+    assert run.is_complete
+    assert told[0] == ("first answers", 0, 6)
+    assert [done for _, done, _ in told[1:]] == [0, 1, 2, 3, 4, 5, 6]
+
+
+async def test_a_failure_stops_one_scenario_and_keeps_its_rounds() -> None:
+    failing, following, told = Rounds(fail_at=3), Rounds(), []
+    async with running(FakeBackend()) as daemon:
+        run = run_of(daemon.url, failing.scenario, following.scenario, num_rounds=4)
+        await measure(run, lambda *progress: told.append(progress[1:]))
+    first, second = run.measurements
+    assert (len(first.rounds[0]), first.failure) == (1, "the plug was pulled")
+    assert (len(second.rounds[0]), second.failure) == (4, None)
+    assert told[-1] == (8, 8)
+
+
+async def test_what_is_measured_stays_when_it_is_cut_short() -> None:
+    rounds = Rounds(stop_at=6)
+    async with running(FakeBackend()) as daemon:
+        run = run_of(daemon.url, rounds.scenario, num_servers=2, num_rounds=9)
+        measuring = asyncio.create_task(measure(run, silent))
+        await rounds.stopped.wait()
+        measuring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+    (measurement,) = run.measurements
+    assert [len(rounds) for rounds in measurement.rounds] == [2, 1]
+    assert not run.is_complete
+
+
+async def test_the_real_scenarios_one_after_another() -> None:
+    async with running(FakeBackend()) as daemon:
+        run = run_of(daemon.url, *SCENARIOS.values(), num_servers=2, num_rounds=1)
+        await measure(run, silent)
+    assert [measurement.scenario.name for measurement in run.measurements] == list(SCENARIOS)
+    assert not any(measurement.failure for measurement in run.measurements)
+
+
+async def test_a_prompt_too_long_for_the_server_fails_its_scenarios_alone() -> None:
+    def script(request: GenerateRequest) -> Iterable[Act]:
+        acts = list(echo(request))
+        if len(acts) > 2 and request.max_tokens == 2 and len(str(request.prompt)) > 2500:
+            yield ContextLengthExceeded("the prompt has more tokens than the context")
+        yield from acts
+
+    async with running(FakeBackend(script)) as daemon:
+        run = run_of(daemon.url, SCENARIOS["ttft"], SCENARIOS["decode"])
+        run.load = Load(prompt_tokens=600, max_tokens=10, parallel=2)
+        await measure(run, silent)
+    failed, decoded = run.measurements
+    assert failed.failure is not None and "more tokens than the context" in failed.failure
+    assert decoded.failure is None
+
+
+async def test_a_server_that_does_not_answer_is_an_error() -> None:
+    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+        await measure(run_of("http://127.0.0.1:1", SCENARIOS["decode"]), silent)
+
+
+async def test_prompts_come_out_as_long_as_asked() -> None:
+    """The fake counts words; the prompt's own instruction is found out as what it has beside its words."""
+    backend = FakeBackend()
+    async with running(backend) as daemon:
+        size = await count_tokens(Server(Address(daemon.url), "http", "fake"), 1)
+        run = run_of(daemon.url, SCENARIOS["ttft"], num_rounds=1)
+        run.load = Load(prompt_tokens=300, max_tokens=10, parallel=2)
+        await measure(run, silent)
+    assert (size.tokens_per_word, size.num_fixed_tokens) == (1.0, 1 + len(ENDLESS.split()))
+    assert run.measurements[0].rounds[0][0][COLD_PROMPT] == [300]

@@ -1,0 +1,41 @@
+"""`edgeagent bench` against the real daemon and the bundled model: every number is there. None is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from edgeagent.bench import scenarios
+from edgeagent.bench.scenarios import SCENARIOS
+from tests.integration.conftest import Daemon
+
+# The bundled model answers in a few words: nothing need be left of two streams at once, or live beside a long prompt.
+MAY_BE_MISSING = {scenarios.LIVE_RATE.name, scenarios.GAP_DURING.name, scenarios.WORST_GAP.name}
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
+    flags = ["--rounds", "1", "--prompt-tokens", "200", "--max-tokens", "24", "--parallel", "2", "--json"]
+    command = [sys.executable, "-m", "edgeagent", "bench", daemon.url, "--transport", transport, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["is_complete"]
+    assert report["servers"] == [
+        {"url": daemon.url, "transport": transport, "model": "builtin", "kind": "edgeagent", "ignores_eos": False}
+    ]
+    assert [scenario["name"] for scenario in report["scenarios"]] == list(SCENARIOS)
+    for scenario in report["scenarios"]:
+        assert scenario["failure"] is None
+        for metric in scenario["metrics"]:
+            (server,) = metric["servers"]
+            assert server["num_samples"] or metric["name"] in MAY_BE_MISSING, metric["name"]
+            if metric["better"] != "neither" and server["num_samples"]:
+                assert server["lowest"] > 0, metric["name"]
+    numbers = {metric["name"]: metric["servers"][0] for metric in report["scenarios"][1]["metrics"]}
+    assert abs(numbers["cold prompt"]["p50"] - 200) < 40, "prompts come out about as long as asked"
+    assert numbers["cold cached"]["p50"] < 40, "cold prompts are cold"
+    assert numbers["warm cached"]["p50"] > 120, "warm ones are warm"
