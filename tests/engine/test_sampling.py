@@ -8,11 +8,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import llama_cpp as llama
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
 from edgeagent.engine.sampling import ResolvedSampling, Sampler, resolve, score
