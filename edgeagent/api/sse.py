@@ -1,4 +1,4 @@
-"""Server-sent events: the framing, keeping a silent stream alive, and noticing that the client has gone."""
+"""Streamed bodies: server-sent events, keeping a silent stream alive, and noticing that the client has gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 PING_INTERVAL_S = 5.0
 PING = b": ping\n\n"
@@ -25,45 +25,59 @@ def event(document: object, name: str | None = None) -> bytes:
     return b"%s%s\n\n" % (head, to_json(document))
 
 
-class EventStream(Response):
-    """Sends what a generator yields (whole events) as it comes; closes the generator when the client leaves.
+class Stream(Response):
+    """Sends what a generator yields as it comes; closes the generator when the client leaves.
 
-    The generator reports its own failures as events: once the status line is out there is no other way.
+    The generator reports its own failures in what it yields: once the status line is out there is no other way.
     """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with suppress(ClientDisconnect):
+            await unless_disconnected(receive, self._pump(send))
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class EventStream(Stream):
+    """Sends whole events, and a comment where none came for a while, so that nobody takes the silence for an end."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], ping_interval_s: float = PING_INTERVAL_S) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
+        super().__init__(events)
         self._ping_interval_s = ping_interval_s
         self._last_sent_at_s = 0.0
         self._is_ended = False
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _pump(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+
+        async def send_noted(message: Message) -> None:
+            self._is_ended = not message.get("more_body", False)
+            await send(message)
+            self._last_sent_at_s = clock()
+
+        self._last_sent_at_s = clock()
         pings = asyncio.create_task(self._ping(send))
         try:
-            with suppress(ClientDisconnect):
-                await unless_disconnected(receive, self._pump(send))
+            await super()._pump(send_noted)
         finally:
             pings.cancel()
             with suppress(asyncio.CancelledError):
                 await pings
 
-    async def _pump(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        async with aclosing(self._events) as events:
-            async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                self._last_sent_at_s = clock()
-        self._is_ended = True
-        await send({"type": "http.response.body", "body": b""})
-
     async def _ping(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        self._last_sent_at_s = clock()
         while not self._is_ended:
             silent_s = clock() - self._last_sent_at_s
             if silent_s >= self._ping_interval_s:
