@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
 from edgeagent.api.service import Service
+from edgeagent.daemon.console import console
 from edgeagent.daemon.logs import configure_logging
 from edgeagent.daemon.reporter import ConsoleReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, ensure_token, held
@@ -58,8 +59,12 @@ def serve(
     build: Callable[[Config], Router] = build_router,
 ) -> int:
     """Run the daemon until it is told to stop; return the exit status (ExitCode). Call from the main thread."""
-    reporter = reporter or ConsoleReporter()
-    configure_logging(config.log)
+    with console(sys.stdout) as out, console(sys.stderr) as err:
+        configure_logging(config.log, err)
+        return _serve_and_say_how_it_went(config, reporter or ConsoleReporter(out, err), build)
+
+
+def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callable[[Config], Router]) -> int:
     try:
         with held(config.state_dir), closing(bind(config.server.host, config.server.port)) as listener:
             token = ensure_token(config.state_dir)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgeagent.config import LogConfig
+    from edgeagent.daemon.console import Output
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 # uvicorn's own words are about what clients did wrong, or an exception's text, which may quote a prompt; api/app logs
@@ -19,9 +20,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _QUIET: Mapping[str, int] = {"uvicorn.error": logging.CRITICAL, "asyncio": logging.ERROR, "httpx": logging.WARNING}
 
 
-def configure_logging(config: LogConfig) -> None:
-    """Send this process's records to stderr, as lines for people or for machines."""
-    handler = logging.StreamHandler(sys.stderr)
+def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
+    """Send this process's records to a stream (stderr), as lines for people or for machines."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol
 
+from edgeagent.daemon.console import Output
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus
 
@@ -44,7 +45,7 @@ class Reporter(Protocol):
 class ConsoleReporter:
     """Plain lines."""
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, out: Output | None = None, err: Output | None = None) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._shown: dict[str, float] = {}
@@ -89,7 +90,7 @@ class ConsoleReporter:
         _write(self._err, line)
 
 
-def _write(stream: TextIO, line: str) -> None:
+def _write(stream: Output, line: str) -> None:
     # Whoever read the lines may have gone; the daemon stays.
     with suppress(OSError, ValueError):
         stream.write(f"{line}\n")

@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -27,13 +28,15 @@ MAX_RESIDENT_BYTES = 90 << 20
 
 
 @contextmanager
-def daemon(state_dir: Path, script: str = "echo", port: int = 0) -> Iterator[subprocess.Popen[str]]:
+def daemon(
+    state_dir: Path, script: str = "echo", port: int = 0, output: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     """Start a daemon process with a fake backend; kill what is left of it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.daemon.fake_daemon", str(state_dir), str(port), script],
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         text=True,
     )
     try:
@@ -180,3 +183,27 @@ def test_a_port_can_be_bound_again_at_once() -> None:
             client.recv(1)
     with closing(bind("127.0.0.1", port)):
         pass
+
+
+@STOPPABLE
+def test_a_pipe_that_nobody_reads_holds_nothing_up(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
+    os.set_blocking(writing, True)
+    try:
+        with daemon(tmp_path, output=writing) as process:
+            while (found := find_daemon(tmp_path)) is None:
+                assert process.poll() is None
+                time.sleep(0.02)
+            connection = http.client.HTTPConnection("127.0.0.1", found.port)
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            connection.close()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 0
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -1,0 +1,90 @@
+"""Output that never holds the daemon up: lines wait for a thread to write them, and are dropped where nobody reads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+MAX_WAITING_LINES = 1000
+# How long the last lines may take at the end; a pipe that is full may never take them.
+CLOSE_S = 0.5
+
+
+class Output(Protocol):
+    """What lines can be written to: a Console, or any text stream."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class Console:
+    """A text stream in front of another. Its thread alone writes to that one, past its buffer.
+
+    Past the buffer, since the interpreter's last flush would wait for a buffer that a blocked thread holds, and abort.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._raw = _raw(stream)
+        self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+        self._thread.start()
+
+    def write(self, text: str, /) -> None:
+        """Have a text, best a whole line, written soon."""
+        try:
+            self._waiting.put_nowait(text)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def flush(self) -> None:
+        """Do nothing: what was written is on its way."""
+
+    def finish(self) -> None:
+        """Wait a moment for what was written, and end the thread."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (text := self._waiting.get()) is not None:
+            # Whoever read the lines may have gone; the daemon stays.
+            with contextlib.suppress(OSError, ValueError):
+                if self._num_dropped:
+                    num_dropped, self._num_dropped = self._num_dropped, 0
+                    self._put(f"({num_dropped} lines were dropped: nobody read them)\n")
+                self._put(text)
+
+    def _put(self, text: str) -> None:
+        if self._raw is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        left = text.encode(self._stream.encoding, "backslashreplace")
+        while left:
+            left = left[self._raw.write(left) or 0 :]
+
+
+@contextmanager
+def console(stream: TextIO) -> Iterator[Console]:
+    """Provide a Console in front of a stream, and finish it at the end."""
+    lines = Console(stream)
+    try:
+        yield lines
+    finally:
+        lines.finish()
+
+
+def _raw(stream: TextIO) -> io.RawIOBase | None:
+    """Return an unbuffered twin of a stream, None where it is no file (a test's)."""
+    try:
+        return open(stream.fileno(), "wb", buffering=0, closefd=False)
+    except (OSError, ValueError):
+        return None

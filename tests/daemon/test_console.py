@@ -1,0 +1,59 @@
+"""A console whose reader is slow, gone, or does not read at all."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TextIO
+
+import pytest
+
+from edgeagent.daemon import console as module
+from edgeagent.daemon.console import Console, console
+
+
+def pipe() -> tuple[int, TextIO]:
+    reading, writing = os.pipe()
+    return reading, os.fdopen(writing, "w", encoding="ascii")
+
+
+def test_what_is_written_comes_out_in_order() -> None:
+    reading, stream = pipe()
+    with stream:
+        with console(stream) as lines:
+            for number in range(100):
+                lines.write(f"{number}\N{SNOWMAN}\n")
+        assert os.read(reading, 1 << 16).decode() == "".join(f"{number}\\u2603\n" for number in range(100))
+    os.close(reading)
+
+
+def test_a_stream_that_is_no_file() -> None:
+    stream = io.StringIO()
+    with console(stream) as lines:
+        lines.write("one\n")
+    assert stream.getvalue() == "one\n"
+
+
+def test_a_reader_that_has_gone() -> None:
+    reading, stream = pipe()
+    os.close(reading)
+    with stream, console(stream) as lines:
+        lines.write("one\n")
+        lines.write("two\n")
+
+
+def test_a_reader_that_does_not_read_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_LINES", 3)
+    monkeypatch.setattr(module, "CLOSE_S", 0.0)
+    reading, stream = pipe()
+    with stream:
+        lines = Console(stream)
+        for _ in range(64):
+            lines.write("x" * 65536)
+        lines.finish()
+        seen = b""
+        while b"lines were dropped" not in seen:
+            seen += os.read(reading, 1 << 20)
+        os.close(reading)
+        monkeypatch.setattr(module, "CLOSE_S", 60.0)
+        lines.finish()
