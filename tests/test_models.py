@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import llama_cpp as llama
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as llama
 
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
