@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeagent.api.logprobs import token_logprobs
 from edgeagent.api.usage import chat_usage, edgeagent_body, timings_body
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import (
@@ -25,8 +26,6 @@ from edgeagent.types import (
     ToolCallStarted,
     Usage,
 )
-
-_MIN_LOGPROB = -9999.0
 
 Fields = dict[str, Any]
 
@@ -198,14 +197,7 @@ def finish_reason(finished: Finished) -> str:
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Fields:
     """Return a choice's `logprobs`."""
-    content = [{**_logprob(token), "top_logprobs": [_logprob(top) for top in token.top]} for token in logprobs]
-    return {"content": content, "refusal": None}
-
-
-def _logprob(token: TokenLogprob) -> Fields:
-    # JSON has no -inf; OpenAI writes this number for a token that cannot come.
-    logprob = max(token.logprob, _MIN_LOGPROB)
-    return {"token": token.piece.decode(errors="replace"), "logprob": logprob, "bytes": list(token.piece)}
+    return {"content": token_logprobs(logprobs), "refusal": None}
 
 
 def _call(call: ToolCallStarted, arguments: str) -> Fields:

@@ -15,6 +15,7 @@ from edgeagent.types import SamplingParams, Tier, Tool, ToolChoice
 
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
+MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
@@ -119,10 +120,30 @@ def _invalid(details: ErrorDetails, path: str) -> InvalidRequest:
             path += f"[{part}]"
         elif part not in ("str", "bool", "int", "float"):  # a union's branch, not a field
             path += f".{part}" if path else part
-    message = details["msg"].replace("Input should be", "must be").replace("Field required", "is required")
     value = details["input"]
     shown = "" if details["type"] == "missing" or not isinstance(value, str | int | float | None) else repr(value)[:80]
-    return InvalidRequest(f"{path} {message}" + (f", not {shown}" if shown else ""), param=path)
+    return InvalidRequest(f"{path} {_demand(details)}" + (f", not {shown}" if shown else ""), param=path)
+
+
+def _demand(details: ErrorDetails) -> str:
+    """Return what a field must be, in the words of JSON instead of Python's."""
+    limits = details.get("ctx", {})
+    match details["type"]:
+        case "missing":
+            return "is required"
+        case "model_type" | "dict_type":
+            return "must be an object"
+        case "list_type":
+            return "must be a list"
+        case "too_long":
+            return f"must hold at most {limits['max_length']} items"
+        case "too_short":
+            return f"must hold at least {limits['min_length']} items"
+        case "string_too_long":
+            return f"must have at most {limits['max_length']} characters"
+        case "string_too_short":
+            return f"must have at least {limits['min_length']} characters"
+    return details["msg"].replace("Input should be", "must be")
 
 
 def read_tool(name: object, description: object, parameters: object, strict: object, path: str) -> Tool:

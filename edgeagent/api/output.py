@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from edgeagent.api.logprobs import token_logprobs
 from edgeagent.types import TokenLogprob, ToolCallStarted
 
 Event = dict[str, Any]
-
-# JSON has no -inf; OpenAI writes this for a token that could not come.
-_MIN_LOGPROB = -9999.0
 
 
 class Emit(Protocol):
@@ -67,7 +65,7 @@ class OpenMessage(OpenItem):
 
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
         """Emit more text."""
-        logprobs = _logprobs(tokens)
+        logprobs = token_logprobs(tokens)
         self._parts.append(text)
         self._logprobs += logprobs
         self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
@@ -141,15 +139,3 @@ class OpenCall(OpenItem):
             "arguments": text,
             "status": status,
         }
-
-
-def _logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Event]:
-    return [{**_logprob(token), "top_logprobs": [_logprob(rival) for rival in token.top]} for token in tokens]
-
-
-def _logprob(token: TokenLogprob) -> Event:
-    return {
-        "token": token.piece.decode("utf-8", "replace"),
-        "bytes": list(token.piece),
-        "logprob": max(token.logprob, _MIN_LOGPROB),
-    }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgeagent.api.fields import (
+    MAX_MESSAGES,
     MAX_TOOLS,
     Body,
     Count,
@@ -43,7 +44,6 @@ from edgeagent.types import (
     ToolChoice,
 )
 
-MAX_MESSAGES = 4096
 MAX_CHOICES = 8
 
 Fields = dict[str, Any]

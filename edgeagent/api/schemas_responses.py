@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgeagent.api.fields import (
+    MAX_MESSAGES,
     Body,
     Count,
     SamplingBody,
@@ -132,6 +133,11 @@ class ResponseCreate:
         messages = to_messages(body.instructions, items)
         if not messages and not self.is_prefill_only:
             raise InvalidRequest("input is missing: send a string or a list of items", param="input")
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidRequest(
+                f"the conversation has {len(messages)} messages, at most {MAX_MESSAGES} are possible; begin another",
+                param="input",
+            )
         effort = body.reasoning.effort if body.reasoning else None
         prompt = ChatPrompt(
             messages,

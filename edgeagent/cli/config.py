@@ -12,7 +12,7 @@ import typer
 from edgeagent.cli.options import ConfigFile, with_declared_options
 from edgeagent.config import LoadedConfig, declared_options, load_config
 
-config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(rich_markup_mode=None)
 
 
 def show(

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -65,3 +66,24 @@ def test_one_field_beside_a_message(name: str, value: Any) -> None:
     except InvalidRequest as error:
         assert error.param is not None
         assert len(error.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "messages is required"),
+        ({"messages": []}, "messages must hold at least 1 items"),
+        ({"messages": "x"}, "messages must be a list, not 'x'"),
+        ({"messages": ["x"]}, "messages[0] must be an object, not 'x'"),
+        ({"stop": ["a"] * 17}, "stop must hold at most 16 items"),
+        ({"stream_options": "x"}, "stream_options must be an object, not 'x'"),
+        ({"model": ""}, "model must have at least 1 characters, not ''"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias must hold at most 1024 items"),
+        ({"n": True}, "n must be a valid integer, not True"),
+    ],
+)
+def test_a_refusal_speaks_of_json(fields: dict[str, Any], message: str) -> None:
+    messages = {} if "messages" in fields or not fields else {"messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(InvalidRequest) as refused:
+        read_chat({**messages, **fields}, completion_id="chatcmpl-1", default_model="fake")
+    assert refused.value.message == message

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.api.fields import MAX_MESSAGES
 from edgeagent.api.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.api.schemas_responses import MAX_ECHO_BYTES, ResponseCreate, read_create
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -139,7 +140,7 @@ def test_what_is_ignored() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", ["json_schema", "xml"]),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", ["JSON schema"]),
         ({"stop": [""]}, "stop[0]", ["1", "256"]),
-        ({"tools": [5]}, "tools[0]", ["dict"]),
+        ({"tools": [5]}, "tools[0]", ["object"]),
         ({"tools": [{"type": "function"}]}, "tools[0].name", ["None"]),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", ["a b"]),
         ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", ["JSON schema"]),
@@ -297,3 +298,11 @@ def test_the_echo_stays_small_enough_for_a_frame() -> None:
     assert create.request("resp_1", "fake", create.items).prompt == ChatPrompt(
         (Message("system", big), Message("user", "hi")), create.tools, ToolChoice("required")
     )
+
+
+def test_a_conversation_has_an_end() -> None:
+    items = [{"role": "user", "content": "a"}] * MAX_MESSAGES
+    assert len(prompt(input=items).messages) == MAX_MESSAGES
+    with pytest.raises(InvalidRequest, match="4097 messages, at most 4096") as refused:
+        prompt(input=[*items, items[0]])
+    assert refused.value.param == "input"

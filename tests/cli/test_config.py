@@ -52,3 +52,8 @@ def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 2 + len(list(declared_options()))
     assert "| `server.port` | `--port` | `8127` | TCP port; 0 takes a free one and prints it. (0 to 65535) |" in rows
+
+
+def test_without_a_command_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 2
+    assert capsys.readouterr().err == "edgeagent: Missing command. (see `edgeagent config --help`)\n"
