@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from edgeagent.api.history import ResponseStore
 from edgeagent.api.live import LiveRequests
 from edgeagent.api.probe import Probe
+from edgeagent.api.pulls import Pulls
 from edgeagent.config import Config
 
 
@@ -24,6 +25,7 @@ class Context:
     probe: Probe
     stop: Callable[[], None]
     num_connections: Callable[[], int]
+    pulls: Pulls = field(default_factory=Pulls)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 

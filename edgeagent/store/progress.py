@@ -15,7 +15,8 @@ Stage = Literal["waiting", "downloading", "verifying"]
 class Progress:
     """Bytes count over all files of the model; `resumed_bytes` were on disk before this pull began.
 
-    waiting: another pull of the same file is under way; verifying: `done_bytes` counts what was read again.
+    waiting: another pull of the same file is under way; verifying: `done_bytes` counts what was read again. `sha256`
+    is what the file's content must have.
     """
 
     stage: Stage
@@ -23,6 +24,7 @@ class Progress:
     done_bytes: int
     total_bytes: int
     resumed_bytes: int
+    sha256: str = ""
 
 
 OnProgress = Callable[[Progress], None]
@@ -57,4 +59,5 @@ class Meter:
             self._have = have
         if self._on_progress is not None:
             done_bytes = self._finished_bytes + have
-            self._on_progress(Progress(stage, file.name, done_bytes, self.total_bytes, self._resumed_bytes))
+            total_bytes, resumed_bytes = self.total_bytes, self._resumed_bytes
+            self._on_progress(Progress(stage, file.name, done_bytes, total_bytes, resumed_bytes, file.sha256))

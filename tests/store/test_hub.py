@@ -53,7 +53,7 @@ def test_a_fresh_pull(hub: HubServer, puller: Puller, store: StoreConfig, librar
     assert pulled.name == f"{REPO}:Q4_K_M"
     assert [path.read_bytes() for path in pulled.paths] == [SMALL]
     assert (pulled.size_bytes, pulled.downloaded_bytes, pulled.is_current) == (len(SMALL), len(SMALL), True)
-    assert seen[-1] == Progress("verifying", FILE, len(SMALL), len(SMALL), 0)
+    assert seen[-1] == Progress("verifying", FILE, len(SMALL), len(SMALL), 0, sha256(SMALL))
     downloading = [progress.done_bytes for progress in seen if progress.stage == "downloading"]
     assert downloading == sorted(downloading) and downloading[-1] == len(SMALL)
     blob = f"models--org--model-GGUF/blobs/{sha256(SMALL)}"
