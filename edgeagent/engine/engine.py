@@ -15,19 +15,16 @@ from typing import Protocol
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.prefix_cache import PrefixCache
-from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sampling import Logprob
 from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
-from edgeagent.types import FinishReason, MemoryKind
+from edgeagent.types import FinishReason
 
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
 _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
-# Attention's cells are written once and cut off again. A recurrent state is overwritten layer by layer, so an
-# interrupted step leaves it half old and half new at either length.
-_KEEPS_STATE_WHEN_INTERRUPTED = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
 def _never() -> bool:
@@ -82,8 +79,10 @@ class Engine:
         max_running: int,
         itl_budget_s: float = 0.1,
         drafter: Callable[[CostModel], Drafter] | None = None,
+        max_forced: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none)."""
         self._runner = runner
         self._clock = clock
         # Each running sequence has a token in every batch.
@@ -94,6 +93,8 @@ class Engine:
         self._drafter = drafter(self._cost_model) if drafter is not None else None
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
+        self._max_forced = max_forced if runner.memory_kind in CUTTABLE else 0
+        self._forced_ids: set[str] = set()  # whose drafts of this step are a grammar's
         self._num_added = 0
         self._num_steps = 0
         # Read by other threads (a benign race): whether the running decode is long enough to interrupt for a cancel.
@@ -210,7 +211,7 @@ class Engine:
                 return outputs
             self._runner.decode([self._slice(work) for work in works])
         except DecodeCancelled:
-            self._restore(works, is_state_known=self._runner.memory_kind in _KEEPS_STATE_WHEN_INTERRUPTED)
+            self._restore(works, is_state_known=self._runner.memory_kind in CUTTABLE)
             return outputs
         except OutOfCells:
             return outputs + self._make_room(works)
@@ -264,15 +265,21 @@ class Engine:
         return any(sequence.num_lost > 0 for sequence in self._running.values())
 
     def _draft(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
-        if self._drafter is None:
-            return {}
+        """Propose tokens ahead by sequence id: what a grammar leaves no choice about, else what the drafter guesses."""
         # A sequence about to reach its length limit has no use for more guesses than it has room.
-        decoding = [
-            sequence for sequence in running if sequence.is_decoding and sequence.max_length - len(sequence.tokens) > 1
-        ]
-        proposals = self._drafter.draft(decoding)
-        rooms = {sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in decoding}
-        return {name: tokens[: rooms[name]] for name, tokens in proposals.items()}
+        rooms = {
+            sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in running if sequence.is_decoding
+        }
+        decoding = [sequence for sequence in running if rooms.get(sequence.id, 0) > 0]
+        forced = {sequence.id: self._forced(sequence) for sequence in decoding} if self._max_forced else {}
+        self._forced_ids = {name for name, tokens in forced.items() if tokens}
+        free = [sequence for sequence in decoding if sequence.id not in self._forced_ids]
+        guesses = self._drafter.draft(free) if self._drafter is not None else {}
+        return {name: tokens[: rooms[name]] for name, tokens in (forced | guesses).items() if tokens}
+
+    def _forced(self, sequence: Sequence) -> tuple[int, ...]:
+        # Only proposed, like any draft: the same text may have other tokens, and the sampler has the last word.
+        return tuple(sequence.spec.sampler.forced()[: self._max_forced])
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to wait; it goes on later from its own tokens."""
@@ -337,9 +344,9 @@ class Engine:
         if sequence.marks.first_token_s == 0.0:
             sequence.marks.first_token_s = sequence.marks.last_token_s
         if work.drafts:
-            sequence.num_drafted += len(work.drafts)
-            sequence.num_accepted += num_accepted
-            if self._drafter is not None:
+            if self._drafter is not None and sequence.id not in self._forced_ids:
+                sequence.num_drafted += len(work.drafts)
+                sequence.num_accepted += num_accepted
                 self._drafter.observe(len(work.drafts), num_accepted)
             self._rewind(sequence)
         return reason

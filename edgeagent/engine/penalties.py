@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class Penalties:
     """The distinct tokens among the last `window` (-1: all) and how often each occurs, kept ready to apply."""
 
-    def __init__(self, window: int, repeat: float, presence: float, frequency: float, history: Iterable[int]) -> None:
+    def __init__(self, window: int, repeat: float, presence: float, frequency: float, history: Sequence[int]) -> None:
         self._window = window
         self._repeat = np.float32(repeat)
         self._presence = np.float32(presence)
@@ -21,7 +21,7 @@ class Penalties:
         self._slots: dict[int, int] = {}
         self._tokens = np.zeros(64, np.intp)
         self._counts = np.zeros(64, np.float32)
-        self.extend(history)
+        self.extend(history[-window:] if window > 0 else history)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Take tokens as the most recent ones, in order."""

@@ -17,6 +17,10 @@ from edgeagent.types import MemoryKind
 
 Logits = NDArray[np.float32]
 
+# Attention's cells are written once and cut off again. A recurrent state is overwritten layer by layer: it takes back
+# nothing, and an interrupted step leaves it half old and half new.
+CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:

@@ -62,7 +62,8 @@ class FloodLimit:
     """The most that may arrive in a period; more is an attack, not a fast model."""
 
     max_frames: int = 20_000
-    max_bytes: int = 8 << 20
+    # Twenty log probabilities of each token of many fast streams come to several MiB a second.
+    max_bytes: int = 64 << 20
     period_s: float = 1.0
 
 

@@ -13,7 +13,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model
-from edgeagent.engine.runner import Slice
+from edgeagent.engine.runner import CUTTABLE, Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
@@ -27,7 +27,6 @@ from edgeagent.text.vocabulary import control_texts
 from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
-    MemoryKind,
     ModelInfo,
     TextPrompt,
     TokenPrompt,
@@ -38,7 +37,6 @@ from edgeagent.worker.protocol import Load
 _WARM_UP_TOKENS = 32
 _NO_CHAT = ChatPrompt(())
 _USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
-_CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,7 @@ class Host:
         self.engine = Engine(
             self._runner,
             max_running=config.parallel,
+            max_forced=config.draft_tokens,
             itl_budget_s=config.itl_budget_ms / 1000,
             drafter=self._make_drafter(load, config),
         )
@@ -197,13 +196,13 @@ class Host:
     def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
         if load.draft_path is None or config.draft_tokens == 0:
             return None
-        if self.model.memory_kind not in _CUTTABLE:
+        if self.model.memory_kind not in CUTTABLE:
             raise ModelLoadFailed(
                 f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; "
                 "leave out --draft"
             )
         draft = Model(Path(load.draft_path), config)
-        if draft.has_encoder or draft.memory_kind not in _CUTTABLE:
+        if draft.has_encoder or draft.memory_kind not in CUTTABLE:
             raise ModelLoadFailed(
                 f"The draft {load.draft_path} has a {draft.memory_kind} memory or an encoder and cannot take back what "
                 "was refused; use another as --draft"

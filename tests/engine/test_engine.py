@@ -290,6 +290,34 @@ def test_no_more_run_than_a_batch_has_tokens() -> None:
     assert len(run(engine)) == 16
 
 
+class TestForced:
+    """Tokens that a grammar leaves no choice about are checked several in a step."""
+
+    class Forcing(Sampler):
+        """A greedy sampler that announces its next tokens, wrongly every other time."""
+
+        def __init__(self, answer: list[int], wrong: bool) -> None:
+            super().__init__(resolve(SamplingParams(), GREEDY), 50)
+            self._answer, self._at, self._wrong = answer, 0, wrong
+
+        def accept(self, token: int) -> None:
+            super().accept(token)
+            self._at += 1
+
+        def forced(self) -> list[int]:
+            ahead = self._answer[self._at : self._at + 5]
+            return [(token + 1) % 50 for token in ahead] if self._wrong and self._at % 2 else ahead
+
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_they_save_steps_and_change_nothing(self, wrong: bool) -> None:
+        expected, reason = naive([5, 6, 7], 12)
+        engine = Engine(FakeRunner(), max_running=4, max_forced=3)
+        engine.add(SequenceSpec("a", [5, 6, 7], self.Forcing(expected, wrong), max_tokens=12))
+        assert run(engine) == {"a": (expected, reason)}
+        if not wrong:
+            assert engine.status().num_steps <= 1 + -(-len(expected) // 4)
+
+
 class TestUrgency:
     def test_realtime_goes_before_batch_and_equals_by_arrival(self) -> None:
         engine = make_engine(FakeRunner(end_token=-1), max_running=1)

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,8 @@ from edgeagent.engine.runner import Slice
 from edgeagent.runtime_file import find_daemon
 from edgeagent.types import GenerateRequest, SamplingParams, TokenPrompt
 from edgeagent.worker.host import Host
-from edgeagent.worker.process import Worker
-from edgeagent.worker.protocol import Cancel, Load, Stop, Submit
+from edgeagent.worker.loop import PromptReady, Worker
+from edgeagent.worker.protocol import Cancel, Load, Submit
 
 DEPTH = 512
 NUM_TOKENS = 128
@@ -63,63 +64,45 @@ def load(model: Path, threads: int) -> tuple[Host, Worker]:
 
 
 def submit(host: Host, worker: Worker, request: GenerateRequest) -> None:
-    from edgeagent.worker.process import _Ready
-
-    worker.commands.put(Submit(request, time.monotonic()))
-    worker.commands.put(_Ready(request.id, host.prepare(request)))
+    accepted = Submit(request, time.monotonic())
+    worker.commands.put(accepted)
+    worker.commands.put(PromptReady(accepted, host.prepare(request)))
 
 
 def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:
     """Return the part of the worker's loop that is not llama.cpp, over one stream's decode steps."""
     host, worker = load(model, threads)
+    timed = Timed(host)
     prompt = TokenPrompt(tuple(range(1000, 1000 + DEPTH)))
-    submit(host, worker, GenerateRequest("warm", "m", prompt, sampling, max_tokens=8))
-    while worker._take_commands() and host.engine.has_work:
-        worker._send(host.engine.step())
     shares = []
-    for turn in range(3):
+    for turn in range(4):
         submit(host, worker, GenerateRequest(f"r{turn}", "m", prompt, sampling, max_tokens=NUM_TOKENS))
-        worker._take_commands()
-        worker._send(host.engine.step())  # the prompt's last token
-        timed = Timed(host)
-        started = time.perf_counter()
+        worker.turn()  # the prompt; all of it the first time, its last token later
+        timed.seconds, started = 0.0, time.perf_counter()
         while host.engine.has_work:
-            host.clear_abort()
-            worker.commands.put(Cancel("nobody"))
-            worker._take_commands()
-            host.adjust_threads()
-            worker._send(host.engine.admit())
-            worker._send(host.engine.step())
-            worker._publish()
+            worker.turn()
         shares.append(1 - timed.seconds / (time.perf_counter() - started))
-    worker.commands.put(Stop())
-    return statistics.median(shares)
+    return statistics.median(shares[1:])
 
 
 def cancel_delay_ms(model: Path, threads: int) -> float:
     """Return how long a cancel in the middle of a long prefill takes to end the step."""
-    import threading
-
     delays = []
     host, worker = load(model, threads)
     for turn in range(5):
         prompt = TokenPrompt(tuple((7 * turn + 13 * i) % 5000 + 100 for i in range(2048)))
         submit(host, worker, GenerateRequest(f"c{turn}", "m", prompt, max_tokens=4))
-        worker._take_commands()
-        asked = [0.0]
+        asked_s = [0.0]
 
-        def cancel(name: str = f"c{turn}", asked: list[float] = asked) -> None:
-            asked[0] = time.perf_counter()
+        def cancel(name: str = f"c{turn}", asked_s: list[float] = asked_s) -> None:
+            asked_s[0] = time.perf_counter()
             worker.interrupt(Cancel(name))
 
         threading.Timer(0.3, cancel).start()
+        worker.turn()
         while host.engine.has_work:
-            host.clear_abort()
-            worker.commands.put(Cancel("nobody"))
-            worker._take_commands()
-            if host.engine.has_work:
-                worker._send(host.engine.step())
-        delays.append((time.perf_counter() - asked[0]) * 1000)
+            worker.turn()
+        delays.append((time.perf_counter() - asked_s[0]) * 1000)
     return statistics.median(delays)
 
 
@@ -163,7 +146,15 @@ async def stream_rate(port: int, prompt: str, schema: object | None = None) -> t
             if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
                 break
     usage = event["response"]["usage"]
-    return (usage["output_tokens"] - 1) / (last - first), event["response"]["edgeagent"]["stages_ms"]
+    stages = event["response"]["edgeagent"]["stages_ms"] | {"input_tokens": usage["input_tokens"]}
+    return (usage["output_tokens"] - 1) / (last - first), stages
+
+
+async def prompt_of(port: int, num_tokens: int) -> str:
+    """Return a text that gives a prompt of about this many tokens, template included."""
+    sample = "word " * 64
+    _, stages = await stream_rate(port, sample)
+    return "word " * round(64 * num_tokens / stages["input_tokens"])
 
 
 def llama_bench_rate(binary: Path, model: Path, threads: int) -> float:
@@ -200,10 +191,9 @@ def main() -> None:
     figures["python_share_greedy"] = python_share(options.model, options.threads, greedy)
     figures["python_share_sampled"] = python_share(options.model, options.threads, mixed)
     figures["cancel_in_prefill_ms"] = cancel_delay_ms(options.model, options.threads)
-    prompt = "word " * DEPTH
     ours, theirs, constrained = [], [], []
     with daemon(str(options.model), "--threads", str(options.threads), "--ctx", "4096") as (_, port, _):
-        asyncio.run(stream_rate(port, prompt))
+        prompt = asyncio.run(prompt_of(port, DEPTH))
         asyncio.run(stream_rate(port, prompt, SCHEMA))
         for _ in range(options.rounds):
             ours.append(asyncio.run(stream_rate(port, prompt))[0])
