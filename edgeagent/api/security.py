@@ -6,7 +6,8 @@ The rules, in order; each applies to every path but where it says otherwise:
 3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
 4. a preflight of an allow-listed page is answered here;
 5. the token is right, on every path but OPEN_PATHS, where a token is required;
-6. a body is JSON (a form or text/plain is what a page can send without asking).
+6. a body is JSON (a form or text/plain is what a page can send without asking); the Ollama API takes any type, since
+   its programs send any, but not from a browser.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest, Unauthor
 OPEN_PATHS = frozenset({"/health"})
 # What changes the daemon itself asks for the token even where inference does not: other users share the loopback.
 OWNER_PATHS = frozenset({"/edgeagent/stop"})
+OLLAMA_PREFIX = "/api/"
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
@@ -37,6 +39,7 @@ _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
 _ALLOW_HEADERS = b"authorization, *"
 _EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
+_PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie", b"sec-fetch-site"})
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -196,10 +199,21 @@ def _check_media_type(scope: Scope) -> None:
     if scope["type"] != "http" or not has_body(scope):
         return
     types = _values(scope, b"content-type")
-    if len(types) != 1 or types[0].partition(b";")[0].strip().lower() != b"application/json":
+    is_json = len(types) == 1 and types[0].partition(b";")[0].strip().lower() == b"application/json"
+    if not is_json and not (scope["path"].startswith(OLLAMA_PREFIX) and not _is_browser(scope)):
         raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
     if _values(scope, b"content-encoding"):
         raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
+
+
+def _is_browser(scope: Scope) -> bool:
+    """Whether a page may have sent this: rule 3 cannot see an old browser that was told to hide where it is.
+
+    Every browser calls itself Mozilla, and a page that would change that has to ask first, with a preflight.
+    """
+    if any(name.lower() in _PAGE_HEADERS for name, _ in scope["headers"]):
+        return True
+    return any(agent.startswith(b"Mozilla/") for agent in _values(scope, b"user-agent"))
 
 
 def has_body(scope: Scope) -> bool:
@@ -286,7 +300,9 @@ async def _answer_preflight(send: Send, origin: bytes) -> None:
 
 async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
     """Answer with plain HTTP, a WebSocket too: a client must not take a refusal for a socket that opened and fell."""
-    body = json.dumps({"error": error_body(refused.error)}).encode()
+    error = error_body(refused.error)
+    is_ollama = scope["path"].startswith(OLLAMA_PREFIX)
+    body = json.dumps({"error": error["message"] if is_ollama else error}).encode()
     headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refused.origin is not None:

@@ -1,0 +1,102 @@
+"""POST /api/chat and /api/generate: the steps of one generation as lines of a stream, or as one body at the end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.limits import read_json_object
+from edgeagent.api.ollama_answer import OllamaAnswer, Shape, chat_shape, generate_shape
+from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, line, served_name
+from edgeagent.api.schemas_ollama import Asked, read_chat, read_generate
+from edgeagent.api.sse import unless_disconnected
+from edgeagent.errors import NotSupported
+from edgeagent.types import CachePolicy, GenerateRequest, ModelStatus, Step, TextPrompt, WorkerState
+
+router = APIRouter(route_class=OllamaRoute)
+
+Fields = dict[str, Any]
+Steps = AsyncGenerator[Step, None]
+
+
+@router.post("/api/chat")
+async def chat(request: Request) -> Response:
+    """Answer a conversation, streamed unless told otherwise; the client's leaving cancels it."""
+    return await _answer(request, read_chat, chat_shape)
+
+
+@router.post("/api/generate")
+async def generate(request: Request) -> Response:
+    """Answer a prompt, streamed unless told otherwise; the client's leaving cancels it."""
+    return await _answer(request, read_generate, generate_shape)
+
+
+async def _answer(request: Request, read: Callable[..., Asked], shape: Shape) -> Response:
+    context = context_of(request)
+    request_id = f"ollama-{secrets.token_hex(12)}"
+    fields = await read_json_object(request)
+    asked = read(fields, request_id=request_id, served=partial(served_name, context))
+    answer = OllamaAnswer(request_id, asked.model, shape)
+    if asked.request is None:
+        if not asked.is_unload:
+            await unless_disconnected(request.receive, _load(context, asked.served_model, request_id))
+        return JSONResponse(answer.loaded(is_unload=asked.is_unload))
+    if asked.is_thinking:
+        _check_thinking(_status(context, asked.served_model), asked.model)
+    steps = context.service.generate(asked.request)
+    if asked.is_streamed:
+        # Whatever refuses a request does so before its first step, and then it still has its own status.
+        first = await unless_disconnected(request.receive, anext(steps))
+        return LineStream(guarded(_lines(first, steps, answer), request_id))
+    return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+
+
+async def _lines(first: Step, steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a stream, those of a step together."""
+    async with aclosing(steps):
+        step: Step | None = first
+        while step is not None:
+            written = b"".join(line(each) for delta in step.deltas for each in answer.lines(delta))
+            if written:
+                yield written
+            answer.delivered(step)
+            step = await anext(steps, None)
+
+
+async def _collect(steps: Steps, answer: OllamaAnswer) -> Fields:
+    async with aclosing(steps):
+        async for step in steps:
+            for delta in step.deltas:
+                answer.add(delta)
+            answer.delivered(step)
+    return answer.body()
+
+
+async def _load(context: Context, model: str, request_id: str) -> None:
+    """Return once the model is loaded; raise what keeps it from that."""
+    status = _status(context, model)
+    if status is not None and status.state is WorkerState.READY:
+        return
+    request = GenerateRequest(
+        request_id, model, TextPrompt("Hello"), prefill_only=True, cache=CachePolicy(read=False, write=False)
+    )
+    async with aclosing(context.service.generate(request)) as steps:
+        async for _ in steps:
+            pass
+
+
+def _status(context: Context, model: str) -> ModelStatus | None:
+    return next((status for status in context.service.models() if status.name == model), None)
+
+
+def _check_thinking(status: ModelStatus | None, name: str) -> None:
+    if status is not None and status.info is not None and not status.info.supports_reasoning:
+        raise NotSupported(f'"{name}" does not support thinking', param="think")
