@@ -18,8 +18,8 @@ TURNS = (
     "means that A is faster."
 )
 EVENTS = (
-    "gap: between events with text as they arrive, each of which may carry several tokens. "
-    "tokens/s: by the server's own counts."
+    "ITL: from one event with text to the next, as they arrive; an event may carry several tokens.\n"
+    "tokens/s: the server's own counts, shared among its events by their length."
 )
 
 
@@ -27,9 +27,8 @@ def tables(run: Run, align: Align) -> str:
     """Return the report as text; `align` turns rows into lines with aligned columns."""
     parts = ["\n".join(_heading(run))]
     for measurement in run.measurements:
-        rows = _rows(measurement)
         title = f"{measurement.scenario.name}: {measurement.scenario.summary}"
-        parts.append("\n".join([title, *([align(rows)] if len(rows) > 1 else []), *_notes(measurement, run)]))
+        parts.append("\n".join([title, *_table(measurement, align), *_notes(measurement, run)]))
     parts.append("\n".join([PROMISE, EVENTS, *([TURNS] if len(run.servers) > 1 else [])]))
     return "\n\n".join(parts)
 
@@ -104,6 +103,19 @@ def _heading(run: Run) -> Iterator[str]:
         f"{run.num_rounds} rounds, prompts of {load.prompt_tokens} tokens, answers of {load.max_tokens}, "
         f"{load.parallel} requests at once, seed {run.seed}" + ("" if run.is_complete else "; NOT COMPLETE")
     )
+
+
+def _table(measurement: Measurement, align: Align) -> list[str]:
+    """Return the lines of a scenario's numbers; there is room for what they mean beside those of one server."""
+    rows = _rows(measurement)
+    if len(rows) == 1:
+        return []
+    lines = align(rows).splitlines()
+    if len(measurement.rounds) > 1:
+        return lines
+    width = max(map(len, lines))
+    meanings = {_label(metric): metric.meaning for metric in measurement.scenario.metrics}
+    return [f"{line:<{width}}  {meanings.get(row[0], '')}".rstrip() for line, row in zip(lines, rows, strict=True)]
 
 
 def _rows(measurement: Measurement) -> list[list[str]]:

@@ -69,28 +69,28 @@ class Scenario:
 
 
 RATE = Metric("tokens/s", "tokens/s", "one stream, first text to last", "higher")
-GAP = Metric("gap", "ms", "between consecutive events with text")
-FIRST = Metric("first token", "ms", "request sent to first text")
+ITL = Metric("ITL", "ms", "between consecutive events with text")
+TTFT = Metric("TTFT", "ms", "request sent to first text")
 LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
 PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one event", "neither")
 
 
 async def decode(target: Target, load: Load, name: str) -> Round:
     """Let one stream run on a quiet server."""
-    async with connection_to(target.server) as connection:
+    async with _opened(target) as connection:
         prompt = target.prompts.cold(f"decode {name}", SHORT_PROMPT_TOKENS)
         trace = await _answer(connection, prompt, load.max_tokens)
     return {
         RATE: trace.tokens_per_s,
-        GAP: trace.gaps_ms,
-        FIRST: trace.ttft_ms,
+        ITL: trace.gaps_ms,
+        TTFT: trace.ttft_ms,
         LENGTH: _length(trace),
         PER_EVENT: [trace.tokens_per_event] if trace.tokens_per_event else [],
     }
 
 
-COLD = Metric("cold first token", "ms", "prompt never seen before")
-WARM = Metric("warm first token", "ms", "prompt seen before, but for its end")
+COLD = Metric("cold TTFT", "ms", "prompt never seen before")
+WARM = Metric("warm TTFT", "ms", "prompt seen before, but for its end")
 COLD_PROMPT = Metric("cold prompt", "tokens", "as the server counts", "neither")
 COLD_CACHED = Metric("cold cached", "tokens", "found in the prefix cache", "neither")
 WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neither")
@@ -98,7 +98,7 @@ WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neit
 
 async def ttft(target: Target, load: Load, name: str) -> Round:
     """Ask a prompt that no cache can know, then some that share a long beginning with earlier ones."""
-    async with connection_to(target.server) as connection:
+    async with _opened(target) as connection:
         cold = await _answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
         warm = [
             await _answer(connection, target.prompts.warm(f"{name} {turn}", load.prompt_tokens), FEW_TOKENS)
@@ -114,7 +114,7 @@ async def ttft(target: Target, load: Load, name: str) -> Round:
 
 
 async def _warm_up(target: Target, load: Load) -> None:
-    async with connection_to(target.server) as connection:
+    async with _opened(target) as connection:
         await _answer(connection, target.prompts.warm("first", load.prompt_tokens), FEW_TOKENS)
 
 
@@ -128,7 +128,7 @@ async def parallel(target: Target, load: Load, name: str) -> Round:
     prompts = [target.prompts.cold(f"parallel {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.parallel)]
 
     async def lane(prompt: str, trace: Trace) -> None:
-        async with connection_to(target.server) as connection:
+        async with _opened(target) as connection:
             opened.release()
             await start.wait()
             await connection.ask(Ask(prompt, load.max_tokens), trace)
@@ -144,8 +144,8 @@ async def parallel(target: Target, load: Load, name: str) -> Round:
         ALL_RATE: all_rate(traces),
         LIVE_RATE: live_rate(traces),
         RATE: _joined(trace.tokens_per_s for trace in traces),
-        GAP: _joined(trace.gaps_ms for trace in traces),
-        FIRST: _joined(trace.ttft_ms for trace in traces),
+        ITL: _joined(trace.gaps_ms for trace in traces),
+        TTFT: _joined(trace.ttft_ms for trace in traces),
         LENGTH: _joined(_length(trace) for trace in traces),
     }
 
@@ -167,16 +167,14 @@ def live_rate(traces: Iterable[Trace]) -> list[float]:
     begin, end = max(trace.texts[0] for trace in traces), min(trace.texts[-1] for trace in traces)
     if begin >= end:
         return []
-    tokens = 0.0
-    for trace in traces:
-        tokens += (trace.tokens_per_event or 0.0) * sum(begin < arrived <= end for arrived in trace.texts)
+    tokens = sum(trace.tokens_between(begin, end) for trace in traces)
     return [tokens / (end - begin)]
 
 
-GAP_BEFORE = Metric("gap before", "ms", "between events, live streams alone")
-GAP_DURING = Metric("gap during", "ms", "between events, while the prompt is computed")
-WORST_GAP = Metric("worst gap", "ms", "each stream's longest, meanwhile")
-LONG_FIRST = Metric("long first token", "ms", "of the long prompt")
+ITL_BEFORE = Metric("ITL before", "ms", "between events, live streams alone")
+ITL_DURING = Metric("ITL during", "ms", "between events, while the prompt is computed")
+WORST_ITL = Metric("worst ITL", "ms", "each stream's longest, meanwhile")
+LONG_TTFT = Metric("long TTFT", "ms", "of the long prompt")
 LONG_PROMPT = Metric("long prompt", "tokens", "as the server counts", "neither")
 BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began again; no gap", "neither")
 
@@ -195,7 +193,7 @@ class Live:
 
     async def run(self, target: Target, load: Load, name: str) -> None:
         """Stream without end."""
-        async with connection_to(target.server) as connection:
+        async with _opened(target) as connection:
             while True:
                 trace = Trace(on_text=self.arrival.set)
                 self.traces.append(trace)
@@ -223,7 +221,7 @@ class Live:
 async def hol(target: Target, load: Load, name: str) -> Round:
     """Let a long prompt arrive beside live streams; together they are `parallel` requests."""
     lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
-    async with connection_to(target.server) as connection, _tasks() as tasks:
+    async with _opened(target) as connection, _tasks() as tasks:
         running = [tasks.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]
         for live in lanes:
             await live.reach(1)
@@ -239,10 +237,10 @@ async def hol(target: Target, load: Load, name: str) -> Round:
     first_s = long.first_text_s or long.sent_s
     during = [live.gaps_ms(long.sent_s, first_s) for live in lanes]
     return {
-        GAP_BEFORE: _joined(live.gaps_ms(all_live_s, long.sent_s) for live in lanes),
-        GAP_DURING: _joined(during),
-        WORST_GAP: [max(gaps) for gaps in during if gaps],
-        LONG_FIRST: long.ttft_ms,
+        ITL_BEFORE: _joined(live.gaps_ms(all_live_s, long.sent_s) for live in lanes),
+        ITL_DURING: _joined(during),
+        WORST_ITL: [max(gaps) for gaps in during if gaps],
+        LONG_TTFT: long.ttft_ms,
         LONG_PROMPT: [float(long.counts.num_prompt)] if long.counts else [],
         BEGUN: [float(sum(live.num_begun(long.sent_s, first_s) for live in lanes))],
     }
@@ -271,7 +269,7 @@ async def connect(target: Target, _: Load, name: str) -> Round:
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("decode", "one stream", (RATE, GAP, FIRST, LENGTH, PER_EVENT), decode),
+        Scenario("decode", "one stream", (RATE, ITL, TTFT, LENGTH, PER_EVENT), decode),
         Scenario(
             "ttft",
             "time to first token",
@@ -279,16 +277,23 @@ SCENARIOS = {
             ttft,
             prepare=_warm_up,
         ),
-        Scenario("parallel", "many streams", (ALL_RATE, LIVE_RATE, RATE, GAP, FIRST, LENGTH), parallel),
+        Scenario("parallel", "many streams", (ALL_RATE, LIVE_RATE, RATE, ITL, TTFT, LENGTH), parallel),
         Scenario(
             "hol",
             "live streams while a long prompt arrives",
-            (GAP_BEFORE, GAP_DURING, WORST_GAP, LONG_FIRST, LONG_PROMPT, BEGUN),
+            (ITL_BEFORE, ITL_DURING, WORST_ITL, LONG_TTFT, LONG_PROMPT, BEGUN),
             hol,
         ),
         Scenario("connect", "new and open connections", (NEW_EVENT, NEW_FIRST, OPEN_EVENT, OPEN_FIRST), connect),
     )
 }
+
+
+@asynccontextmanager
+async def _opened(target: Target) -> AsyncIterator[Connection]:
+    async with connection_to(target.server) as connection:
+        await connection.open()
+        yield connection
 
 
 async def _answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:

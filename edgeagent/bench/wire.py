@@ -30,26 +30,29 @@ class Counts:
 class Trace:
     """When the events of one answer arrived, in seconds of the monotonic clock.
 
-    `texts` are the arrivals of events with text (reasoning counts); such an event may carry several tokens, or end one.
-    `counts` comes with the end. `on_text` is called at each arrival.
+    `texts` are the arrivals of events with text (reasoning counts), and `num_chars` how much came with each: an event
+    may carry several tokens, and only the characters tell which carried more. `counts` comes with the end. `on_text`
+    is called at each arrival.
     """
 
     on_text: Callable[[], None] | None = None
     sent_s: float = 0.0
     first_event_s: float | None = None
     texts: list[float] = field(default_factory=list)
+    num_chars: list[int] = field(default_factory=list)
     counts: Counts | None = None
 
     def send(self) -> None:
         """Start the clock."""
         self.sent_s = time.perf_counter()
 
-    def event(self, arrived_s: float, *, has_text: bool) -> None:
-        """Note an event."""
+    def event(self, arrived_s: float, num_chars: int) -> None:
+        """Note an event and how much text it brought."""
         if self.first_event_s is None:
             self.first_event_s = arrived_s
-        if has_text:
+        if num_chars:
             self.texts.append(arrived_s)
+            self.num_chars.append(num_chars)
             if self.on_text is not None:
                 self.on_text()
 
@@ -84,10 +87,18 @@ class Trace:
 
         The tokens that came with the first text took no time after it, and so do not count.
         """
-        tokens = self.tokens_per_event
-        if tokens is None or len(self.texts) < 2 or self.texts[-1] <= self.texts[0]:
+        if not self.texts or self.texts[-1] <= self.texts[0]:
             return []
-        return [tokens * (len(self.texts) - 1) / (self.texts[-1] - self.texts[0])]
+        tokens = self.tokens_between(self.texts[0], self.texts[-1])
+        return [tokens / (self.texts[-1] - self.texts[0])] if tokens else []
+
+    def tokens_between(self, after_s: float, until_s: float) -> float:
+        """Return how many tokens came after one moment and until another: the server's count, shared by characters."""
+        if self.counts is None or not self.texts:
+            return 0.0
+        arrived = zip(self.texts, self.num_chars, strict=True)
+        chars = sum(num_chars for at_s, num_chars in arrived if after_s < at_s <= until_s)
+        return self.counts.num_output * chars / sum(self.num_chars)
 
 
 class Connection(Protocol):
@@ -96,6 +107,10 @@ class Connection(Protocol):
     @property
     def opening_ms(self) -> float:
         """How long it took to open; 0 over HTTP, where the first request opens it."""
+        ...
+
+    async def open(self) -> None:
+        """See to it that the next answer's times have no opening in them."""
         ...
 
     async def ask(self, ask: Ask, trace: Trace) -> None:

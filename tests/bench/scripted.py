@@ -24,10 +24,14 @@ class ScriptedServer:
     requests: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_connections: int = 0
+    live: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, request after request."""
         self.num_connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self.live[task] = writer
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 request_line, *lines = head.decode().strip().split("\r\n")
@@ -39,6 +43,7 @@ class ScriptedServer:
             pass
         finally:
             writer.close()
+            del self.live[task]
 
     def _reply(self, path: str, headers: dict[str, str], body: bytes) -> bytes:
         if path == "/v1/models":
@@ -59,7 +64,12 @@ async def scripted() -> AsyncIterator[ScriptedServer]:
     listener = await asyncio.start_server(script.converse, "127.0.0.1", 0)
     async with listener:
         script.url = "http://{}:{}".format(*listener.sockets[0].getsockname())
-        yield script
+        try:
+            yield script
+        finally:
+            for writer in script.live.values():
+                writer.transport.abort()
+            await asyncio.gather(*script.live)
 
 
 def plain(status: int, body: bytes) -> bytes:

@@ -11,7 +11,7 @@ from edgeagent.backends.fake import Act, FakeBackend, echo
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Run, count_tokens, measure
 from edgeagent.bench.prompts import ENDLESS
-from edgeagent.bench.scenarios import COLD_PROMPT, GAP, RATE, SCENARIOS, Load, Round, Scenario, Target
+from edgeagent.bench.scenarios import COLD_PROMPT, ITL, RATE, SCENARIOS, Load, Round, Scenario, Target
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded
 from edgeagent.types import GenerateRequest
@@ -31,7 +31,7 @@ class Rounds:
         self.log: list[tuple[str, str]] = []
         self.stopped = asyncio.Event()
         self._stop_at, self._fail_at = stop_at, fail_at
-        self.scenario = Scenario("turns", "who comes when", (RATE, GAP), self._round, self._prepare)
+        self.scenario = Scenario("turns", "who comes when", (RATE, ITL), self._round, self._prepare)
 
     async def _prepare(self, target: Target, load: Load) -> None:
         self.log.append((target.prompts.server, "prepare"))
@@ -43,7 +43,7 @@ class Rounds:
             await asyncio.Event().wait()
         if len(self.log) == self._fail_at:
             raise BackendUnavailable("the plug was pulled")
-        return {RATE: [float(len(self.log))], GAP: []}
+        return {RATE: [float(len(self.log))], ITL: []}
 
 
 def run_of(url: str, *scenarios: Scenario, num_servers: int = 1, num_rounds: int = 2) -> Run:
@@ -61,7 +61,7 @@ async def test_two_servers_take_turns() -> None:
     (measurement,) = run.measurements
     assert measurement.samples(RATE, 0) == [[3.0], [5.0], [7.0]]
     assert measurement.samples(RATE, 1) == [[4.0], [6.0], [8.0]]
-    assert measurement.samples(GAP, 1) == [[], [], []]
+    assert measurement.samples(ITL, 1) == [[], [], []]
     assert run.is_complete
     assert told[0] == ("first answers", 0, 6)
     assert [done for _, done, _ in told[1:]] == [0, 1, 2, 3, 4, 5, 6]

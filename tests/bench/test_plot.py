@@ -77,7 +77,7 @@ def test_curves_rise_from_the_best_sample_to_all(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(plot, "_grid", lambda rows, columns: (figure, figure.subplots(rows, columns, squeeze=False)))
     save_plot(run_of([decoded(100.0), decoded(80.0)], [decoded(50.0)]), tmp_path / "a.png")
     titles = [panel.title for panel in figure.panels]
-    assert titles == ["decode: tokens/s", "decode: gap", "decode: first token"]
+    assert titles == ["decode: tokens/s", "decode: ITL", "decode: TTFT"]
     ours, theirs = figure.panels[0].curves
     assert ours == ([100.0, 100.0, 80.0], [0, 50.0, 100.0], "A edgeagent (ws)")
     assert theirs == ([50.0, 50.0], [0, 100.0], "B llamacpp (http)")

@@ -52,7 +52,7 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
         samples = await scenario.round(target, LOAD, "0")
     assert set(samples) == set(scenario.metrics)
     # The fake answers a long prompt within the blink of an eye: live streams need not have had a gap meanwhile.
-    optional = {scenarios.GAP_DURING, scenarios.WORST_GAP}
+    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL}
     assert all_present(samples, set(scenario.metrics) - optional), samples
 
 
@@ -61,7 +61,7 @@ async def test_decode_counts_what_came() -> None:
         samples = await scenarios.decode(target, LOAD, "0")
     assert samples[scenarios.LENGTH] == [20]
     assert samples[scenarios.PER_EVENT] == [1]
-    assert len(samples[scenarios.GAP]) == 19
+    assert len(samples[scenarios.ITL]) == 19
 
 
 async def test_an_answer_of_one_event_has_no_rate() -> None:
@@ -101,7 +101,7 @@ async def test_parallel_asks_at_the_same_time() -> None:
         for gate in gates:
             gate.opened.set()
         samples = await round_
-    assert len(samples[scenarios.FIRST]) == LOAD.parallel
+    assert len(samples[scenarios.TTFT]) == LOAD.parallel
     assert len({prompt_of(request) for request in backend.requests}) == LOAD.parallel
 
 
@@ -138,10 +138,10 @@ async def test_hol_sends_the_long_prompt_when_all_streams_live_and_ends_them_all
         samples = await scenarios.hol(target, LOAD, "0")
         await backend.until(lambda fake: fake.num_live == 0)
     assert num_live_when_long_came == [LOAD.parallel - 1]
-    assert len(samples[scenarios.GAP_BEFORE]) >= (LOAD.parallel - 1) * (scenarios.NUM_EVENTS_BEFORE - 1)
-    assert len(samples[scenarios.GAP_DURING]) >= LOAD.parallel - 1
-    assert len(samples[scenarios.WORST_GAP]) == LOAD.parallel - 1
-    assert max(samples[scenarios.WORST_GAP]) == max(samples[scenarios.GAP_DURING])
+    assert len(samples[scenarios.ITL_BEFORE]) >= (LOAD.parallel - 1) * (scenarios.NUM_EVENTS_BEFORE - 1)
+    assert len(samples[scenarios.ITL_DURING]) >= LOAD.parallel - 1
+    assert len(samples[scenarios.WORST_ITL]) == LOAD.parallel - 1
+    assert max(samples[scenarios.WORST_ITL]) == max(samples[scenarios.ITL_DURING])
     assert samples[scenarios.BEGUN] == [0]
 
 
@@ -170,15 +170,15 @@ def test_live_gaps_are_those_that_have_a_part_in_the_time_asked_for() -> None:
 
 def test_the_rate_of_many_streams() -> None:
     """Two streams, 10 and 5 events a second, two tokens each; both live from 1.0 to 2.0."""
-    fast = Trace(sent_s=0, texts=[0.5 + i / 10 for i in range(21)], counts=Counts(1, 0, 42))
-    slow = Trace(sent_s=0, texts=[1.0 + i / 5 for i in range(6)], counts=Counts(1, 0, 12))
+    fast = Trace(sent_s=0, texts=[0.5 + i / 10 for i in range(21)], num_chars=[1] * 21, counts=Counts(1, 0, 42))
+    slow = Trace(sent_s=0, texts=[1.0 + i / 5 for i in range(6)], num_chars=[1] * 6, counts=Counts(1, 0, 12))
     assert live_rate([fast, slow]) == pytest.approx([30])
     assert all_rate([fast, slow]) == pytest.approx([54 / 2.5])
 
 
 def test_streams_that_were_never_live_together_have_no_common_rate() -> None:
-    early = Trace(texts=[1.0, 2.0], counts=Counts(1, 0, 2))
-    late = Trace(texts=[3.0, 4.0], counts=Counts(1, 0, 2))
+    early = Trace(texts=[1.0, 2.0], num_chars=[1, 1], counts=Counts(1, 0, 2))
+    late = Trace(texts=[3.0, 4.0], num_chars=[1, 1], counts=Counts(1, 0, 2))
     assert live_rate([early, late]) == []
     assert live_rate([early, Trace(counts=Counts(1, 0, 0))]) == []
     assert all_rate([Trace()]) == []

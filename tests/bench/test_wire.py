@@ -9,7 +9,7 @@ from edgeagent.bench.wire import Counts, Trace, counts_of
 
 def trace(*texts: float, output: int | None = None, sent: float = 0.0, first: float | None = None) -> Trace:
     """Return an answer that arrived at these seconds."""
-    answer = Trace(sent_s=sent, first_event_s=first, texts=list(texts))
+    answer = Trace(sent_s=sent, first_event_s=first, texts=list(texts), num_chars=[3] * len(texts))
     answer.counts = Counts(10, 0, output) if output is not None else None
     return answer
 
@@ -32,6 +32,15 @@ def test_several_tokens_an_event() -> None:
     assert answer.tokens_per_s == pytest.approx([40])
 
 
+def test_events_of_uneven_size() -> None:
+    """Half of the text came at once, late: what came after it took the time, not what came with it."""
+    answer = trace(1.0, 1.1, 1.2, output=12)
+    answer.num_chars = [20, 10, 10]
+    assert answer.tokens_per_s == pytest.approx([30])
+    assert answer.tokens_between(1.0, 1.1) == pytest.approx(3)
+    assert answer.tokens_between(0.0, 9.0) == pytest.approx(12)
+
+
 @pytest.mark.parametrize(
     "answer", [trace(), trace(output=0), trace(1.0, output=8), trace(1.0, 1.1), trace(2, 2, output=2)]
 )
@@ -47,10 +56,11 @@ def test_an_answer_without_text_has_no_first_token() -> None:
 def test_events_are_noted() -> None:
     told = []
     answer = Trace(on_text=lambda: told.append(len(answer.texts)))
-    answer.event(1.0, has_text=False)
-    answer.event(2.0, has_text=True)
-    answer.event(3.0, has_text=True)
+    answer.event(1.0, 0)
+    answer.event(2.0, 4)
+    answer.event(3.0, 4)
     assert (answer.first_event_s, answer.first_text_s, answer.texts, told) == (1.0, 2.0, [2.0, 3.0], [1, 2])
+    assert answer.num_chars == [4, 4]
 
 
 @pytest.mark.parametrize(
