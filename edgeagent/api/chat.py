@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from edgeagent.api.completion import Answer, Chunks
 from edgeagent.api.context import context_of
 from edgeagent.api.errors import error_body
+from edgeagent.api.first_step import begun
 from edgeagent.api.limits import read_json_object
 from edgeagent.api.schemas import ChatCompletion, read_chat
 from edgeagent.api.service import Service
@@ -25,9 +26,6 @@ from edgeagent.types import GenerateRequest, Step
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
-
-# A request refused this soon still gets its own HTTP status; one that waits longer gets its headers and pings.
-FIRST_STEP_PATIENCE_S = 2.0
 
 Fields = dict[str, Any]
 Steps = AsyncGenerator[tuple[int, Step], None]
@@ -45,8 +43,8 @@ async def create_chat_completion(request: Request) -> Response:
     steps = _run(service, completion.requests)
     try:
         if completion.is_streamed:
-            begun = await unless_disconnected(request.receive, _begin(steps))
-            return EventStream(_events(begun, answer, completion))
+            steps = await unless_disconnected(request.receive, begun(steps))
+            return EventStream(_events(steps, answer, completion))
         return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
     except EdgeAgentError as error:
         raise _in_chats_words(error) from None
@@ -81,35 +79,6 @@ async def _run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
         await asyncio.gather(*waiting, *done, return_exceptions=True)
         for generator in generators:
             await generator.aclose()
-
-
-async def _begin(steps: Steps) -> Steps:
-    """Return the same steps once the first has come or patience has run out; raise what went wrong until then."""
-    first = asyncio.ensure_future(anext(steps))
-    try:
-        await asyncio.wait({first}, timeout=FIRST_STEP_PATIENCE_S)
-        if first.done():
-            first.result()
-    except BaseException:
-        await _close(first, steps)
-        raise
-    return _resume(first, steps)
-
-
-async def _resume(first: asyncio.Future[tuple[int, Step]], steps: Steps) -> Steps:
-    try:
-        yield await first
-        async for step in steps:
-            yield step
-    finally:
-        await _close(first, steps)
-
-
-async def _close(first: asyncio.Future[tuple[int, Step]], steps: Steps) -> None:
-    first.cancel()
-    with suppress(asyncio.CancelledError, Exception):
-        await first
-    await steps.aclose()
 
 
 async def _collect(steps: Steps, answer: Answer) -> Fields:

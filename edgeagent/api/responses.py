@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,15 +12,13 @@ from fastapi.responses import JSONResponse
 from edgeagent.api import sse
 from edgeagent.api.context import context_of
 from edgeagent.api.events import TERMINAL, set_delivery
+from edgeagent.api.first_step import begun
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import read_json_object
 from edgeagent.api.service import Service
 from edgeagent.api.turn import Turn, begin_turn, unexpected, unrun
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import FinishReason, Step
-
-# A request that is refused this soon still gets an HTTP status; after it, headers and `created` go out.
-ADMISSION_S = 2.0
 
 Steps = AsyncGenerator[Step, None]
 
@@ -38,7 +35,7 @@ async def create_response(request: Request) -> Response:
     turn = begin_turn(fields, context.service, history)
     steps = _steps(turn, context.service)
     if fields.get("stream") is True:
-        steps = await sse.unless_disconnected(request.receive, _begin(steps))
+        steps = await sse.unless_disconnected(request.receive, begun(steps))
         return sse.EventStream(_stream(turn, steps, history))
     await sse.unless_disconnected(request.receive, _collect(turn, steps, history))
     return JSONResponse(turn.events.response)
@@ -53,29 +50,6 @@ async def _steps(turn: Turn, service: Service) -> Steps:
             yield step
     if not turn.events.is_over:
         raise InternalError("the backend ended without finishing")
-
-
-async def _begin(steps: Steps) -> Steps:
-    """Return the same steps once the first is there or takes long; raise what refuses the request before that."""
-    first = asyncio.ensure_future(anext(steps))
-    try:
-        await asyncio.wait({first}, timeout=ADMISSION_S)
-    except asyncio.CancelledError:
-        first.cancel()
-        raise
-    if first.done() and (error := first.exception()):
-        raise error
-    return _resume(first, steps)
-
-
-async def _resume(first: asyncio.Future[Step], steps: Steps) -> Steps:
-    try:
-        yield await first
-        async for step in steps:
-            yield step
-    finally:
-        first.cancel()
-        await steps.aclose()
 
 
 async def _collect(turn: Turn, steps: Steps, history: ConnectionHistory) -> None:

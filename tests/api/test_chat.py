@@ -23,7 +23,7 @@ from openai import (
 from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
-from edgeagent.api import chat, sse
+from edgeagent.api import first_step, sse
 from edgeagent.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, Overloaded, WorkerCrashed
 from edgeagent.types import (
@@ -619,7 +619,7 @@ async def test_leaving_before_the_first_step_cancels(daemon: Running, backend: F
 async def test_a_silent_stream_opens_and_pings(
     daemon: Running, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "FIRST_STEP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
     monkeypatch.setattr(sse.EventStream.__init__, "__defaults__", (0.01,))
     gate = Gate()
     backend.script = lambda _: (gate, Started(1, 0), TextDelta("late"), finished())
@@ -641,7 +641,7 @@ async def test_a_silent_stream_opens_and_pings(
 async def test_a_failure_after_the_patience_is_an_event(
     daemon: Running, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "FIRST_STEP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
     gate = Gate()
     gate.opened.set()
     backend.script = failing(Overloaded("full"), gate)

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from pydantic import BaseModel
 
-from edgeagent.api import responses
+from edgeagent.api import first_step
 from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import ModelNotFound, WorkerCrashed
 from edgeagent.types import (
@@ -142,7 +142,7 @@ async def test_a_failure_under_way_ends_the_stream(client: AsyncOpenAI, backend:
 async def test_a_slow_start_is_announced(
     client: AsyncOpenAI, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "ADMISSION_S", 0.0)
+    monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
     gate = Gate()
     backend.script = lambda _: (gate, TextDelta("ye"), finished())
     stream = await client.responses.create(model="fake", input="x", stream=True)

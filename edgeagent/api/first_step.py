@@ -1,0 +1,42 @@
+"""Waiting a moment for a stream's first step, so that a request refused soon gets an HTTP status of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import TypeVar
+
+# A request that waits longer than this gets its headers, and pings.
+PATIENCE_S = 2.0
+
+T = TypeVar("T")
+
+
+async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Return the same steps once the first has come or patience has run out; raise what went wrong until then."""
+    first = asyncio.ensure_future(anext(steps))
+    try:
+        await asyncio.wait({first}, timeout=PATIENCE_S)
+        if first.done():
+            first.result()
+    except BaseException:
+        await _close(first, steps)
+        raise
+    return _resume(first, steps)
+
+
+async def _resume(first: asyncio.Future[T], steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    try:
+        yield await first
+        async for step in steps:
+            yield step
+    finally:
+        await _close(first, steps)
+
+
+async def _close(first: asyncio.Future[T], steps: AsyncGenerator[T, None]) -> None:
+    first.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await first
+    await steps.aclose()
