@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeagent.api import admin, chat, models, responses, websocket
+from edgeagent.api import admin, chat, models, ollama, responses, websocket
 from edgeagent.api.context import Context
 from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.api.history import ResponseStore
@@ -65,7 +65,7 @@ def create_app(
         stop=stop,
         num_connections=num_connections,
     )
-    for module in (chat, responses, websocket, models, admin):
+    for module in (chat, responses, websocket, models, ollama, admin):
         app.include_router(module.router)
     return app
 

@@ -57,7 +57,6 @@ async def ask(daemon: Running, line: str, *headers: str, body: bytes | str = b""
 @pytest.mark.parametrize(
     ("line", "status", "code"),
     [
-        ("GET /", 404, "not_found"),
         ("GET /v1/nothing", 404, "not_found"),
         ("GET /v1/models/", 404, "model_not_found"),
         ("GET /v1/models/org/repo", 404, "model_not_found"),
