@@ -235,11 +235,15 @@ def _read_tools(raw: Sequence[Fields]) -> tuple[Tool, ...]:
 
 
 class _OpenCalls:
-    """The calls that have no result yet. They get ids of our own: most of Ollama's clients send none."""
+    """The last message's calls that have no result yet. They get ids of our own: most of Ollama's clients send none."""
 
     def __init__(self) -> None:
         self._num = 0
         self._open: list[tuple[object, ToolCall]] = []
+
+    def begin(self) -> None:
+        """Another message of the assistant begins; results answer its calls from here on."""
+        self._open = []
 
     def add(self, client_id: object, name: str, arguments: str) -> ToolCall:
         """Return the call under its own id."""
@@ -259,8 +263,9 @@ class _OpenCalls:
         )
         if not matches:
             return self._next_id()
-        self._open.remove(matches[0])
-        return matches[0][1].id
+        answered = matches[0]
+        self._open.remove(answered)
+        return answered[1].id
 
     def _next_id(self) -> str:
         self._num += 1
@@ -283,6 +288,7 @@ def _read_message(fields: Fields, calls: _OpenCalls, path: str) -> Message:
     content = _text(fields, "content", path)
     match role:
         case "assistant":
+            calls.begin()
             made = _read_calls(fields.get("tool_calls"), calls, f"{path}.tool_calls")
             return Message(role, content, _text(fields, "thinking", path), made)
         case "tool":
