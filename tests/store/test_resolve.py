@@ -13,7 +13,8 @@ from edgeagent.store import catalog
 from edgeagent.store import resolve as resolve_module
 from edgeagent.store.cache import HubCache
 from edgeagent.store.catalog import BuiltinModel, CatalogEntry
-from edgeagent.store.resolve import Library, ResolvedModel, resolve
+from edgeagent.store.gguf import GgufHeader, read_header
+from edgeagent.store.resolve import Library, ResolvedModel, current_header, resolve
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import small_model, split_model
 
@@ -157,3 +158,23 @@ def test_the_cache_s_place_follows_the_configuration_then_the_hub_s_own_rules(tm
 def test_resolve_by_itself(store: StoreConfig, state_dir: Path) -> None:
     path = put(store, "m.gguf", small_model())
     assert resolve(REPO, store, state_dir).path == path
+
+
+def test_a_header_is_read_again_when_its_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    read: list[Path] = []
+
+    def counting(path: Path) -> GgufHeader:
+        read.append(path)
+        return read_header(path)
+
+    monkeypatch.setattr(resolve_module, "read_header", counting)
+    path.write_bytes(small_model(1, 288))
+    first = current_header(path)
+    assert current_header(path) is first and len(read) == 1
+    path.write_bytes(small_model(1, 4096))
+    assert current_header(path).size_bytes > first.size_bytes
+    assert len(read) == 2
+    path.unlink()
+    with pytest.raises(ModelNotFound):
+        current_header(path)
