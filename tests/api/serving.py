@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +22,16 @@ from edgeagent.config import Config
 # Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
 SMALL_BUFFER_BYTES = 32 << 10
 GOLDEN = Path(__file__).parent / "golden"
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals alone.
+
+    uvicorn's own would put back, when it ends, the handler of an event loop that has ended before it.
+    """
+
+    def capture_signals(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _by_type(union: Any) -> dict[str, Any]:
@@ -76,7 +86,7 @@ async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIter
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
     app = create_app(config or Config(), backend, token="secret")
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False)
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
