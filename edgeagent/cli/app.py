@@ -41,6 +41,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments == ["--version"]:  # what people type first at any program
+        arguments = ["version"]
     app = build_app(_command_asked_for(arguments))
     try:
         # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.

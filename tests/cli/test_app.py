@@ -10,6 +10,7 @@ import sys
 import pytest
 import typer
 
+from edgeagent import __version__
 from edgeagent.cli import app
 from edgeagent.cli.app import COMMANDS, Command, main
 from edgeagent.errors import BackendUnavailable, ConfigError
@@ -40,6 +41,11 @@ def test_every_command_exists_and_explains_itself(name: str, capsys: pytest.Capt
     output = capsys.readouterr().out
     assert output.startswith(f"Usage: edgeagent {name}")
     assert "--help" in output
+
+
+def test_the_version_as_people_ask_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"edgeagent {__version__}")
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
