@@ -42,9 +42,9 @@ def test_the_environment_holds_what_is_needed_and_no_secrets() -> None:
         "PYTHONPATH": "/elsewhere",
     }
     kept = worker_environment(environ)
-    assert set(kept) == {
-        "PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "GGML_NO_BACKTRACE", "PYTHONIOENCODING"
-    }  # fmt: skip
+    set_by_us = {"PYTHONPATH", "GGML_NO_BACKTRACE", "PYTHONIOENCODING", "GOMP_SPINCOUNT"}
+    assert set(kept) == {"PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES"} | set_by_us
+    assert worker_environment({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
     assert kept["GGML_NO_BACKTRACE"] == "1"
     root = Path(__file__).parents[2]
     if root.name != "site-packages":
