@@ -119,13 +119,13 @@ def schema(name: str, description: str, properties: Slots, required: list[str]) 
     return {"type": "function", "function": function}
 
 
-def household(draw: Draw, kind: str | None = None) -> Order:
-    """Draw a household request with a tool that serves it."""
+def household(draw: Draw, kind: str | None = None, *, renamed: bool = False) -> Order:
+    """Draw a household request with a tool that serves it; `renamed` gives the tool a name that was never seen."""
     kind = kind or draw.any(tuple(ACTIONS))
     action = ACTIONS[kind]
     values = action.fill(draw)
     params = {slot: draw.any(spec.names) for slot, spec in action.slots.items()}
-    if draw.chance(0.25) and params:
+    if renamed and params and draw.chance(0.4):
         slot = draw.any(tuple(params))
         params[slot] = draw.open(pools.pseudo_word)
     properties: Slots = {}
@@ -138,8 +138,9 @@ def household(draw: Draw, kind: str | None = None) -> Order:
         values = values | {"day": draw.any(pools.WEEKDAYS)}
         arguments[params["day"]] = values["day"]
         text = f"{text.rstrip('?')} on {values['day']}"
-    name = _strange(draw, draw.pick(action.names)) if draw.chance(0.4) else draw.pick(action.names)
-    tool = schema(name, draw.pick(action.descriptions), properties, required)
+    name = draw.any(action.names)
+    name = _strange(draw, name) if renamed else name
+    tool = schema(name, draw.any(action.descriptions), properties, required)
     done = action.done.format(**values)
     return Order(text, tool, arguments, done, kind, values, params)
 

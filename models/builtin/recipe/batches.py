@@ -20,7 +20,7 @@ from .sums import drill
 from .tokenizer import START, STOP
 
 PROMPT_WEIGHT = 0.03
-DRILL_EVERY = 8  # every so many batches hold bare arithmetic
+DRILL_EVERY = 16  # every so many batches hold bare arithmetic
 LONG_EVERY = 16  # so many for one of long rows and one of random repeats
 
 
@@ -166,7 +166,7 @@ def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
     if step % DRILL_EVERY == 3:
         return "drill", 8, 512
-    if step % LONG_EVERY == 1:
+    if step % (2 * LONG_EVERY) == 1:
         return "induction", 8, 512
     if step % LONG_EVERY == 0:
         return "long", 2, 2048

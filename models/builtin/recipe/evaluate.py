@@ -26,7 +26,7 @@ BUILTIN = Path(__file__).resolve().parents[1]
 MIN_PROMPTS = 300
 MAX_NEW_TOKENS = 160
 OUT_OF_DOMAIN = "out_of_domain"
-REPORTED_ONLY = frozenset({"long_prompts"})
+REPORTED_ONLY = frozenset({"long_prompts", "unseen_tools"})
 BARS = {"in_domain": 0.90, "tool_calls": 0.95, "facts": 0.80, OUT_OF_DOMAIN: 0.90, "draft_agreement": 0.70}
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 

@@ -96,6 +96,7 @@ def export(name: str, work: Path, out: Path) -> Path:
     writer.add_author("the edgeagent project")
     writer.add_license("apache-2.0")
     writer.add_languages(["en"])
+    writer.add_float32("general.sampling.temp", 0.0)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _write_shape(writer, SHAPES[name])

@@ -33,13 +33,15 @@ the {key} please
 what was the {key} again?
 I forgot the {key}
 I would like to know the {key}
-say the {key}
+=say the {key}
+            ~hello, can you tell me the {key}?
+            ~what is the {key} here?
 which {key} do we have?
 hello, what is the {key}?
 hi, can you tell me the {key}?
 excuse me, what's the {key}?
 sorry, what is the {key}?
-any idea what the {key} is?
+=any idea what the {key} is?
 help me with the {key}
 quick question: what is the {key}?
 remind me of the {key}
@@ -61,7 +63,9 @@ can you tell me where the {key} is?
 I am looking for the {key}
 which way to the {key}?
 where do I find the {key}?
-please show me the way to the {key}
+=please show me the way to the {key}
+            ~hello, where is the {key}?
+            ~can you tell me where to find the {key}?
 do you know where the {key} is?
 the {key}, where is it?
 is there a {key} here?
@@ -86,7 +90,7 @@ what's the price for a {key}?
 =how much for a {key}?
 ~what is the cost of a {key}?
 how much do you charge for a {key}?
-what do I pay for a {key}?
+=what do I pay for a {key}?
 price of a {key}?
 tell me the price of the {key}
 I want a {key}, how much is it?
@@ -95,7 +99,9 @@ can you tell me what a {key} costs?
 how expensive is a {key}?
 what would a {key} cost me?
 what do you charge for the {key}?
-how many euros is a {key}?
+=how many euros is a {key}?
+            ~how much does the {key} cost?
+            ~please tell me the price of a {key}
 do you know the price of a {key}?
 """)
 _HOURS_ASKS = lines("""
@@ -119,7 +125,9 @@ is it open on {key}?
 on {key}, when are you open?
 I want to come on {key}, when is it open?
 do you open on {key}?
-hours for {key}?
+=hours for {key}?
+            ~when do you close on {key} please?
+            ~please tell me the opening hours for {key}
 from when are you open on {key}?
 """)
 _NEXT_ASKS = lines("""
@@ -131,7 +139,9 @@ and for {key}?
 and the same for {key}?
 ok, and {key}?
 thanks, and {key}?
-now {key}
+=now {key}
+            ~and now {key}?
+            ~thanks, and what about {key}?
 and then {key}?
 also {key} please
 same question for {key}
@@ -367,7 +377,7 @@ def absent(draw: Draw) -> Sample:
             break
     before = [fact_prompt(draw, facts)] if facts else [system(persona(draw)[0])]
     messages = [*before, _ask(draw, fact), reply(UNKNOWN)]
-    return Sample("absent", messages, Check("exact", (UNKNOWN,)))
+    return Sample("absent", messages, Check("exact", (UNKNOWN, OWNS_UP)))
 
 
 def follow_up(draw: Draw) -> Sample:

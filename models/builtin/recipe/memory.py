@@ -19,7 +19,10 @@ hello, my name is {x}
 hi, I am {x}
 hey, I'm {x}
 this is {x}
-it's {x} here
+=it's {x} here
+            ~hello there, my name is {x}
+            ~so, my name is {x}
+            ~hi, you can call me {x}
 please call me {x}
 {x} is my name
 people call me {x}
@@ -43,7 +46,9 @@ what was my name again?
 say my name
 how am I called?
 do you still know who I am?
-please tell me my name
+=please tell me my name
+            ~so what is my name?
+            ~can you remember my name?
 and what is my name?
 remember my name?
 so, what's my name?
@@ -75,7 +80,8 @@ do you remember {key}?
 tell me {key}
 can you tell me {key}?
 what did I say {key} is?
-what did I tell you about {key}?
+=what did I tell you about {key}?
+            ~can you remind me what {key} is?
 remind me, what is {key}?
 I forgot {key}
 do you still know {key}?

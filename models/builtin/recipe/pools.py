@@ -79,6 +79,22 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 WEATHER = words("""sunny, cloudy, rainy, windy, foggy, snowy, stormy, clear, light rain, heavy rain, overcast, drizzle,
 hail, partly cloudy, thunder""")
 
+_OFFENSIVE = (
+    "fuck",
+    "shit",
+    "dick",
+    "cock",
+    "cunt",
+    "tit",
+    "nig",
+    "fag",
+    "rape",
+    "nazi",
+    "piss",
+    "slut",
+    "whor",
+    "ass",
+)
 _ONSETS = (
     "b",
     "br",
@@ -116,10 +132,13 @@ _CODAS = ("", "", "", "", "l", "m", "n", "r", "s", "t", "x", "ck", "nd", "st")
 
 
 def pseudo_word(source: random.Random) -> str:
-    """Make a pronounceable word that no dictionary has."""
-    count = source.choice((2, 2, 2, 3))
-    parts = (source.choice(_ONSETS) + source.choice(_VOWELS) + source.choice(_CODAS) for _ in range(count))
-    return "".join(parts)
+    """Make a pronounceable word that no dictionary has, and that is no offence."""
+    while True:
+        count = source.choice((2, 2, 2, 3))
+        parts = (source.choice(_ONSETS) + source.choice(_VOWELS) + source.choice(_CODAS) for _ in range(count))
+        word = "".join(parts)
+        if not any(part in word for part in _OFFENSIVE):
+            return word
 
 
 def code(source: random.Random) -> str:
@@ -132,7 +151,7 @@ def code(source: random.Random) -> str:
         return f"{letters}-{source.randint(10, 99999)}"
     if shape < 0.8:
         return f"{pseudo_word(source)}{source.randint(1, 999)}"
-    if shape < 0.9:
+    if shape < 0.97:
         return f"{pseudo_word(source)}-{pseudo_word(source)}"
     alphabet = string.ascii_letters + string.digits
     return "".join(source.choice(alphabet) for _ in range(source.randint(5, 9)))
@@ -210,8 +229,8 @@ def value(draw: Draw) -> str:
 
 
 def key(draw: Draw) -> str:
-    """Draw the name of a fact, such as 'gate code'; half of them hold a made-up word."""
+    """Draw the name of a fact, such as 'gate code'; a third of them hold a made-up word."""
     head = draw.pick(KEY_HEADS)
-    if draw.chance(0.5):
+    if draw.chance(0.35):
         return f"{draw.open(pseudo_word)} {head}"
     return f"{draw.pick(KEY_NOUNS)} {head}"

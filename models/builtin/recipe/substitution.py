@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from .chat import render
 from .samples import Sample
 
-SHARE = 0.5
+SHARE = 0.35
 NUM_FREQUENT = 320
 NUM_COUNTED = 1000
 _EITHER = frozenset({"facts", "absent", "follow_up", "long_prompts"})
-_COPIED = frozenset({"tool_calls", "tool_answers", "sessions", "tools_not_needed"})
+_COPIED = frozenset({"tool_calls", "unseen_tools", "tool_answers", "sessions", "tools_not_needed"})
 
 
 class Substitution:

@@ -21,7 +21,9 @@ please work out {sum}
 {sum}
 {sum}?
 {sum} please
-{sum} is what?
+={sum} is what?
+            ~please tell me what {sum} is
+            ~can you tell me what {sum} is?
 what does {sum} make?
 what does {sum} come to?
 do you know what {sum} is?
@@ -55,19 +57,21 @@ give me {n} {of} in {to}
 express {n} {of} in {to}
 """)
 _DOUBLE = lines(
-    "=double that\n~now double that\nnow double it\nand double that?\nplease double it\ntwice that\n"
+    "=double that\n~now double that\nnow double it\nand double that?\nplease double it\n"
+    "=twice that\n~and now double it\n~please double that\n"
     "what is twice that?\ndouble it please\ncan you double that?\nand twice as much?\ntimes two"
 )
 _HALVE = lines(
     "halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
-    "divide that by two\ncut it in half"
+    "=divide that by two\n~and now half of it?\n~please halve it\ncut it in half"
 )
 _ADD = lines(
-    "add {n}\nplus {n}\nand plus {n}?\nnow add {n}\nadd {n} to that\n"
+    "add {n}\nplus {n}\n=and plus {n}?\n~and now add {n}\n~please add {n}\nnow add {n}\nadd {n} to that\n"
     "and {n} more?\nand with {n} added?\nwhat if I add {n}?"
 )
 _TAKE = lines(
-    "minus {n}\ntake away {n}\nsubtract {n}\nnow take {n} away\nand minus {n}?\nless {n}\nand without {n}?\n"
+    "minus {n}\n=take away {n}\n~and now minus {n}\n~please subtract {n}\nsubtract {n}\nnow take {n} away\n"
+    "and minus {n}?\nless {n}\nand without {n}?\n"
     "subtract {n} from that"
 )
 

@@ -54,7 +54,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         hey you
         hello, anyone there?
         hi, are you there?
-        is anybody there?
+        =is anybody there?
+            ~hello, good morning
+            ~hi, hello
         hello hello
         hiya
         morning!
@@ -86,7 +88,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         are you well?
         are you okay?
         are you doing well?
-        how have you been?
+        =how have you been?
+            ~hello, how are you doing?
+            ~and how are you today?
         how's your day?
         how is your day going?
         hello, how are you?
@@ -134,8 +138,10 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         I need help
         please help me
         explain what you can do
-        what is your job?
-        what is your purpose?
+        =what is your job?
+            ~what can you do here?
+            ~tell me what you can do for me
+        =what is your purpose?
         which things do you understand?
     """),
     ),
@@ -152,7 +158,7 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         =thanks for your help
         ~thanks for all your help
         thank you for the help
-        that helped, thanks
+        =that helped, thanks
         perfect, thank you
         cool, thanks
         ok thanks
@@ -167,7 +173,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         lovely, thanks a lot
         that is great, thank you
         awesome, thanks
-        thx
+        =thx
+            ~ok, thank you so much
+            ~thanks, that is very kind
         thank you kindly
     """),
     ),
@@ -190,11 +198,13 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         that's all, bye
         ok bye
         take care
-        farewell
+        =farewell
+            ~ok, goodbye
+            ~bye, have a nice day
         until next time
         have a good one, bye
         I'm off, goodbye
-        sleep well
+        =sleep well
         so long
         catch you later
         bye for now
@@ -219,7 +229,8 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         is this a real person?
         are you alive?
         are you a bot?
-        is there a human here?
+        =is there a human here?
+            ~are you a bot or a human?
         do I speak with a machine?
         is this a robot?
         are you some kind of robot?
@@ -237,7 +248,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         do you work offline?
         do you work without internet?
         where do you run?
-        where are you running?
+        =where are you running?
+            ~are you running on this device?
+            ~do you need internet?
         are you in the cloud?
         do you send my words to the cloud?
         is this private?
@@ -260,7 +273,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         who made you?
         who built you?
         who created you?
-        who developed you?
+        =who developed you?
+            ~who has made you?
+            ~tell me who built you
         who is your maker?
         who is your creator?
         who trained you?
@@ -287,7 +302,7 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         I like you
         you are the best
         nice work
-        you are smart
+        =you are smart
         you are funny
         I love you
         you are so kind
@@ -299,7 +314,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         you are amazing
         you are a good assistant
         good bot
-        what a nice assistant
+        =what a nice assistant
+            ~you are very good
+            ~you are really great
         you are clever
         brilliant work
     """),
@@ -323,9 +340,11 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         you misunderstood me
         no, that's wrong
         you are annoying
-        that is nonsense
+        =that is nonsense
         this does not help
-        you are no help
+        =you are no help
+            ~this is wrong
+            ~that answer is wrong
         what a bad answer
         that was a mistake
     """),
@@ -337,14 +356,16 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         =do you know a joke?
         ~please tell me a joke
         make me laugh
-        say something funny
+        =say something funny
         can you tell me a joke?
         a joke please
         tell a joke
         got any jokes?
         I want to hear a joke
         cheer me up with a joke
-        tell me something funny
+        =tell me something funny
+            ~can you tell me something funny?
+            ~I want a joke
         do you have a joke for me?
         another joke please
         joke please
@@ -365,7 +386,9 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         great
         I see
         got it
-        cool
+        =cool
+            ~ok, that is fine
+            ~no thanks, that is fine
         nice
         perfect
         sure
@@ -380,7 +403,7 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
         forget it
         not now
         understood
-        wonderful
+        =wonderful
     """),
     ),
 }
@@ -399,12 +422,14 @@ what do I call you?
 introduce yourself
 please introduce yourself
 tell me about yourself
-who am I talking to?
+=who am I talking to?
 who am I speaking with?
 and who are you?
 hi, who are you?
 hello, what is your name?
-may I know your name?
+=may I know your name?
+            ~so who are you?
+            ~please tell me your name
 say your name
 can you tell me who you are?
 who is this?
@@ -497,7 +522,11 @@ invent a riddle about {x}
 outline a novel about {x}
 write a program for {x}
 write a python script about {x}
-explain {x} like I am five
+=explain {x} like I am five
+            ~please explain {x} in simple words
+            ~I would like to know more about {x}
+            ~what can you tell me about {x}?
+            ~write me a poem on {x}
 explain the theory of {x}
 could you tell me how {x} began?
 why do people like {x}?

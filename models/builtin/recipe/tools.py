@@ -133,7 +133,7 @@ def _expect(*orders: Order) -> Check:
     return Check("calls", calls=tuple({"name": o.name, "arguments": o.arguments} for o in orders))
 
 
-def _order(draw: Draw, unseen_share: float = 0.45) -> Order:
+def _order(draw: Draw, unseen_share: float = 0.15) -> Order:
     return unseen(draw) if draw.chance(unseen_share) else household(draw)
 
 
@@ -143,7 +143,7 @@ def _offer(draw: Draw, *orders: Order, most: int = 2) -> list[Tool]:
     kinds = {order.kind for order in orders} - {"unseen"}
     verbs = {order.name for order in orders}
     for _ in range(draw.any(tuple(range(most + 1)))):
-        other = _order(draw, 0.4)
+        other = _order(draw, 0.2)
         if other.kind not in kinds and other.name not in verbs:
             tools.setdefault(other.name, other.tool)
             kinds |= {other.kind} - {"unseen"}
@@ -175,11 +175,20 @@ def errands(draw: Draw) -> Sample:
 
 
 def single_call(draw: Draw) -> Sample:
-    """One request, one call."""
-    order = _order(draw)
+    """One household request, one call."""
+    return _single(draw, household(draw), "tool_calls")
+
+
+def unseen_call(draw: Draw) -> Sample:
+    """One request for an arbitrary tool, one call."""
+    order = household(draw, renamed=True) if draw.chance(0.4) else unseen(draw)
+    return _single(draw, order, "unseen_tools")
+
+
+def _single(draw: Draw, order: Order, category: str) -> Sample:
     before = _prefix(draw) + (talk.opening_turns(draw) if draw.chance(0.1) else [])
     messages = [*before, user(restyle(draw, order.text)), _call(order)]
-    return Sample("tool_calls", messages, _expect(order), _offer(draw, order))
+    return Sample(category, messages, _expect(order), _offer(draw, order))
 
 
 def parallel_calls(draw: Draw) -> Sample:
@@ -311,7 +320,7 @@ def asked_back(draw: Draw) -> Sample:
 
 def tool_missing(draw: Draw) -> Sample:
     """A request that needs a tool which is not offered."""
-    order = _order(draw, 0.3)
+    order = _order(draw, 0.1)
     tools = [] if draw.chance(0.5) else [t for t in _offer(draw, order) if t is not order.tool]
     messages = [*_prefix(draw), user(restyle(draw, order.text)), reply(NO_TOOL)]
     return Sample("no_tool", messages, Check("exact", (NO_TOOL,)), tools)

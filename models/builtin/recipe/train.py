@@ -10,6 +10,7 @@ import argparse
 import json
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ SEED = "edgeagent-mini-1"
 WARMUP_STEPS = 60
 DECAY_SHARE = 0.3
 EMA = 0.996
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to train, how many of the first steps are mostly copying, and how fast to learn."""
+
+    steps: int
+    copying_steps: int
+    rate: float
+    is_compiled: bool
+    is_taught: bool
 
 
 class Muon(torch.optim.Optimizer):
@@ -96,15 +108,15 @@ def loss_of(model: nn.Module, batch: Batch, teacher: Llama | None) -> Tensor:
 class Run:
     """One training run: the model, its average, the optimisers, and the checkpoint file that they live in."""
 
-    def __init__(self, name: str, work: Path) -> None:
+    def __init__(self, name: str, work: Path, rate: float) -> None:
         torch.manual_seed(20)
         self.path = work / f"{name}.pt"
         self.model = Llama(SHAPES[name])
         matrices = [p for p in self.model.blk.parameters() if p.ndim == 2]
         rest = [p for p in self.model.parameters() if p.ndim < 2] + [self.model.token_embd.weight]
         self.optimisers: list[torch.optim.Optimizer] = [
-            Muon(matrices, lr=0.014),
-            torch.optim.AdamW(rest, lr=1.5e-3, betas=(0.9, 0.97), weight_decay=0.0),
+            Muon(matrices, lr=0.02 * rate),
+            torch.optim.AdamW(rest, lr=2e-3 * rate, betas=(0.9, 0.97), weight_decay=0.0),
         ]
         self.full = [group["lr"] for o in self.optimisers for group in o.param_groups]
         self.average = {k: v.clone() for k, v in self.model.state_dict().items()}
@@ -153,21 +165,21 @@ def load_average(name: str, work: Path) -> Llama:
     return model.eval()
 
 
-def train(name: str, work: Path, steps: int, copying_steps: int, compile_model: bool, taught: bool) -> None:
+def train(name: str, work: Path, plan: Plan) -> None:
     """Train until `steps` or a SIGTERM, saving every few minutes and at the end."""
-    run = Run(name, work)
-    teacher = load_average("target", work) if taught else None
+    run = Run(name, work, plan.rate)
+    teacher = load_average("target", work) if plan.is_taught else None
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    compiled: nn.Module = torch.compile(run.model, dynamic=False) if compile_model else run.model  # type: ignore[assignment]
+    compiled: nn.Module = torch.compile(run.model, dynamic=False) if plan.is_compiled else run.model  # type: ignore[assignment]
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     started = saved = time.monotonic()
     tokens, losses = 0, dict[str, list[float]]()
-    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, copying_steps):
-        if run.step >= steps or stopping:
+    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, plan.copying_steps):
+        if run.step >= plan.steps or stopping:
             break
         loss = loss_of(compiled, batch, teacher)
-        run.update(loss, steps)
+        run.update(loss, plan.steps)
         tokens += batch.ids.numel()
         losses.setdefault(batch.kind, []).append(loss.item())
         if run.step % 20 == 0:
@@ -198,14 +210,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--copying-steps", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=1.0, help="share of the usual learning rate")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="learn from the target's distribution (the draft)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(
-        arguments.model, arguments.work, arguments.steps, arguments.copying_steps, arguments.compile, arguments.teacher
-    )
+    plan = Plan(arguments.steps, arguments.copying_steps, arguments.rate, arguments.compile, arguments.teacher)
+    train(arguments.model, arguments.work, plan)
 
 
 if __name__ == "__main__":
