@@ -18,15 +18,11 @@ from edgeagent.client import Answer, Client, connect, function_output
 from edgeagent.errors import EdgeAgentError
 
 TURN_TIMEOUT_S = 60.0
-LIGHT = {
+TIMER = {
     "type": "function",
-    "name": "set_light",
-    "description": "Turn lights on and off.",
-    "parameters": {
-        "type": "object",
-        "properties": {"room": {"type": "string"}, "state": {"type": "string", "enum": ["on", "off"]}},
-        "required": ["room", "state"],
-    },
+    "name": "set_timer",
+    "description": "Set a timer.",
+    "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]},
 }
 
 
@@ -58,12 +54,12 @@ async def hold_conversation(client: Client) -> dict[str, Answer]:
         first = await say(client, "Hello, my name is Robin.")
         follow_up = await say(client, "What is my name?", previous_response_id=first.response_id)
         call = await say(
-            client, "Turn on the light in the kitchen", previous_response_id=follow_up.response_id, tools=[LIGHT]
+            client, "Set a timer for 10 minutes", previous_response_id=follow_up.response_id, tools=[TIMER]
         )
         outputs = [function_output(made.id, run_tool(made.name, made.arguments)) for made in call.tool_calls]
         if not outputs:
             raise DemoError(f"the model called no tool; it said {call.text!r}")
-        told = await say(client, outputs, previous_response_id=call.response_id, tools=[LIGHT])
+        told = await say(client, outputs, previous_response_id=call.response_id, tools=[TIMER])
     return {"answer": first, "follow-up": follow_up, "tool call": call, "continued": told}
 
 
@@ -86,14 +82,14 @@ async def say(client: Client, message: str | list[dict[str, str]], **fields: Any
 
 def run_tool(name: str, arguments: str) -> str:
     """Do what the model asked for, as an application would, and return the result as text."""
-    if name != LIGHT["name"]:
+    if name != TIMER["name"]:
         raise DemoError(f"the model called {name!r}, which was not offered")
     try:
         wanted = json.loads(arguments)
     except ValueError:
         raise DemoError(f"the arguments of the tool call are no JSON: {arguments!r}") from None
-    print(f"tool       the light in the {wanted.get('room')} goes {wanted.get('state')}")
-    return json.dumps({"status": "ok"})
+    print(f"tool       a timer runs for {wanted.get('minutes')} minutes")
+    return json.dumps({"ok": True})
 
 
 class _Waiting:

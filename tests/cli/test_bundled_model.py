@@ -22,7 +22,7 @@ def _run(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def test_the_demo_shows_what_it_promises() -> None:
     demo = _run(str(ROOT / "packaging/demo.py"))
     assert demo.returncode == 0, demo.stderr
-    assert 'calls set_light({"room": "kitchen", "state": "on"})' in demo.stdout
+    assert 'calls set_timer({"minutes": 10})' in demo.stdout
     table = demo.stdout.partition("milliseconds")[2].splitlines()
     assert table[0].split() == ["answer", "follow-up", "tool", "call", "continued"]
     assert all("-" not in row.split()[-4:] for row in table[1:9]), "a stage was not measured"
