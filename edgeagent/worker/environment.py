@@ -17,10 +17,6 @@ _PREFIXES = (
     "LC_", "XDG_", "GGML_", "LLAMA_", "CUDA_", "NVIDIA_", "HIP_", "HSA_", "ROCR_", "GPU_", "VK_", "OMP_", "GOMP_",
 )
 # fmt: on
-# How long an OpenMP thread spins before it sleeps (libgomp's iterations; its own default is 15 times that). Long enough
-# for the barriers inside a step, short enough to leave its core to the daemon and the client between two steps:
-# measured on two cores, one stream gains 2 %.
-_SPIN_COUNT = "20000"
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +27,6 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         # Run from a checkout: with `-P` the child does not look in the current folder, which may be anyone's.
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(_PACKAGE_ROOT)]))
-    kept.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     return kept | {"GGML_NO_BACKTRACE": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
