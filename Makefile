@@ -6,11 +6,12 @@ BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format eval-builtin clean
+.PHONY: help setup demo test test-slow check format eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
 	@echo "make test          set up, run every test"
+	@echo "make test-slow     storms, soaks and many seeds: minutes to an hour"
 	@echo "make check         formatting, lint, types, then every test"
 	@echo "make format        format and fix what can be fixed"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
@@ -25,6 +26,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
