@@ -150,7 +150,9 @@ class GenerateRequest(Struct, frozen=True):
     """One generation, as typed at the edge and carried unchanged to the worker.
 
     max_tokens None: until the context is full. logprobs None: off; n: the chosen token and the n likeliest others.
-    prefill_only: compute and cache the prompt, produce nothing. timeout_s bounds the whole request.
+    prefill_only: compute and cache the prompt, produce nothing. timeout_s bounds the whole request. echo: the prompt's
+    own text comes first, with the log probabilities of its tokens where `logprobs` asks for them (then nothing of the
+    prompt is read from the cache). reports_progress: say how much of the prompt is computed while it is.
     """
 
     id: str
@@ -165,18 +167,58 @@ class GenerateRequest(Struct, frozen=True):
     timeout_s: float | None = None
     prefill_only: bool = False
     cache: CachePolicy = CachePolicy()
+    echo: bool = False
+    reports_progress: bool = False
+
+
+# --- what a client asks of a model's text tools, without generating ------------------------------------------------
+
+
+class Tokenize(Struct, frozen=True, tag="tokenize"):
+    """The tokens of a text. add_bos: the beginning token first, where the model wants one."""
+
+    text: str
+    add_bos: bool = False
+    parse_special: bool = True
+
+
+class Detokenize(Struct, frozen=True, tag="detokenize"):
+    """The text of tokens, control tokens' too."""
+
+    tokens: tuple[int, ...]
+
+
+class RenderPrompt(Struct, frozen=True, tag="render"):
+    """The text that a model's chat template makes of a conversation, and its tokens."""
+
+    prompt: ChatPrompt
+
+
+TextQuery = Tokenize | Detokenize | RenderPrompt
+
+
+class TextAnswer(Struct, frozen=True):
+    """What a TextQuery asked for: tokens with the bytes of each, or text, or both."""
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    pieces: tuple[bytes, ...] = ()
 
 
 # --- what a backend yields ---------------------------------------------------------------------------------------
 
 
-class TokenLogprob(Struct, frozen=True):
-    """Natural-log probability of one token under the unmodified distribution, and of its likeliest rivals."""
+class TokenLogprob(Struct, frozen=True, omit_defaults=True):
+    """Natural-log probability of one token under the unmodified distribution, and of its likeliest rivals.
+
+    `start`: where its text begins in the content, or in the prompt, in characters. NaN: nothing comes before the token.
+    """
 
     token: int
     piece: bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+    start: int = 0
 
 
 class Usage(Struct, frozen=True):
@@ -217,6 +259,19 @@ class Started(Struct, frozen=True, tag="started"):
     num_cached_tokens: int
 
 
+class PromptProgress(Struct, frozen=True, tag="progress"):
+    """So many of the prompt's tokens are computed or were cached. Comes only where `reports_progress` is set."""
+
+    num_tokens: int
+
+
+class PromptText(Struct, frozen=True, tag="prompt"):
+    """More of the prompt itself, before any of the answer. Comes only where `echo` is set."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
 class TextDelta(Struct, frozen=True, tag="text"):
     """More of the answer: whole UTF-8 characters, no part of a stop string."""
 
@@ -254,7 +309,7 @@ class Finished(Struct, frozen=True, tag="finished"):
     stop_string: str | None = None
 
 
-Delta = Started | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Finished
+Delta = Started | PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Finished
 
 
 class Step(Struct, frozen=True):
@@ -312,6 +367,8 @@ class ModelInfo(Struct, frozen=True):
     llama_cpp_commit: str = ""
     system_description: str = ""
     load_ms: float = 0.0
+    chat_template: str = ""
+    supports_infill: bool = False
 
 
 class WorkerStatus(Struct, frozen=True):

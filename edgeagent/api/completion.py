@@ -17,6 +17,8 @@ from edgeagent.types import (
     Delta,
     Finished,
     FinishReason,
+    PromptProgress,
+    PromptText,
     ReasoningDelta,
     Started,
     Step,
@@ -77,7 +79,7 @@ class Answer:
                 choice.calls[-1][1].append(arguments)
             case Finished():
                 choice.finished = delta
-            case Started():
+            case Started() | PromptProgress() | PromptText():
                 pass
 
     def delivered(self, step: Step) -> None:
@@ -161,7 +163,7 @@ class Chunks:
                 choice.finished = delta
                 measures = {} if self._is_usage_streamed else self._answer.measures(choice)
                 return [{**self._chunk(index, {}, finish_reason(delta)), **measures}]
-            case Started():
+            case Started() | PromptProgress() | PromptText():
                 return []
 
     def closing(self) -> list[Fields]:

@@ -3,7 +3,8 @@
 A frame is a 4-byte little-endian length and that many bytes of msgpack (no pickle: a worker that a hostile model file
 took over must not own the daemon). Daemon → worker goes over the child's stdin, worker → daemon over its stdout. The
 first message to a worker is Load; its answer is LoadProgress… then Ready or LoadFailed. Every Submit is answered by
-Steps for that id, the last of which holds a Finished, or by one Failed; nothing follows either.
+Steps for that id, the last of which holds a Finished, or by one Failed; nothing follows either. Every Ask is answered
+by Answers for that id, the last of which says so, or by one Failed, or, once it is dropped, by nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from edgeagent.types import Delta, GenerateRequest, ModelInfo, WorkerStatus
+from edgeagent.types import Delta, GenerateRequest, ModelInfo, TextAnswer, TextQuery, WorkerStatus
 
 MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
@@ -46,6 +47,19 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: str
 
 
+class Ask(Struct, frozen=True, tag="ask"):
+    """Ask the model's text tools something; it waits for no decode."""
+
+    id: str
+    query: TextQuery
+
+
+class Drop(Struct, frozen=True, tag="drop"):
+    """Forget an Ask; an unknown or answered id is ignored."""
+
+    id: str
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """Ask for a Pong; answered by the worker's reader thread even in the middle of a long step."""
 
@@ -56,7 +70,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Cancel what is live and exit. The end of the stream means the same."""
 
 
-ToWorker = Load | Submit | Cancel | Ping | Stop
+ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 
 
 class LoadProgress(Struct, frozen=True, tag="progress"):
@@ -93,8 +107,16 @@ class Steps(Struct, frozen=True, tag="steps"):
     items: tuple[StepItem, ...]
 
 
+class Answer(Struct, frozen=True, tag="answer"):
+    """A part of the answer to an Ask."""
+
+    id: str
+    part: TextAnswer
+    is_last: bool
+
+
 class Failed(Struct, frozen=True, tag="failed"):
-    """One request failed; `code` is an EdgeAgentError code."""
+    """One request or Ask failed; `code` is an EdgeAgentError code."""
 
     id: str
     code: str
@@ -109,7 +131,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     status: WorkerStatus
 
 
-FromWorker = LoadProgress | Ready | LoadFailed | Steps | Failed | Pong
+FromWorker = LoadProgress | Ready | LoadFailed | Steps | Answer | Failed | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
