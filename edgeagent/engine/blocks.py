@@ -1,0 +1,187 @@
+"""Blocks: pieces of computed prefixes outside the KV cells, their keys, and what a tier that keeps them must do.
+
+The seam between the engine (which makes blocks and restores them), host memory (`engine.host_tier`) and disk
+(`engine.block_store`). It knows neither llama.cpp nor files.
+
+A prefix is a chain of blocks. Each block covers consecutive tokens (1 to MAX_BLOCK_TOKENS of attention, any number
+where the memory is snapshots) and is named by a keyed hash of its parent's key and its own tokens, so one key stands
+for the whole prefix that ends with the block. The chain begins at the root key of a cache partition. Lookups need keys
+and lengths only: no tier has to keep token ids in its index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Protocol
+
+from edgeagent.engine.radix_tree import to_array
+
+BlockKey = bytes
+"""32 bytes; equal keys mean equal prefixes of one partition of one model under one set of settings."""
+
+Payload = bytes | memoryview
+"""Bytes that llama.cpp wrote, opaque to everyone else. Read-only; a memoryview is contiguous and of format "B"."""
+
+KEY_BYTES = 32
+MAX_BLOCK_TOKENS = 256
+
+
+class BlockKind(Enum):
+    """What a block's payload restores."""
+
+    RANGE = "range"
+    """The KV cells of its own tokens: all its ancestors must be restored before it."""
+    SNAPSHOT = "snapshot"
+    """The whole state at its end: it needs no ancestor."""
+
+
+class Importance(IntEnum):
+    """Why a block is offered to the next tier; a higher one is written sooner and kept longer."""
+
+    ONCE = 0
+    """Seen once, and about to be lost here."""
+    IDLE = 1
+    """Part of a conversation that went idle."""
+    REUSED = 2
+    """Used by a second request."""
+    SYSTEM = 3
+    """A system prompt or tool definitions."""
+    PINNED = 4
+    """Must stay until it is purged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One piece of a prefix.
+
+    `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
+    the position of `tokens[0]` in the prefix. `draft` is the draft model's payload for the same tokens, if it has one.
+    """
+
+    root: BlockKey
+    parent: BlockKey
+    key: BlockKey
+    kind: BlockKind
+    start: int
+    tokens: array[int]
+    target: Payload
+    draft: Payload | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes, tokens included."""
+        payloads = len(self.target) + (0 if self.draft is None else len(self.draft))
+        return payloads + self.tokens.itemsize * len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What a tier holds and has done since it began. `num_dropped` counts offers that were not taken."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    num_offered: int = 0
+    num_dropped: int = 0
+    num_evicted: int = 0
+    read_bytes_per_s: float = 0.0
+    """Measured rate of reads (0: nothing was read)."""
+
+
+class BlockTier(Protocol):
+    """A place that keeps blocks below the cells.
+
+    All but `read` and `close` are called on the engine's thread between two tokens: they
+    answer from an index in memory in microseconds, do no I/O and never wait. `read` may take its time: unless the tier
+    is memory it is called on the loader's thread, beside the others.
+    """
+
+    def lengths(self, parent: BlockKey) -> Collection[int]:
+        """Return the lengths in tokens, each once, of the blocks held whose parent this is.
+
+        The caller makes the keys of its own tokens at these lengths and asks num_bytes() which of them are held.
+        """
+        ...
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        """Return how many bytes a read of this block moves; None if it is not held."""
+        ...
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Take note that these blocks were used just now."""
+        ...
+
+    def read(self, key: BlockKey) -> Block | None:
+        """Return a block that is checked and authenticated; None if it is gone or not as it was written.
+
+        What comes back has this key, and the caller compares its tokens with those it wanted before a byte of payload
+        goes to llama.cpp. A block that fails its check is never found again.
+        """
+        ...
+
+    def offer(self, block: Block, importance: Importance) -> None:
+        """Take a block to keep, or drop it (busy, full, over its write rate, already held). Never waits.
+
+        Parents are offered before their children; a RANGE block whose parent was dropped is of no use.
+        """
+        ...
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        """Forget all blocks of a partition (None: of all) and return how many.
+
+        None of them is found from here on, those being read or written included; their bytes go as soon as may be.
+        """
+        ...
+
+    def stats(self) -> TierStats:
+        """Return counts for observers."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was taken and can be finished in a second or two; afterwards no method is called."""
+        ...
+
+
+class Keyring:
+    """Makes block keys: BLAKE2b, keyed with a secret of this installation.
+
+    `fingerprint` must differ whenever a payload would mean something else: model content, llama.cpp build, KV types,
+    RoPE, flash attention and other settings of the context. Without the secret nobody can make two prefixes meet, nor
+    tell from a key what was asked. `secret` has 16 to 64 bytes.
+    """
+
+    def __init__(self, fingerprint: bytes, secret: bytes) -> None:
+        assert 16 <= len(secret) <= 64, "BLAKE2b takes up to 64 bytes of key"
+        self._fingerprint = fingerprint
+        self._secret = secret
+
+    def root(self, partition: str) -> BlockKey:
+        """Return the key that a partition's chains begin with."""
+        name = partition.encode()
+        content = len(self._fingerprint).to_bytes(4, "little") + self._fingerprint + name
+        return hashlib.blake2b(content, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent root").digest()
+
+    def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+        """Return the key of the block with these tokens behind `parent`."""
+        hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent block")
+        hasher.update(to_array(tokens).tobytes())
+        return hasher.digest()
+
+    def keys(self, parent: BlockKey, tokens: Sequence[int], lengths: Iterable[int]) -> list[tuple[int, BlockKey]]:
+        """Return (length, key) of tokens[:length] for each length that `tokens` has, shortest first."""
+        hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent block")
+        compact = to_array(tokens)
+        made, at = [], 0
+        for length in sorted(lengths):
+            if length > len(compact):
+                break
+            hasher.update(compact[at:length].tobytes())
+            made.append((length, hasher.copy().digest()))
+            at = length
+        return made
