@@ -64,7 +64,7 @@ def remove_runtime(state_dir: Path, pid: int) -> None:
 def read_token(state_dir: Path) -> str | None:
     """Return the token, None where there is no file; raise ConfigError where others could have read or written it."""
     path = state_dir / TOKEN_FILE
-    content = _read_private(path)
+    content = read_private(path)
     if content is None:
         return None
     token = content.decode("ascii", errors="replace").strip()
@@ -95,7 +95,8 @@ def _write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def _read_private(path: Path) -> bytes | None:
+def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
+    """Return a private file's content, None where there is none; raise ConfigError where others could have read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
@@ -110,13 +111,13 @@ def _read_private(path: Path) -> bytes | None:
         # Windows has no such bits: there the user's own folder is what keeps others out.
         if sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
             raise ConfigError(f"{path} is open to other users; run `chmod 600 {path}`, or delete it for a new one")
-        return file.read(_MAX_FILE_BYTES)
+        return file.read(max_bytes)
 
 
 def _read_runtime(path: Path) -> Runtime | None:
     content: bytes | None = None
     with contextlib.suppress(ConfigError):
-        content = _read_private(path)
+        content = read_private(path)
     if content is None:
         return None
     try:

@@ -25,6 +25,7 @@ from edgeagent.api.probe import Probe
 from edgeagent.api.security import Policy, Security
 from edgeagent.api.service import Service
 from edgeagent.config import Config
+from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError
 
 logger = logging.getLogger(__name__)
@@ -34,14 +35,14 @@ def create_app(
     config: Config,
     service: Service,
     *,
-    token: str,
+    keys: Keys,
     history: ResponseStore | None = None,
     stop: Callable[[], None] = lambda: None,
     num_connections: Callable[[], int] = lambda: 0,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
-    `token` is the daemon's own secret; whether every client needs it follows from config.server.
+    `keys` tell whose a token is; whether every client needs one follows from config.server.
     """
     app = FastAPI(
         title="edgeagent",
@@ -52,7 +53,7 @@ def create_app(
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope),
-            Middleware(Security, policy=Policy(config.server, token)),
+            Middleware(Security, policy=Policy(config.server, keys)),
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )

@@ -5,35 +5,31 @@ The rules, in order; each applies to every path but where it says otherwise:
 2. Host is one of the daemon's own names, exactly (a web page that rebinds its name to 127.0.0.1 has another Host);
 3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
 4. a preflight of an allow-listed page is answered here;
-5. the token is right, on every path but OPEN_PATHS, where a token is required;
+5. whoever asks may have the path (api/access);
 6. a body is JSON (a form or text/plain is what a page can send without asking); the Ollama API takes any type, since
    its programs send any, but not from a browser.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
+from edgeagent.api.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_unix, values
 from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.config import ServerConfig
-from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest, Unauthorized
+from edgeagent.credentials import OWNER, Client, Keys
+from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
-OPEN_PATHS = frozenset({"/health"})
-# What changes the daemon itself asks for the token even where inference does not: other users share the loopback.
-OWNER_PATHS = frozenset({"/edgeagent/stop"})
 OLLAMA_PREFIX = "/api/"
-TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
@@ -59,8 +55,9 @@ def is_token_required(server: ServerConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the rules found in an admitted request: the allow-listed page it came from, if one did."""
+    """What the rules found in an admitted request: who asks, and the allow-listed page it came from, if one did."""
 
+    client: Client = OWNER
     origin: bytes | None = None
     is_preflight: bool = False
 
@@ -68,25 +65,24 @@ class Admission:
 class RefusalError(Exception):
     """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why."""
 
-    def __init__(self, error: EdgeAgentError, status: int | None = None) -> None:
+    def __init__(self, error: EdgeAgentError, status: int | None = None, origin: bytes | None = None) -> None:
         super().__init__(error.message)
         self.error = error
-        self.origin: bytes | None = None
+        self.origin = origin
         self.status = http_status(error) if status is None else status
 
 
 class Policy:
-    """The access rules for one daemon. `token` is the secret itself; only its digest is kept."""
+    """The access rules for one daemon."""
 
-    def __init__(self, server: ServerConfig, token: str) -> None:
+    def __init__(self, server: ServerConfig, keys: Keys) -> None:
         self._names = list(_LOOPBACK_NAMES)
         if not _is_wildcard(server.host):
             self._names.append(f"[{server.host}]" if ":" in server.host else server.host.lower())
         self._hosts = {host.lower() for host in server.allowed_hosts}
         # Every sandboxed page and local file has the origin `null`: it names nobody.
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
-        self._digest = hashlib.sha256(token.encode()).digest()
-        self._is_token_required = is_token_required(server)
+        self._access = Access(keys, is_token_required=is_token_required(server))
 
     def admit(self, scope: Scope) -> Admission:
         """Judge a request by its scope; raise RefusalError where a rule says no."""
@@ -94,28 +90,32 @@ class Policy:
         self._check_host(scope)
         origin = self._check_page(scope)
         if origin is not None and _is_preflight(scope):
-            return Admission(origin, is_preflight=True)
+            return Admission(origin=origin, is_preflight=True)
         try:
-            self._check_token(scope)
+            client = self._access.judge(scope)
             _check_media_type(scope)
         except RefusalError as refused:
             refused.origin = origin
             raise
-        return Admission(origin)
+        except EdgeAgentError as error:
+            raise RefusalError(error, origin=origin) from None
+        return Admission(client, origin)
 
     def is_allowed_origin(self, origin: bytes) -> bool:
         """Whether a page of this Origin may use the daemon; `null` never may."""
         return origin in self._origins
 
     def _check_host(self, scope: Scope) -> None:
-        hosts = _values(scope, b"host")
+        hosts = values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
         host = hosts[0].decode("latin-1").lower()
         server = scope.get("server")
         port = server[1] if server else None
-        # Without a port the header means port 80 (RFC 9110, section 7.2).
-        own = {f"{name}:{port}" for name in self._names} | (set(self._names) if port == 80 else set())
+        # Without a port the header means the scheme's own (RFC 9110, section 7.2); a Unix socket has none.
+        own = {f"{name}:{port}" for name in self._names}
+        if is_unix(scope) or port == _DEFAULT_PORTS.get(scope["scheme"]):
+            own |= set(self._names)
         if host not in own and host not in self._hosts:
             raise RefusalError(
                 Forbidden(
@@ -124,41 +124,21 @@ class Policy:
             )
 
     def _check_page(self, scope: Scope) -> bytes | None:
-        origins = _values(scope, b"origin")
+        origins = values(scope, b"origin")
         if len(origins) > 1 or (origins and not self.is_allowed_origin(origins[0])):
             raise RefusalError(_foreign_page("Origin", origins[0]))
-        for referer in _values(scope, b"referer"):
+        for referer in values(scope, b"referer"):
             if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
                 raise RefusalError(_foreign_page("Referer", referer))
         # A page's <img> or <script> sends neither of the two, but says here that it is another site's.
-        for site in _values(scope, b"sec-fetch-site"):
+        for site in values(scope, b"sec-fetch-site"):
             if not origins and site not in (b"same-origin", b"none"):
                 raise RefusalError(_foreign_page("Sec-Fetch-Site", site))
         return origins[0] if origins else None
 
-    def _check_token(self, scope: Scope) -> None:
-        path = scope["path"]
-        if path in OPEN_PATHS or not (self._is_token_required or path in OWNER_PATHS):
-            return
-        candidates = _bearer_tokens(scope) + _subprotocol_tokens(scope)
-        if len(candidates) != 1:
-            raise RefusalError(
-                Unauthorized(
-                    "this request needs the token: Authorization: Bearer <the content of `token` in the state folder>"
-                )
-            )
-        if not hmac.compare_digest(hashlib.sha256(candidates[0]).digest(), self._digest):
-            raise RefusalError(
-                Unauthorized("the token is wrong; the right one is in the file `token` in the state folder")
-            )
-
 
 def _is_wildcard(host: str) -> bool:
     return host in ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
-
-
-def _values(scope: Scope, name: bytes) -> list[bytes]:
-    return [value.strip() for key, value in scope["headers"] if key.lower() == name]
 
 
 def _foreign_page(header: str, value: bytes) -> Forbidden:
@@ -180,29 +160,18 @@ def _is_preflight(scope: Scope) -> bool:
     return (
         scope["type"] == "http"
         and scope["method"] == "OPTIONS"
-        and bool(_values(scope, b"access-control-request-method"))
+        and bool(values(scope, b"access-control-request-method"))
     )
-
-
-def _bearer_tokens(scope: Scope) -> list[bytes]:
-    credentials = [value.partition(b" ") for value in _values(scope, b"authorization")]
-    return [token.strip() for scheme, _, token in credentials if scheme.lower() == b"bearer"]
-
-
-def _subprotocol_tokens(scope: Scope) -> list[bytes]:
-    offered: Iterable[str] = scope.get("subprotocols") or ()
-    tokens = [name.removeprefix(TOKEN_SUBPROTOCOL) for name in offered if name.startswith(TOKEN_SUBPROTOCOL)]
-    return [token.encode() for token in tokens]
 
 
 def _check_media_type(scope: Scope) -> None:
     if scope["type"] != "http" or not has_body(scope):
         return
-    types = _values(scope, b"content-type")
+    types = values(scope, b"content-type")
     is_json = len(types) == 1 and types[0].partition(b";")[0].strip().lower() == b"application/json"
     if not is_json and not (scope["path"].startswith(OLLAMA_PREFIX) and not _is_browser(scope)):
         raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
-    if _values(scope, b"content-encoding"):
+    if values(scope, b"content-encoding"):
         raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
 
 
@@ -213,13 +182,13 @@ def _is_browser(scope: Scope) -> bool:
     """
     if any(name.lower() in _PAGE_HEADERS for name, _ in scope["headers"]):
         return True
-    return any(agent.startswith(b"Mozilla/") for agent in _values(scope, b"user-agent"))
+    return any(agent.startswith(b"Mozilla/") for agent in values(scope, b"user-agent"))
 
 
 def has_body(scope: Scope) -> bool:
     """Whether a request announces a body."""
-    lengths = _values(scope, b"content-length")
-    return bool(_values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
+    lengths = values(scope, b"content-length")
+    return bool(values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
 
 
 class Security:
@@ -235,6 +204,7 @@ class Security:
             return
         try:
             admission = self._policy.admit(scope)
+            scope = {**scope, CLIENT_KEY: admission.client.name}
             if scope["type"] == "websocket":
                 scope, send = _hide_token(scope, send)
         except RefusalError as refused:

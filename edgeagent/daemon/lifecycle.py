@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
 from edgeagent.api.service import Service
+from edgeagent.credentials import KeyRing, Keys, ensure_token
 from edgeagent.daemon.console import console
 from edgeagent.daemon.logs import configure_logging
 from edgeagent.daemon.reporter import ConsoleReporter, Reporter
-from edgeagent.daemon.state import ExitCode, StartError, ensure_token, held
+from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_runtime
 from edgeagent.types import ModelStatus, WorkerState
@@ -67,9 +68,10 @@ def serve(
 def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callable[[Config], Router]) -> int:
     try:
         with held(config.state_dir), closing(bind(config.server.host, config.server.port)) as listener:
-            token = ensure_token(config.state_dir)
+            ensure_token(config.state_dir)
+            keys = KeyRing(config.state_dir)
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(_run(config, listener, token, reporter, build))
+                runner.run(_run(config, listener, keys, reporter, build))
     except StartError as error:
         reporter.error(str(error))
         return error.exit_code
@@ -112,7 +114,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _run(
-    config: Config, listener: socket.socket, token: str, reporter: Reporter, build: Callable[[Config], Router]
+    config: Config, listener: socket.socket, keys: Keys, reporter: Reporter, build: Callable[[Config], Router]
 ) -> None:
     stop = Stop()
     with _signals(stop):
@@ -120,7 +122,7 @@ async def _run(
         try:
             # The worker's process starts while this one imports the web framework.
             await router.start()
-            await _serve(config, router, listener, token, reporter, stop)
+            await _serve(config, router, listener, keys, reporter, stop)
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FORCED_STOP_S if stop.is_forced else None):
@@ -128,7 +130,7 @@ async def _run(
 
 
 async def _serve(
-    config: Config, router: Router, listener: socket.socket, token: str, reporter: Reporter, stop: Stop
+    config: Config, router: Router, listener: socket.socket, keys: Keys, reporter: Reporter, stop: Stop
 ) -> None:
     from edgeagent.api.security import is_token_required
     from edgeagent.daemon.server import make_server
@@ -140,7 +142,7 @@ async def _serve(
         write_runtime(config.state_dir, runtime)
         reporter.listening(runtime, token_file)
 
-    server = make_server(config, router, token, stop, reporter, on_listening)
+    server = make_server(config, router, keys, stop, reporter, on_listening)
     watch = asyncio.create_task(_watch(router, reporter))
     try:
         await server.serve(sockets=[listener])

@@ -18,6 +18,7 @@ from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 if TYPE_CHECKING:
     from edgeagent.api.service import Service
     from edgeagent.config import Config
+    from edgeagent.credentials import Keys
     from edgeagent.daemon.lifecycle import Stop
     from edgeagent.daemon.reporter import Reporter
 
@@ -33,7 +34,7 @@ POLL_S = 0.05
 
 
 def make_server(
-    config: Config, service: Service, token: str, stop: Stop, reporter: Reporter, on_listening: Callable[[], None]
+    config: Config, service: Service, keys: Keys, stop: Stop, reporter: Reporter, on_listening: Callable[[], None]
 ) -> Server:
     """Return the server for a service; `on_listening` is called once it accepts."""
     server: Server
@@ -41,7 +42,7 @@ def make_server(
     def num_connections() -> int:
         return len(server.server_state.connections)
 
-    app = create_app(config, service, token=token, stop=stop.request, num_connections=num_connections)
+    app = create_app(config, service, keys=keys, stop=stop.request, num_connections=num_connections)
     http = functools.partial(GuardedHttp, max_connections=config.server.max_connections)
     settings = uvicorn.Config(
         app,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,9 @@ from enum import IntEnum
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
-from edgeagent.runtime_file import TOKEN_FILE, find_daemon, read_token, write_private
+from edgeagent.runtime_file import find_daemon
 
 LOCK_FILE = "daemon.lock"
-_TOKEN_BYTES = 32
 
 
 class ExitCode(IntEnum):
@@ -52,15 +50,6 @@ def held(state_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def ensure_token(state_dir: Path) -> str:
-    """Return the folder's token, made on first use; raise ConfigError where others could have read it."""
-    token = read_token(state_dir)
-    if token is None:
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        write_private(state_dir / TOKEN_FILE, token.encode() + b"\n")
-    return token
 
 
 def _make_private(state_dir: Path) -> None:

@@ -18,6 +18,7 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 from edgeagent.api.app import create_app
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config
+from edgeagent.credentials import OwnerKey
 
 # Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
 SMALL_BUFFER_BYTES = 32 << 10
@@ -85,7 +86,7 @@ async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIter
     """Serve a backend on a free loopback port; yield host:port. Accepted sockets send from a small buffer."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
-    app = create_app(config or Config(), backend, token="secret")
+    app = create_app(config or Config(), backend, keys=OwnerKey("secret"))
     server = Server(
         uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False)
     )

@@ -13,11 +13,12 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from edgeagent.api import security
+from edgeagent import credentials
 from edgeagent.api.app import create_app
-from edgeagent.api.security import OPEN_PATHS, is_loopback
+from edgeagent.api.security import is_loopback
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
+from edgeagent.credentials import OwnerKey
 from tests.daemon.running import TOKEN, Reply, Running, exchange, has_ipv6_loopback, running
 
 PAGE = "http://localhost:3000"
@@ -276,7 +277,7 @@ def _routes(routes: list[Any]) -> Iterator[tuple[str, set[str]]]:
 
 
 def every_route() -> list[tuple[str, set[str]]]:
-    app = create_app(Config(), FakeBackend(), token=TOKEN)
+    app = create_app(Config(), FakeBackend(), keys=OwnerKey(TOKEN))
     return list(_routes(app.router.routes))
 
 
@@ -300,7 +301,7 @@ async def test_every_route_needs_the_token(locked: Running, method: str) -> None
     for path in [*paths, "/", "/nothing", "/docs", "/openapi.json"]:
         for lines in WRONG_TOKENS:
             reply = await get(locked, "Host: 127.0.0.1:{port}", *lines, target=path, method=method)
-            if path in OPEN_PATHS:
+            if path == "/health":
                 assert reply.status in (200, 405), (path, lines)
             else:
                 assert reply.status == 401, (path, lines)
@@ -313,7 +314,7 @@ async def test_every_websocket_needs_the_token(locked: Running) -> None:
     for path in [*paths, "/health", "/nothing"]:
         for lines in WRONG_TOKENS:
             reply = await upgrade(locked, "Host: 127.0.0.1:{port}", *lines, target=path)
-            assert reply.status in ((403,) if path in OPEN_PATHS else (400, 401)), (path, lines)
+            assert reply.status in ((403,) if path == "/health" else (400, 401)), (path, lines)
 
 
 @pytest.mark.parametrize(
@@ -449,6 +450,6 @@ async def test_other_machines_always_need_the_token() -> None:
 
 async def test_secrets_are_compared_in_constant_time() -> None:
     """The digest is never an operand of == or `in`."""
-    for node in ast.walk(ast.parse(inspect.getsource(security))):
+    for node in ast.walk(ast.parse(inspect.getsource(credentials))):
         if isinstance(node, ast.Compare):
             assert "digest" not in ast.unparse(node) and "token" not in ast.unparse(node).replace("tokens", "")

@@ -14,6 +14,7 @@ import httpx
 
 from edgeagent.api.service import Service
 from edgeagent.config import Config
+from edgeagent.credentials import Keys, OwnerKey
 from edgeagent.daemon.lifecycle import Stop, bind
 from edgeagent.daemon.server import Server, make_server
 from edgeagent.runtime_file import Runtime
@@ -65,12 +66,12 @@ class Running:
 
 
 @asynccontextmanager
-async def running(service: Service, config: Config | None = None) -> AsyncIterator[Running]:
+async def running(service: Service, config: Config | None = None, keys: Keys | None = None) -> AsyncIterator[Running]:
     """Serve on a free port of the configured host."""
     config = config or Config()
     stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
-        server = make_server(config, service, TOKEN, stop, reporter, listening.set)
+        server = make_server(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await listening.wait()
         try:

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.daemon.state import ExitCode, StartError, ensure_token, held
+from edgeagent.credentials import ensure_token
+from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import Runtime, find_daemon, read_token, remove_runtime, write_private, write_runtime
 
