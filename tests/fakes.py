@@ -27,6 +27,7 @@ class FakeRunner:
         num_cells: int = 256,
         num_sequences: int = 8,
         max_batch: int = 64,
+        max_outputs: int = 64,
         memory_kind: MemoryKind = MemoryKind.FULL_ATTENTION,
         end_token: int = 0,
     ) -> None:
@@ -35,6 +36,7 @@ class FakeRunner:
         self.num_cells = num_cells
         self.num_sequences = num_sequences
         self.max_batch = max_batch
+        self.max_outputs = max_outputs
         self._end_token = end_token
         self._sequences: dict[int, list[int]] = {seq_id: [] for seq_id in range(num_sequences)}
         self._outputs: list[Logits] = []
@@ -46,6 +48,7 @@ class FakeRunner:
         assert slices
         assert 0 < sum(len(part.tokens) for part in slices) <= self.max_batch
         assert len({part.seq_id for part in slices}) == len(slices)
+        assert sum(part.num_logits for part in slices) <= self.max_outputs
         if self.refuse_next:
             self.refuse_next = False
             raise OutOfCells

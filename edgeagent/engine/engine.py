@@ -16,7 +16,7 @@ from typing import Protocol
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner, Slice
-from edgeagent.engine.sampling import Logprob
+from edgeagent.engine.sampling import Logprob, score
 from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
@@ -49,11 +49,15 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class Output:
-    """What a step brought one sequence. After `finish_reason` or `error` it is gone from the engine."""
+    """What a step brought one sequence. After `finish_reason` or `error` it is gone from the engine.
+
+    `prompt_logprobs` are those of the prompt's next tokens, in order, from its second token on.
+    """
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: EdgeAgentError | None = None
 
@@ -88,7 +92,7 @@ class Engine:
         # Each running sequence has a token in every batch.
         self._max_running = min(max_running, runner.max_batch)
         self._cost_model = CostModel(runner.max_batch)
-        self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model)
+        self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model, max_outputs=runner.max_outputs)
         self._cache = PrefixCache(runner)
         self._drafter = drafter(self._cost_model) if drafter is not None else None
         self._waiting: dict[str, Sequence] = {}
@@ -135,9 +139,11 @@ class Engine:
             raise InternalError("a prompt without tokens reached the engine")
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = room if spec.max_tokens is None else min(room, spec.max_tokens)
+        if spec.delivered and len(spec.delivered) >= num_output:
+            raise InternalError(f"{len(spec.delivered)} tokens were delivered of at most {num_output}")
         sequence = Sequence(
             spec=spec,
-            tokens=array("i", spec.prompt),
+            tokens=array("i", [*spec.prompt, *spec.delivered]),
             num_prompt=num_prompt,
             max_length=num_prompt + num_output,
             order=self._num_added,
@@ -225,9 +231,11 @@ class Engine:
         for work in works:
             if work.sequence.marks.prefill_s == 0.0:
                 work.sequence.marks.prefill_s = started_s
+            in_prompt = work.sequence.num_output == 0
             output = self._commit(work, row)
             row += work.num_logits
-            if output.tokens or output.finish_reason is not None or output.error is not None:
+            has_news = output.tokens or output.prompt_logprobs or (in_prompt and work.sequence.spec.reports_progress)
+            if has_news or output.finish_reason is not None or output.error is not None:
                 outputs.append(output)
         return outputs
 
@@ -302,13 +310,15 @@ class Engine:
         """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
         sequence, output = work.sequence, Output(work.sequence)
         sequence.num_lost = max(0, sequence.num_lost - work.num_tokens)
+        if work.num_scored:
+            self._score(work, row, output)
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
-        if work.num_logits == 0:
+        if work.num_logits == work.num_scored:
             if sequence.num_pending == 0:
                 self._finish(output, FinishReason.STOP)
             return output
         try:
-            reason = self._sample(work, row, output)
+            reason = self._sample(work, row + work.num_scored, output)
         except EdgeAgentError as error:
             output.error = error
             del self._running[sequence.id]
@@ -317,6 +327,17 @@ class Engine:
         if reason is not None:
             self._finish(output, reason)
         return output
+
+    def _score(self, work: Work, row: int, output: Output) -> None:
+        """Give out the log probabilities of the prompt's tokens that follow those just computed."""
+        sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
+        assert num_top is not None
+        first = sequence.num_computed + 1
+        for position in range(first, min(first + work.num_scored, sequence.num_prompt)):
+            if position > sequence.num_scored:  # a preempted prompt is computed twice and scored once
+                logits = self._runner.logits(row + position - first)
+                output.prompt_logprobs.append(score(logits, sequence.tokens[position], num_top))
+                sequence.num_scored = position
 
     def _sample(self, work: Work, row: int, output: Output) -> FinishReason | None:
         """Draw tokens while the drafts agree with them; return why the sequence ended, if it did."""

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import abort_flags, last_error, lib
+from edgeagent.engine.blocks import Payload
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import MemoryKind
 
@@ -43,6 +45,7 @@ class LlamaRunner:
         self.num_vocab = model.num_tokens
         self.num_threads = choose_num_threads(config)
         self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, _NUM_IDLE_RECURRENT)
+        self._spare = self.num_sequences  # a sequence of our own, through which blocks come and go
         self._window = model.window
         self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
         if not self._context:
@@ -67,9 +70,10 @@ class LlamaRunner:
         trained = self.model.context_length_trained or DEFAULT_MAX_CONTEXT
         params.n_ctx = num_cells or config.ctx or min(trained, DEFAULT_MAX_CONTEXT)
         params.n_batch = params.n_ubatch = config.batch
-        params.n_seq_max = self.num_sequences
+        params.n_seq_max = self.num_sequences + 1
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
-        params.n_outputs_max = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
+        num_sampled = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
+        self.max_outputs = params.n_outputs_max = min(num_sampled + MAX_SCORED, config.batch)
         params.n_threads = params.n_threads_batch = self.num_threads
         params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
         params.type_k, params.type_v = _KV_TYPES[config.kv_type_k], _KV_TYPES[config.kv_type_v]
@@ -199,6 +203,46 @@ class LlamaRunner:
         # states know no ranges.
         lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         return self.trim(target, length)
+
+    def can_save(self, seq_id: int, start: int, end: int) -> bool:
+        """Whether `save` can read this range and a restore of it will be exact. No side effect."""
+        held = self.length(seq_id)
+        match self.memory_kind:
+            case MemoryKind.FULL_ATTENTION:
+                return end <= held
+            case MemoryKind.SLIDING_WINDOW:
+                # Cells that left the window may have been recycled.
+                return end <= held and bool(lib.llama_memory_seq_pos_min(self._memory, seq_id) <= start)
+            case _:
+                return end == held  # a state knows only where it is
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        """Return the bytes of positions [start, end), with the state at `end` where the memory is one."""
+        lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
+        try:
+            size = lib.llama_state_seq_get_size(self._context, self._spare)
+            payload = np.empty(size, np.uint8)
+            pointer = payload.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            written = lib.llama_state_seq_get_data(self._context, pointer, size, self._spare)
+        finally:
+            self.clear(self._spare)
+        if written == 0:
+            raise InternalError(f"llama.cpp could not read positions {start} to {end} of a sequence out of its cells")
+        return memoryview(payload)[:written].toreadonly()
+
+    def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
+        """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.
+
+        False if llama.cpp does not take it (no room, other settings); then the sequence is as it was.
+        """
+        source = np.frombuffer(payload, np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)
+        is_whole = bool(read == len(source)) and self.length(self._spare) == end
+        if is_whole:
+            lib.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
+        self.clear(self._spare)
+        return is_whole
 
     def length(self, seq_id: int) -> int:
         """Return the number of positions held."""

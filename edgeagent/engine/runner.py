@@ -51,6 +51,7 @@ class Runner(Protocol):
     num_cells: int
     num_sequences: int
     max_batch: int
+    max_outputs: int  # tokens of a batch that may give logits
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""

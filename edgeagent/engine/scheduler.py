@@ -18,6 +18,9 @@ from edgeagent.types import Tier
 # The smallest prompt chunk worth a step: below it, a CPU kernel's tile is not filled and the step costs the same.
 MIN_CHUNK = 32
 
+# The most prompt tokens of one sequence to score in a step: each costs a pass over the vocabulary beside the decode.
+MAX_SCORED = 32
+
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
@@ -26,17 +29,21 @@ class Work:
     """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`.
 
     The last `num_logits` of them give logits: all from the last known token on, none while the prompt is incomplete.
+    Of a prompt that is scored every token does; the first `num_scored` rows are for scoring, the others for sampling.
     """
 
     sequence: Sequence
     num_tokens: int
     drafts: tuple[int, ...]
     num_logits: int
+    num_scored: int = 0
 
 
 def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> Work:
     completes = num_tokens == sequence.num_pending and not sequence.spec.prefill_only
-    return Work(sequence, num_tokens, drafts, 1 + len(drafts) if completes else 0)
+    num_sampled = 1 + len(drafts) if completes else 0
+    num_logits = num_tokens + len(drafts) if sequence.is_scoring else num_sampled
+    return Work(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -45,10 +52,13 @@ def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
 
 
 class Scheduler:
-    """Plans batches of at most `max_batch` tokens."""
+    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (by default as many)."""
 
-    def __init__(self, max_batch: int, itl_budget_s: float, cost_model: CostModel) -> None:
+    def __init__(
+        self, max_batch: int, itl_budget_s: float, cost_model: CostModel, *, max_outputs: int | None = None
+    ) -> None:
         self._max_batch = max_batch
+        self._max_outputs = max_batch if max_outputs is None else max_outputs
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
 
@@ -70,8 +80,13 @@ class Scheduler:
         room = min(room, self._prompt_budget(works, depth))
         if max_prompt_tokens is not None:
             room = min(room, max_prompt_tokens)
+        # Each sequence that samples needs a row; what is scored takes from those that are left.
+        num_spare = self._max_outputs - sum(work.num_logits for work in works) - (len(running) - len(decoding))
         for sequence in by_urgency(sequence for sequence in running if not sequence.is_decoding):
             num_tokens = min(sequence.num_pending, room)
+            if sequence.is_scoring:
+                num_tokens = min(num_tokens, num_spare, MAX_SCORED)
+                num_spare -= num_tokens
             if num_tokens > 0:
                 works.append(_work(sequence, num_tokens))
                 room -= num_tokens

@@ -15,7 +15,10 @@ class SequenceSpec:
     """What the engine is asked to generate.
 
     `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers
-    that must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled.
+    that must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are
+    tokens of the output that are there already (another engine generated them); the sampler has accepted them. With
+    `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
+    must be computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
     """
 
     id: str
@@ -27,6 +30,9 @@ class SequenceSpec:
     read_cache: bool = True
     write_cache: bool = True
     prefill_only: bool = False
+    delivered: Tokens[int] = ()
+    num_prompt_logprobs: int | None = None
+    reports_progress: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +64,7 @@ class Sequence:
     seq_id: int | None = None
     num_computed: int = 0
     num_cached: int = 0
+    num_scored: int = 0  # prompt tokens whose log probability has been given out
     num_lost: int = 0  # tokens whose computation was interrupted and is not made up for
     num_drafted: int = 0
     num_accepted: int = 0
@@ -77,6 +84,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens not yet computed."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log probabilities of the prompt's own tokens are still owed; its first token has none."""
+        return self.spec.num_prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def is_decoding(self) -> bool:
