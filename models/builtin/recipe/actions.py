@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import pools
-from .household import ACTIONS, Slots, number, room
+from .asks import AMENDS, ASKS
+from .household import ACTIONS as _PLAIN_ACTIONS
+from .household import Slots, number, room
+from .phrasing import more, worded
 from .samples import Draw, Pool, Tool, lines, pool, words
+
+ACTIONS = {
+    kind: replace(
+        action,
+        asks=more(action.asks, ASKS[kind]),
+        amends=more(action.amends, AMENDS[kind]) if action.amends else None,
+    )
+    for kind, action in _PLAIN_ACTIONS.items()
+}
 
 _VERBS = words("""look up, find, check, book, =cancel, open, order, start, stop, show, fetch, track, print, =delete,
 update, create, request, reserve, get, =close, =confirm, renew, scan, send, read, load, lock,
@@ -119,7 +131,7 @@ def schema(name: str, description: str, properties: Slots, required: list[str]) 
     return {"type": "function", "function": function}
 
 
-def household(draw: Draw, kind: str | None = None, *, renamed: bool = False) -> Order:
+def household(draw: Draw, kind: str | None = None, *, renamed: bool = False, framing: float = 0.45) -> Order:
     """Draw a household request with a tool that serves it; `renamed` gives the tool a name that was never seen."""
     kind = kind or draw.any(tuple(ACTIONS))
     action = ACTIONS[kind]
@@ -132,7 +144,7 @@ def household(draw: Draw, kind: str | None = None, *, renamed: bool = False) -> 
     for slot, spec in action.slots.items():
         properties[params[slot]] = {"type": spec.type} | ({"enum": list(spec.enum)} if spec.enum else {})
     required = [params[slot] for slot, spec in action.slots.items() if not spec.optional]
-    text = str(draw.pick(action.asks)).format(**values)
+    text = worded(draw, action.asks, framing).format(**values)
     arguments = {params[slot]: value for slot, value in values.items()}
     if "day" in params and draw.chance(0.4):
         values = values | {"day": draw.any(pools.WEEKDAYS)}
@@ -150,7 +162,7 @@ def amended(draw: Draw, order: Order) -> Order | None:
     action = ACTIONS[order.kind]
     if action.amends is None:
         return None
-    template = str(draw.pick(action.amends))
+    template = worded(draw, action.amends, 0.3)
     fresh = action.fill(draw)
     values = {
         slot: fresh[slot] if "{" + slot + "}" in template else old

@@ -6,13 +6,74 @@ import json
 from typing import Any
 
 from . import facts, pools, sums, talk
-from .actions import Order, amended, household, unseen
-from .household import ACTIONS
+from .actions import ACTIONS, Order, amended, household, unseen
+from .phrasing import framed, is_order, worded
 from .samples import Check, Draw, Message, Pool, Sample, Tool, lines, reply, restyle, user
 
 NO_TOOL = "I have no tool for that here."
 
 _JOIN = ("{a} and {b}", "{a}, and {b}", "{a} and then {b}", "{a} and also {b}", "{a}, then {b}")
+_MORE_JOINS = (
+    "{a} and {b}",
+    "{a} and {b}",
+    "{a} and {b}",
+    "{a}, {b}",
+    "{a}, and {b}",
+    "{a}, then {b}",
+    "{a}, and then {b}",
+    "{a} then {b}",
+    "{a}, also {b}",
+    "{a}, and also {b}",
+    "{a} also {b}",
+    "{a} as well as {b}",
+    "{a} plus {b}",
+    "{a}, plus {b}",
+    "{a} & {b}",
+    "{a}; {b}",
+    "{a}; also {b}",
+    "{a}. {B}",
+    "{a}. {B}",
+    "{a}. {B}.",
+    "{a}. And {b}",
+    "{a}. Also {b}",
+    "{a}. Also, {b}",
+    "{a}. Then {b}",
+    "{a}. After that {b}",
+    "{a}. Oh, and {b}",
+    "{a}. Next, {b}",
+    "{a}! {B}!",
+    "{a}, oh and {b}",
+    "{a} and after that {b}",
+    "{a} and afterwards {b}",
+    "{a}, afterwards {b}",
+    "{a} and please {b}",
+    "{a}, and please also {b}",
+    "{a} and, while you are at it, {b}",
+    "{a} and at the same time {b}",
+    "{a} and next {b}",
+    "{a} and finally {b}",
+    "first {a}, then {b}",
+    "first {a} and then {b}",
+    "two things: {a} and {b}",
+    "I need two things: {a}, and {b}",
+    "both please: {a} and {b}",
+    "do two things for me: {a} and {b}",
+    "{a}, but also {b}",
+    "{a}, next {b}",
+    "{a}, followed by this: {b}",
+    "when you {a}, also {b}",
+)
+# Kinds whose requests are easily taken for one another.
+_RELATED = (
+    ("timer", "alarm", "remind", "clock"),
+    ("light", "dim", "colour"),
+    ("dim", "volume", "heating"),
+    ("light", "blinds", "heating", "colour"),
+    ("music", "volume", "pause"),
+    ("list", "remind", "call"),
+    ("weather", "heating", "clock"),
+    ("music", "call", "list"),
+)
 _WHAT_ADDED = lines("""
 what did I just ask you to add?
 what did I just add?
@@ -143,11 +204,16 @@ def _offer(draw: Draw, *orders: Order, most: int = 2) -> list[Tool]:
     kinds = {order.kind for order in orders} - {"unseen"}
     verbs = {order.name for order in orders}
     for _ in range(draw.any(tuple(range(most + 1)))):
-        other = _order(draw, 0.2)
+        near = _related(kinds) if draw.chance(0.35) else []
+        other = household(draw, draw.any(near)) if near else _order(draw, 0.2)
         if other.kind not in kinds and other.name not in verbs:
             tools.setdefault(other.name, other.tool)
             kinds |= {other.kind} - {"unseen"}
     return draw.shuffled(list(tools.values()))
+
+
+def _related(kinds: set[str]) -> list[str]:
+    return sorted({near for group in _RELATED if kinds & set(group) for near in group} - kinds)
 
 
 def _prefix(draw: Draw) -> list[Message]:
@@ -193,14 +259,23 @@ def _single(draw: Draw, order: Order, category: str) -> Sample:
 
 def parallel_calls(draw: Draw) -> Sample:
     """One request for two things, two calls."""
-    first, second = household(draw), household(draw)
-    if second.kind == first.kind:
+    framing = draw.any((0.0, 0.0, 0.45)) if draw.split == "train" else 0.0
+    first, second = household(draw, framing=framing), household(draw, framing=framing)
+    if second.kind == first.kind or (draw.split == "train" and draw.chance(0.12)):
         second = amended_twin(draw, first) or second
     if second.name == first.name and second.tool is not first.tool:
         return parallel_calls(draw)
-    text = draw.any(_JOIN).format(a=first.text.rstrip("?.").removesuffix(" please"), b=second.text.rstrip("?."))
+    text = _joined(draw, first.text, second.text)
+    if draw.split == "train" and not framing:
+        text = framed(draw, text, 0.5, orderly=is_order(first.text) and is_order(second.text))
     messages = [*_prefix(draw), user(restyle(draw, text)), _call(first, second)]
     return Sample("tool_calls", messages, _expect(first, second), _offer(draw, first, second, most=2))
+
+
+def _joined(draw: Draw, first: str, second: str) -> str:
+    a, b = first.rstrip("?.").removesuffix(" please"), second.rstrip("?.")
+    join = str(draw.any(_JOIN if draw.split != "train" or draw.chance(0.3) else _MORE_JOINS))
+    return join.format(a=a, b=b, B=b[:1].upper() + b[1:])
 
 
 def amended_twin(draw: Draw, order: Order) -> Order | None:
@@ -210,7 +285,7 @@ def amended_twin(draw: Draw, order: Order) -> Order | None:
         return None
     values = action.fill(draw)
     arguments = {order.params[slot]: value for slot, value in values.items()}
-    text = str(draw.pick(action.asks)).format(**values)
+    text = worded(draw, action.asks, 0.1).format(**values)
     return Order(text, order.tool, arguments, action.done.format(**values), order.kind, values, order.params)
 
 
@@ -321,7 +396,7 @@ def asked_back(draw: Draw) -> Sample:
 def tool_missing(draw: Draw) -> Sample:
     """A request that needs a tool which is not offered."""
     order = _order(draw, 0.1)
-    tools = [] if draw.chance(0.5) else [t for t in _offer(draw, order) if t is not order.tool]
+    tools = [] if draw.chance(0.3) else [t for t in _offer(draw, order, most=3) if t is not order.tool]
     messages = [*_prefix(draw), user(restyle(draw, order.text)), reply(NO_TOOL)]
     return Sample("no_tool", messages, Check("exact", (NO_TOOL,)), tools)
 
