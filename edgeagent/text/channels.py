@@ -1,7 +1,7 @@
 """Splits generated text into content, reasoning and tool calls while it comes.
 
 It knows markers and the calls' syntax; not tokens, stop strings or templates. Text that turns out not to be a call, or
-calls a tool that the request does not have, is content: nothing is lost.
+calls a tool that the request does not have, is content: nothing is lost, but for a call cut off before its name.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ class ChannelParser:
             self._add_content(len(rest))
         self._buffer = ""
         return self._take_parts()
+
+    def drop_opening(self) -> None:
+        """Forget a call that has its marker and not yet its name: it was on its way, and nobody can use that much."""
+        call = self._call
+        if call is not None and call.opening.strip() and not self._sink.is_open:
+            self._call, self._buffer = None, ""
 
     def _take_parts(self) -> tuple[Part, ...]:
         self._sink.flush()

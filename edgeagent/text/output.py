@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from msgspec.structs import replace
+
 from edgeagent.text.channels import ChannelParser, Content, Part, new_call_id
 from edgeagent.text.detokenizer import Detokenizer
 from edgeagent.text.stops import StopMatcher
@@ -81,6 +83,12 @@ class OutputStream:
             self._feed_token(token, logprob)
         return self._take_deltas()
 
+    def cut(self) -> tuple[Delta, ...]:
+        """Return what was held back where generation was cut off: half the opening of a call is no answer."""
+        if self.stopped is None:
+            self._channels.drop_opening()
+        return self.finish()
+
     def finish(self) -> tuple[Delta, ...]:
         """Return what was held back; nothing more will come."""
         if self.stopped is None:
@@ -129,7 +137,8 @@ class OutputStream:
         self._num_shown += len(text)
         logprobs: list[TokenLogprob] = []
         while self._placed and self._placed[0][0] < self._num_shown:
-            logprobs.append(self._placed.popleft()[1])
+            start, logprob = self._placed.popleft()
+            logprobs.append(replace(logprob, start=start))
         self._add_delta(TextDelta(text, tuple(logprobs)))
 
     def _add_delta(self, delta: Delta) -> None:

@@ -4,6 +4,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgeagent.text.output import OutputStream
 from edgeagent.text.tool_format import REASONING, THINK, ToolFormat
@@ -31,6 +32,12 @@ def tokens_of(text: str) -> list[int]:
 
 def logprobs_of(tokens: Sequence[int]) -> list[TokenLogprob]:
     return [TokenLogprob(token, VOCABULARY.piece(token), -float(index)) for index, token in enumerate(tokens)]
+
+
+def placed(tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """Return log probabilities with the places that plain text gives them."""
+    starts = [len(VOCABULARY.text(list(tokens[:index])).rstrip("\ufffd")) for index in range(len(tokens))]
+    return tuple(replace(logprob, start=start) for logprob, start in zip(logprobs_of(tokens), starts, strict=True))
 
 
 def joined(deltas: Sequence[Delta]) -> list[Delta]:
@@ -102,7 +109,7 @@ def test_a_stop_string_ends_the_text_before_it_and_everything_after() -> None:
 
 def test_held_back_text_comes_at_the_end() -> None:
     output = stream("\n\n")
-    assert run(output, tokens_of("Hello\n")) == [TextDelta("Hello\n", tuple(logprobs_of(tokens_of("Hello\n"))))]
+    assert run(output, tokens_of("Hello\n")) == [TextDelta("Hello\n", placed(tokens_of("Hello\n")))]
 
 
 def test_stop_strings_leave_reasoning_and_calls_alone() -> None:
@@ -134,17 +141,18 @@ def test_a_rejected_call_is_content_in_which_stop_strings_count() -> None:
 def test_logprobs_come_with_the_text_of_their_tokens() -> None:
     output = stream("\n\n")
     tokens = tokens_of("Hello\n world")
-    hello, line, world = logprobs_of(tokens)
-    assert output.feed(tokens[:1], [hello]) == (TextDelta("Hello", (hello,)),)
-    assert output.feed(tokens[1:2], [line]) == ()
-    assert output.feed(tokens[2:], [world]) == (TextDelta("\n world", (line, world)),)
+    hello, line, world = placed(tokens)
+    assert [hello.start, line.start, world.start] == [0, 5, 6]
+    assert output.feed(tokens[:1], logprobs_of(tokens)[:1]) == (TextDelta("Hello", (hello,)),)
+    assert output.feed(tokens[1:2], logprobs_of(tokens)[1:2]) == ()
+    assert output.feed(tokens[2:], logprobs_of(tokens)[2:]) == (TextDelta("\n world", (line, world)),)
 
 
 def test_logprobs_of_a_split_character_come_together() -> None:
     output = stream()
     tokens = tokens_of("é!")
     assert output.feed(tokens[:1], logprobs_of(tokens)[:1]) == ()
-    assert output.feed(tokens[1:], logprobs_of(tokens)[1:]) == (TextDelta("é!", tuple(logprobs_of(tokens))),)
+    assert output.feed(tokens[1:], logprobs_of(tokens)[1:]) == (TextDelta("é!", placed(tokens)),)
 
 
 def test_logprobs_of_reasoning_calls_and_stops_are_left_out() -> None:
@@ -152,7 +160,33 @@ def test_logprobs_of_reasoning_calls_and_stops_are_left_out() -> None:
     tokens = tokens_of('<think>x</think>Hello<tool_call>{"name": "get"}</tool_call>Paris!')
     deltas = run(output, tokens)
     shown = [part for delta in deltas if isinstance(delta, TextDelta) for part in delta.logprobs]
-    assert [part.piece for part in shown] == [b"Hello", b"Paris"]
+    assert [(part.piece, part.start) for part in shown] == [(b"Hello", 0), (b"Paris", 5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ('Look.<tool_call>\n{"name": "ge', "Look."),
+        ("<tool_call>", ""),
+        ('{"name": "ge', '{"name": "ge'),
+        ('<tool_call>{"name": "other"', '<tool_call>{"name": "other"'),
+        ("Look", "Look"),
+    ],
+)
+def test_a_call_that_is_cut_off_before_its_name_is_no_content(text: str, content: str) -> None:
+    output = stream()
+    deltas = [*output.feed(tokens_of(text)), *output.cut()]
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == content
+    assert not output.has_tool_calls
+
+
+def test_a_call_that_is_cut_off_behind_its_name_stays_one() -> None:
+    output = stream()
+    deltas = [*output.feed(tokens_of('<tool_call>{"name": "get", "arguments": {"a')), *output.cut()]
+    assert joined(deltas) == [ToolCallStarted(0, "call_0", "get"), ToolCallDelta(0, '{"a')]
+    output = stream()
+    deltas = [*output.feed(tokens_of('<tool_call>{"name": "get", "arguments": {}}</tool')), *output.cut()]
+    assert joined(deltas) == [ToolCallStarted(0, "call_0", "get"), ToolCallDelta(0, "{}")]
 
 
 def test_without_channels_text_is_what_it_is() -> None:
@@ -195,4 +229,5 @@ def test_every_token_of_plain_text_has_its_logprob_once(stops: tuple[str, ...], 
     deltas = run(output, tokens, range(len(tokens)))
     if output.stopped is None:
         shown = [part for delta in deltas if isinstance(delta, TextDelta) for part in delta.logprobs]
-        assert shown == logprobs_of(tokens)
+        assert [replace(part, start=0) for part in shown] == logprobs_of(tokens)
+        assert [part.start for part in shown] == sorted(part.start for part in shown)

@@ -1,0 +1,80 @@
+"""A prompt given back to its client as text, with the log probabilities of its tokens where they are wanted.
+
+It knows where each token's text begins. It does not know who scores the tokens, or when.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from edgeagent.text.vocabulary import Vocabulary
+from edgeagent.types import PromptText, TokenLogprob
+
+# What a delta holds at most: each travels in a frame of its own, beside twenty rivals of every token.
+_MAX_TOKENS = 128
+_MAX_CHARS = 64 << 10
+
+
+class PromptEcho:
+    """One prompt's text, in the same parts however often it is asked for.
+
+    `text` is what the client wrote, None where it gave tokens. `num_added` tokens at the head were added by us and are
+    no part of the text.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, tokens: Sequence[int], text: str | None, *, num_added: int, is_scored: bool
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._tokens = tokens
+        decoded, starts = _decode(vocabulary, tokens, num_added)
+        self.text = decoded if text is None else text
+        # Some vocabularies put a blank before a text that begins with a word.
+        shift = 1 if decoded == f" {self.text}" else 0
+        self._starts = [min(max(0, start - shift), len(self.text)) for start in starts]
+        self._logprobs = [self._first()] if is_scored else []
+        self._is_scored = is_scored
+        self._is_told = False
+
+    def feed(self, logprobs: Sequence[TokenLogprob]) -> tuple[PromptText, ...]:
+        """Take the log probabilities of the next tokens; return the whole prompt once there is nothing to wait for."""
+        self._logprobs += logprobs
+        if self._is_told or (self._is_scored and len(self._logprobs) < len(self._tokens)):
+            return ()
+        self._is_told = True
+        return tuple(self._scored_parts() if self._is_scored else self._plain_parts())
+
+    def _first(self) -> TokenLogprob:
+        return TokenLogprob(self._tokens[0], self._vocabulary.piece(self._tokens[0]), math.nan)
+
+    def _plain_parts(self) -> Iterator[PromptText]:
+        for start in range(0, len(self.text), _MAX_CHARS):
+            yield PromptText(self.text[start : start + _MAX_CHARS])
+
+    def _scored_parts(self) -> Iterator[PromptText]:
+        placed = [replace(logprob, start=start) for logprob, start in zip(self._logprobs, self._starts, strict=True)]
+        for index in range(0, len(placed), _MAX_TOKENS):
+            part = tuple(placed[index : index + _MAX_TOKENS])
+            start = part[0].start if index else 0
+            is_last = index + _MAX_TOKENS >= len(placed)
+            end = len(self.text) if is_last else placed[index + _MAX_TOKENS].start
+            yield PromptText(self.text[start:end], part)
+
+
+def _decode(vocabulary: Vocabulary, tokens: Sequence[int], num_added: int) -> tuple[str, list[int]]:
+    """Return the text of tokens, control tokens' too, and where each one's begins, in characters."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    parts: list[str] = []
+    starts: list[int] = []
+    length = 0
+    for index, token in enumerate(tokens):
+        starts.append(length)
+        if index >= num_added:
+            parts.append(decoder.decode(vocabulary.piece(token)))
+            length += len(parts[-1])
+    parts.append(decoder.decode(b"", final=True))
+    return "".join(parts), starts
