@@ -1,6 +1,6 @@
 """Judges the shipped pair: held-out prompts, greedy decoding in llama.cpp, the GGUF's own chat template.
 
-Exits with 1 when a bar is missed.
+Asks the sealed test set unless told otherwise. Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from llama_cpp import Llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from .corpus import check_disjoint, evaluation_set
+from .corpus import SETS, check_disjoint, evaluation_set
 from .samples import Check, Sample
 
 BUILTIN = Path(__file__).resolve().parents[1]
@@ -170,22 +170,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, default=BUILTIN / "edgeagent-mini.gguf")
     parser.add_argument("--draft", type=Path, default=BUILTIN / "edgeagent-mini-draft.gguf")
+    parser.add_argument("--set", choices=tuple(SETS), default="test", help="which prompts to ask")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--every", type=int, default=1, help="ask only every so many-th prompt, for a quick look")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--failures", type=int, default=0, help="print up to so many wrong replies to stderr")
     arguments = parser.parse_args()
+    if arguments.failures and arguments.set == "test":
+        parser.error("--failures needs --set development; whoever reads the test set can no longer be judged by it")
     started = time.monotonic()
     check_disjoint(seed=arguments.seed)
-    samples = evaluation_set(arguments.seed)[:: arguments.every]
+    samples = evaluation_set(arguments.seed, SETS[arguments.set])[:: arguments.every]
     target, draft = (Shipped(path, arguments.threads) for path in (arguments.target, arguments.draft))
     rows, failures = evaluate(target, draft, samples)
     in_domain = next(r for r in rows if r.name == "in_domain")
     is_passed = not any(r.is_missed for r in rows) and in_domain.total >= MIN_PROMPTS
     if arguments.json:
         table = [asdict(r) | {"share": round(r.share, 4), "is_missed": r.is_missed} for r in rows]
-        print(json.dumps({"is_passed": is_passed, "rows": table, "seconds": round(time.monotonic() - started, 1)}))
+        seconds = round(time.monotonic() - started, 1)
+        print(json.dumps({"set": arguments.set, "is_passed": is_passed, "rows": table, "seconds": seconds}))
     else:
         _print_table(rows)
     for failure in failures[: arguments.failures]:

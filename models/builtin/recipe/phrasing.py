@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from .samples import Draw, Pool, normal
+from .samples import Draw, Pool, is_sealed, normal
 
 _VERBS = frozenset(
     """set start turn switch play put make give get call phone ring dial telephone stop pause halt cut end add append
@@ -169,7 +169,12 @@ def more(pool: Pool, text: str) -> Pool:
     """Add lines to the training part of a pool; the evaluation's part stays as it is, and its own."""
     taken = _taken(pool)
     fresh = (line.strip() for line in text.strip().splitlines())
-    return replace(pool, train=tuple(dict.fromkeys((*pool.train, *(f for f in fresh if f and normal(f) not in taken)))))
+    return replace(
+        pool,
+        train=tuple(
+            dict.fromkeys((*pool.train, *(f for f in fresh if f and normal(f) not in taken and not is_sealed(f))))
+        ),
+    )
 
 
 def is_order(template: str) -> bool:
@@ -194,11 +199,11 @@ def _into(draw: Draw, frames: Sequence[str], text: str) -> str:
 
 
 def worded(draw: Draw, pool: Pool, share: float = 0.45) -> str:
-    """Draw a wording; for training in a frame that makes no wording of the evaluation."""
+    """Draw a wording; for training in a frame that makes no wording of either evaluation set."""
     if draw.split != "train":
         return str(draw.pick(pool))
     taken = _taken(pool)
     while True:
         text = framed(draw, str(draw.pick(pool)), share)
-        if normal(text) not in taken:
+        if normal(text) not in taken and not is_sealed(text):
             return text

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Split = Literal["train", "eval"]
+from .held_out import HELD_OUT
+
+Split = Literal["train", "eval", "test"]
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -41,10 +44,14 @@ def is_held_out(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A closed list cut once into a part for training and a part for evaluation."""
+    """A closed list cut once into a part for training and a part for evaluation.
+
+    What is a wording, not a word, has sealed wordings for the test set, which the pool itself does not hold.
+    """
 
     train: tuple[Any, ...]
     eval: tuple[Any, ...]
+    is_wording: bool = False
 
 
 def pool(items: Sequence[Any]) -> Pool:
@@ -72,9 +79,24 @@ def normal(text: str) -> str:
     return text.lower().strip(" .?!")
 
 
+def shape(wording: str) -> str:
+    """Reduce a template to what makes it a different wording: `normal`, with every slot alike."""
+    return re.sub(r"\{\w+\}", "{}", normal(wording))
+
+
+_SEALED = frozenset(shape(wording) for wordings in HELD_OUT.values() for wording in wordings)
+
+
+def is_sealed(wording: str) -> bool:
+    """Tell whether a template is one of the test set's, which neither training nor development may hold."""
+    return shape(wording) in _SEALED
+
+
 def lines(text: str) -> Pool:
-    """Cut a block of text into a pool of its lines."""
-    return pool([line.strip() for line in text.strip().splitlines() if line.strip()])
+    """Cut a block of text into a pool of its lines, which are wordings; sealed ones drop out."""
+    cut = pool([line.strip() for line in text.strip().splitlines() if line.strip()])
+    train, development = (tuple(w for w in part if not is_sealed(w)) for part in (cut.train, cut.eval))
+    return Pool(train, development, is_wording=True)
 
 
 def words(text: str) -> Pool:
@@ -83,15 +105,37 @@ def words(text: str) -> Pool:
 
 
 class Draw:
-    """A seeded random source that sees only its own split's half of every pool."""
+    """A seeded random source that sees only its own split's part of every pool.
 
-    def __init__(self, seed: int | str, split: Split) -> None:
+    The split "test" takes wordings from `sealed`, each once before any comes again, and all else from the
+    evaluation's part.
+    """
+
+    def __init__(self, seed: int | str, split: Split, sealed: Mapping[Pool, Sequence[str]] | None = None) -> None:
         self.random = random.Random(f"{split}:{seed}")
         self.split: Split = split
+        self.sealed = sealed or {}
+        self._decks: dict[Pool, list[str]] = {}
 
     def pick(self, source: Pool) -> Any:
         """Pick from this split's part of a pool."""
-        return self.random.choice(source.train if self.split == "train" else source.eval)
+        part = self._part(source)
+        if part is source.train or part is source.eval:
+            return self.random.choice(part)
+        deck = self._decks.get(source) or self.shuffled(part)
+        self._decks[source] = deck
+        return deck.pop()
+
+    def _part(self, source: Pool) -> Sequence[Any]:
+        if self.split == "train":
+            return source.train
+        if self.split == "eval" or not source.is_wording:
+            return source.eval
+        if source not in self.sealed:
+            raise LookupError(
+                f"no sealed wordings for the pool of {source.train[0]!r}; give only training draws from it"
+            )
+        return self.sealed[source]
 
     def any(self, items: Sequence[Any]) -> Any:
         """Pick from a closed class that both splits share."""
@@ -109,12 +153,16 @@ class Draw:
         """Make a value of an open class that belongs to this split."""
         while True:
             value = make(self.random)
-            if is_held_out(value) == (self.split == "eval"):
+            if self.belongs(value):
                 return value
+
+    def belongs(self, value: str) -> bool:
+        """Tell whether a value of an open class belongs to this split; both evaluation sets share their part."""
+        return is_held_out(value) == (self.split != "train")
 
     def sample(self, source: Pool, count: int) -> list[Any]:
         """Pick up to `count` different items of this split's part of a pool."""
-        items = source.train if self.split == "train" else source.eval
+        items = self._part(source)
         return self.random.sample(items, min(count, len(items)))
 
     def shuffled(self, items: Sequence[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .samples import Check, Draw, Message, Pool, Sample, is_held_out, lines, reply, restyle, user
+from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
 
 _ASK = lines("""
@@ -145,7 +145,7 @@ _UNITS = (
 
 
 def _belongs(draw: Draw, key: str) -> bool:
-    return is_held_out(key) == (draw.split == "eval")
+    return draw.belongs(key)
 
 
 def operands(draw: Draw) -> tuple[Operation, int, int, int]:

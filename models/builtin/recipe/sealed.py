@@ -1,0 +1,43 @@
+"""Names every pool of wordings, gives each the sealed wordings of the test set, and proves that training holds none."""
+
+from __future__ import annotations
+
+from . import actions, facts, memory, sums, talk, tools
+from .actions import ACTIONS
+from .held_out import HELD_OUT
+from .samples import Pool, is_sealed
+
+_MODULES = {"talk": talk, "facts": facts, "memory": memory, "sums": sums, "actions": actions, "tools": tools}
+
+
+def named_pools() -> dict[str, Pool]:
+    """Name the pools of wordings: `facts.value_asks`, `talk.greet` for an intent, `timer.asks` for an action."""
+    found: dict[str, Pool] = {}
+    for module_name, module in _MODULES.items():
+        for name, value in vars(module).items():
+            if isinstance(value, Pool) and value.is_wording:
+                found[f"{module_name}.{name.strip('_').lower()}"] = value
+    for intent, (_, phrases) in vars(talk)["_INTENTS"].items():
+        found[f"talk.{intent}"] = phrases
+    for kind, action in ACTIONS.items():
+        found[f"{kind}.asks"] = action.asks
+        if action.amends:
+            found[f"{kind}.amends"] = action.amends
+    return found
+
+
+def sealed_wordings() -> dict[Pool, tuple[str, ...]]:
+    """Pair each pool with its sealed wordings; a pool that only training draws from needs none."""
+    pools = named_pools()
+    unknown = sorted(HELD_OUT.keys() - pools.keys())
+    if unknown:
+        raise LookupError(f"sealed wordings for pools that do not exist: {', '.join(unknown)}; keep the pools' names")
+    return {pools[name]: wordings for name, wordings in HELD_OUT.items()}
+
+
+def check_sealed() -> None:
+    """Assert that no sealed wording, whatever its slots, is in a pool's part for training or for development."""
+    for name, pool in named_pools().items():
+        assert not set(pool.train) & set(pool.eval), f"the parts of {name} overlap"
+        for wording in (*pool.train, *pool.eval):
+            assert not is_sealed(wording), f"{name} holds a sealed wording; take it out: {wording!r}"
