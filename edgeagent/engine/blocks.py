@@ -3,10 +3,11 @@
 The seam between the engine (which makes blocks and restores them), host memory (`engine.host_tier`) and disk
 (`engine.block_store`). It knows neither llama.cpp nor files.
 
-A prefix is a chain of blocks. Each block covers consecutive tokens (1 to MAX_BLOCK_TOKENS of attention, any number
-where the memory is snapshots) and is named by a keyed hash of its parent's key and its own tokens, so one key stands
-for the whole prefix that ends with the block. The chain begins at the root key of a cache partition. Lookups need keys
-and lengths only: no tier has to keep token ids in its index.
+A prefix is a chain of blocks, which are restored in order. Each covers consecutive tokens: up to MAX_BLOCK_TOKENS where
+memory is attention alone, any number where a state belongs to it (then a block may reach back to the beginning). It is
+named by a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix that ends with the
+block. A chain begins at the root key of a cache partition. Lookups need keys and lengths only: no tier has to keep
+token ids in its index.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Protocol
 
 from edgeagent.engine.radix_tree import to_array
@@ -28,15 +29,6 @@ Payload = bytes | memoryview
 
 KEY_BYTES = 32
 MAX_BLOCK_TOKENS = 256
-
-
-class BlockKind(Enum):
-    """What a block's payload restores."""
-
-    RANGE = "range"
-    """The KV cells of its own tokens: all its ancestors must be restored before it."""
-    SNAPSHOT = "snapshot"
-    """The whole state at its end: it needs no ancestor."""
 
 
 class Importance(IntEnum):
@@ -56,7 +48,7 @@ class Importance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One piece of a prefix.
+    """One piece of a prefix; of use only together with all its ancestors.
 
     `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
     the position of `tokens[0]` in the prefix. `draft` is the draft model's payload for the same tokens, if it has one.
@@ -65,7 +57,6 @@ class Block:
     root: BlockKey
     parent: BlockKey
     key: BlockKey
-    kind: BlockKind
     start: int
     tokens: array[int]
     target: Payload
@@ -128,7 +119,7 @@ class BlockTier(Protocol):
     def offer(self, block: Block, importance: Importance) -> None:
         """Take a block to keep, or drop it (busy, full, over its write rate, already held). Never waits.
 
-        Parents are offered before their children; a RANGE block whose parent was dropped is of no use.
+        Parents are offered before their children; a block without its parent is of no use.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from edgeagent.engine.blocks import Block, BlockKind, Keyring
+from edgeagent.engine.blocks import Block, Keyring
 
 SECRET = b"s" * 32
 
@@ -46,5 +46,5 @@ def test_keys_of_several_lengths_are_those_made_one_by_one() -> None:
 
 
 def test_a_block_counts_all_its_bytes() -> None:
-    block = Block(b"r", b"p", b"k", BlockKind.RANGE, 0, array("i", [1, 2]), b"12345", b"678")
+    block = Block(b"r", b"p", b"k", 0, array("i", [1, 2]), b"12345", b"678")
     assert block.num_bytes == 5 + 3 + 8
