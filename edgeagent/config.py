@@ -8,6 +8,7 @@ config is a new config.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -55,15 +56,25 @@ class ServerConfig(Section):
     """Where the daemon listens and what it bears."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback makes a token mandatory."""
+    """Address to listen on. Anything but loopback makes a token mandatory, and needs TLS."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8127
     """TCP port; 0 takes a free one and prints it."""
+    unix: Path | None = None
+    """Listen on this Unix socket too, for programs of this user alone, which need no token there."""
+    tls_certificate: Path | None = None
+    """PEM file with the certificate (and its chain) to serve HTTPS with."""
+    tls_key: Path | None = None
+    """PEM file with the certificate's private key."""
+    plaintext: bool = False
+    """Let other machines in without TLS: whoever is on the way reads the token and everything else."""
     token_required: bool = False
     """Ask every client for the token in the state folder, on loopback too."""
     allowed_origins: Strings = ()
     """Exact Origins of web pages that may use the daemon, e.g. http://localhost:3000."""
     allowed_hosts: Strings = ()
     """Further exact Host header values beside the loopback names (needed behind another name)."""
+    docs: bool = False
+    """Serve /docs, /openapi.json and /asyncapi.json."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20
     """Largest HTTP body."""
     max_frame_bytes: Annotated[int, Field(ge=1024)] = 16 << 20
@@ -74,6 +85,19 @@ class ServerConfig(Section):
     """Responses kept for previous_response_id; the least recently used go first."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     """How long live requests may go on after a stop was asked for."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the address; a name other than localhost is not trusted."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def is_token_needed(self) -> bool:
+        """Whether every client must show a token: asked for, or reachable from other machines."""
+        return self.token_required or not self.is_loopback
 
 
 class EngineConfig(Section):

@@ -28,7 +28,10 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A running daemon. `started_at_s` is its process's start in seconds since 1970, as psutil tells it."""
+    """A running daemon. `started_at_s` is its process's start in seconds since 1970, as psutil tells it.
+
+    `certificate` is the file of the one it shows, where it speaks TLS: who found it here need trust no other.
+    """
 
     pid: int
     started_at_s: float
@@ -36,6 +39,7 @@ class Runtime:
     url: str
     version: str
     token: str | None = None
+    certificate: str | None = None
 
 
 def find_daemon(state_dir: Path) -> Runtime | None:
@@ -121,7 +125,7 @@ def _read_runtime(path: Path) -> Runtime | None:
     if content is None:
         return None
     try:
-        match json.loads(content):
+        match fields := json.loads(content):
             case {
                 "pid": int(pid),
                 "started_at_s": int() | float() as started_at_s,
@@ -129,7 +133,9 @@ def _read_runtime(path: Path) -> Runtime | None:
                 "url": str(url),
                 "version": str(version),
             } if pid > 0:
-                return Runtime(pid, float(started_at_s), port, url, version, read_token(path.parent))
+                certificate = fields.get("certificate")
+                pinned = certificate if isinstance(certificate, str) else None
+                return Runtime(pid, float(started_at_s), port, url, version, read_token(path.parent), pinned)
     except ValueError:
         pass
     return None

@@ -12,7 +12,6 @@ The rules, in order; each applies to every path but where it says otherwise:
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from dataclasses import dataclass
 
@@ -38,19 +37,6 @@ _EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie", b"sec-fetch-site"})
 
 Headers = list[tuple[bytes, bytes]]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address to listen on; a name other than localhost is not trusted."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def is_token_required(server: ServerConfig) -> bool:
-    """Whether every client must show the token: asked for, or reachable from other machines."""
-    return server.token_required or not is_loopback(server.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,7 @@ class Policy:
         self._hosts = {host.lower() for host in server.allowed_hosts}
         # Every sandboxed page and local file has the origin `null`: it names nobody.
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
-        self._access = Access(keys, is_token_required=is_token_required(server))
+        self._access = Access(keys, is_token_required=server.is_token_needed)
 
     def admit(self, scope: Scope) -> Admission:
         """Judge a request by its scope; raise RefusalError where a rule says no."""
@@ -208,7 +194,7 @@ class Security:
             if scope["type"] == "websocket":
                 scope, send = _hide_token(scope, send)
         except RefusalError as refused:
-            metrics.refused_total.labels(str(refused.status)).inc()
+            metrics.refused_total.labels(refused.error.code).inc()
             await _refuse(scope, send, refused)
             return
         if admission.is_preflight and admission.origin is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +16,7 @@ from edgeagent import __version__
 from edgeagent.api.service import Service
 from edgeagent.credentials import KeyRing, Keys, ensure_token
 from edgeagent.daemon.console import console
+from edgeagent.daemon.listeners import Listeners, listening
 from edgeagent.daemon.logs import configure_logging
 from edgeagent.daemon.reporter import ConsoleReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, held
@@ -25,9 +25,8 @@ from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_ru
 from edgeagent.types import ModelStatus, WorkerState
 
 if TYPE_CHECKING:
-    from edgeagent.config import Config
+    from edgeagent.config import Config, ServerConfig
 
-BACKLOG = 2048
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
 # What a second signal leaves for the worker to go; the end of its pipe ends it anyway.
@@ -67,11 +66,11 @@ def serve(
 
 def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callable[[Config], Router]) -> int:
     try:
-        with held(config.state_dir), closing(bind(config.server.host, config.server.port)) as listener:
+        with held(config.state_dir), listening(config.server) as listeners:
             ensure_token(config.state_dir)
             keys = KeyRing(config.state_dir)
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(_run(config, listener, keys, reporter, build))
+                runner.run(_run(config, listeners, keys, reporter, build))
     except StartError as error:
         reporter.error(str(error))
         return error.exit_code
@@ -83,38 +82,8 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
     return ExitCode.OK
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise StartError where the address is taken or is not this machine's."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Windows would let another program share the port: there the option means something else.
-        if sys.platform == "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # From here on a client that comes early waits in the queue instead of being refused.
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
-            raise StartError(
-                f"port {port} on {host} is taken by another program, or needs more rights ({error.strerror}); "
-                "stop that program, or choose a port with --port (0 takes a free one)",
-                ExitCode.PORT_TAKEN,
-            ) from error
-        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    return listener
-
-
 async def _run(
-    config: Config, listener: socket.socket, keys: Keys, reporter: Reporter, build: Callable[[Config], Router]
+    config: Config, listeners: Listeners, keys: Keys, reporter: Reporter, build: Callable[[Config], Router]
 ) -> None:
     stop = Stop()
     with _signals(stop):
@@ -122,7 +91,7 @@ async def _run(
         try:
             # The worker's process starts while this one imports the web framework.
             await router.start()
-            await _serve(config, router, listener, keys, reporter, stop)
+            await _serve(config, router, listeners, keys, reporter, stop)
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FORCED_STOP_S if stop.is_forced else None):
@@ -130,34 +99,35 @@ async def _run(
 
 
 async def _serve(
-    config: Config, router: Router, listener: socket.socket, keys: Keys, reporter: Reporter, stop: Stop
+    config: Config, router: Router, listeners: Listeners, keys: Keys, reporter: Reporter, stop: Stop
 ) -> None:
-    from edgeagent.api.security import is_token_required
     from edgeagent.daemon.server import make_server
 
-    runtime = _runtime(config.server.host, listener)
-    token_file = config.state_dir / TOKEN_FILE if is_token_required(config.server) else None
+    runtime = _runtime(config.server, listeners.tcp)
+    token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
     def on_listening() -> None:
         write_runtime(config.state_dir, runtime)
         reporter.listening(runtime, token_file)
 
-    server = make_server(config, router, keys, stop, reporter, on_listening)
+    server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix)
     watch = asyncio.create_task(_watch(router, reporter))
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listeners.tcp])
     finally:
         watch.cancel()
         remove_runtime(config.state_dir, runtime.pid)
 
 
-def _runtime(host: str, listener: socket.socket) -> Runtime:
+def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
     import psutil
 
-    port = listener.getsockname()[1]
+    host, port = server.host, listener.getsockname()[1]
     # Who listens on every address is reached from here on the loopback one.
     name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return Runtime(os.getpid(), psutil.Process().create_time(), port, f"http://{name}:{port}", __version__)
+    certificate = str(server.tls_certificate.absolute()) if server.tls_certificate else None
+    url = f"{'https' if certificate else 'http'}://{name}:{port}"
+    return Runtime(os.getpid(), psutil.Process().create_time(), port, url, __version__, certificate=certificate)
 
 
 async def _watch(router: Router, reporter: Reporter) -> None:

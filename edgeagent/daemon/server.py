@@ -14,6 +14,7 @@ import uvicorn
 from edgeagent.api.app import create_app
 from edgeagent.api.live import LiveRequests
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
+from edgeagent.daemon.unix import BACKLOG
 
 if TYPE_CHECKING:
     from edgeagent.api.service import Service
@@ -34,9 +35,15 @@ POLL_S = 0.05
 
 
 def make_server(
-    config: Config, service: Service, keys: Keys, stop: Stop, reporter: Reporter, on_listening: Callable[[], None]
+    config: Config,
+    service: Service,
+    keys: Keys,
+    stop: Stop,
+    reporter: Reporter,
+    on_listening: Callable[[], None],
+    unix: socket.socket | None = None,
 ) -> Server:
-    """Return the server for a service; `on_listening` is called once it accepts."""
+    """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too."""
     server: Server
 
     def num_connections() -> int:
@@ -58,11 +65,13 @@ def make_server(
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        ssl_certfile=config.server.tls_certificate,
+        ssl_keyfile=config.server.tls_key,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
     )
     drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
-    server = Server(settings, drain, stop, on_listening)
+    server = Server(settings, drain, stop, on_listening, unix)
     return server
 
 
@@ -94,8 +103,16 @@ class Drain:
 class Server(uvicorn.Server):
     """Looks at `stop` instead of at signals, and drains before it closes connections."""
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, stop: Stop, on_listening: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        stop: Stop,
+        on_listening: Callable[[], None],
+        unix: socket.socket | None,
+    ) -> None:
         super().__init__(config)
+        self._unix = unix
         self._drain = drain
         self._stop = stop
         self._on_listening = on_listening
@@ -106,9 +123,16 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
+        """Accept connections, on the Unix socket too; there never with TLS."""
         await super().startup(sockets)
+        if self._unix is not None:
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self._unix, backlog=BACKLOG))
         self._on_listening()
+
+    def _protocol(self) -> asyncio.Protocol:
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         """Tell ten times a second whether to stop."""

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from edgeagent.api.security import MAX_HEADER_BYTES
+from edgeagent.daemon.unix import is_stranger
 
 MAX_TARGET_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
@@ -25,6 +26,7 @@ GOING_AWAY = 1001
 
 _MESSAGES = {
     HTTPStatus.BAD_REQUEST: "the request is not valid HTTP/1.1, or its target is not a path",
+    HTTPStatus.FORBIDDEN: "this socket is another user's; only the daemon's own user may use it",
     HTTPStatus.REQUEST_TIMEOUT: f"the request's headers took longer than {HEAD_TIMEOUT_S:g} s",
     HTTPStatus.REQUEST_URI_TOO_LONG: f"the request's target is longer than {MAX_TARGET_BYTES} bytes",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: f"the headers are larger than {MAX_HEADER_BYTES} bytes",
@@ -64,6 +66,7 @@ class GuardedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._stall = _StallGuard(transport, STALL_TIMEOUT_S)
+        self._is_stranger = is_stranger(transport.get_extra_info("socket"))
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -107,6 +110,8 @@ class GuardedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._disarm_head_timer()
+        if self._is_stranger:
+            self._refuse_in_callback(HTTPStatus.FORBIDDEN)
         if len(self.connections) > self._max_connections:
             self._refuse_in_callback(HTTPStatus.SERVICE_UNAVAILABLE)
         # The scope shows only the path of http://host/path, so the host in it would go unchecked.

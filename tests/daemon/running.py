@@ -15,7 +15,8 @@ import httpx
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys, OwnerKey
-from edgeagent.daemon.lifecycle import Stop, bind
+from edgeagent.daemon.lifecycle import Stop
+from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.daemon.lifecycle import bind
+from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.state import ExitCode, StartError
 from edgeagent.runtime_file import Runtime, find_daemon
 

@@ -1,0 +1,79 @@
+"""The sockets that the daemon listens on: what they may be, and whether the address is free."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgeagent.daemon.state import ExitCode, StartError
+from edgeagent.daemon.unix import BACKLOG, unix_listener
+
+if TYPE_CHECKING:
+    from edgeagent.config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """What clients connect to. The Unix socket is there if one was asked for."""
+
+    tcp: socket.socket
+    unix: socket.socket | None = None
+
+
+@contextmanager
+def listening(server: ServerConfig) -> Iterator[Listeners]:
+    """Provide the listening sockets; raise StartError where one cannot be had, or would not be safe."""
+    _check_tls(server)
+    with closing(bind(server.host, server.port)) as tcp, unix_listener(server.unix) as unix:
+        yield Listeners(tcp, unix)
+
+
+def _check_tls(server: ServerConfig) -> None:
+    if (server.tls_certificate is None) is not (server.tls_key is None):
+        raise StartError("server.tls_certificate and server.tls_key go together; one of them is missing")
+    if server.tls_certificate is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.tls_certificate, server.tls_key)
+        except OSError as error:
+            raise StartError(f"cannot use the certificate {server.tls_certificate} with its key: {error}") from error
+    elif not server.is_loopback and not server.plaintext:
+        raise StartError(
+            f"{server.host or 'every address'} is reached from other machines, and without TLS the token could be read "
+            "on the way: give --tls-certificate and --tls-key, or say --plaintext, or listen on 127.0.0.1"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raise StartError where the address is taken or is not this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Windows would let another program share the port: there the option means something else.
+        if sys.platform == "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # From here on a client that comes early waits in the queue instead of being refused.
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
+            raise StartError(
+                f"port {port} on {host} is taken by another program, or needs more rights ({error.strerror}); "
+                "stop that program, or choose a port with --port (0 takes a free one)",
+                ExitCode.PORT_TAKEN,
+            ) from error
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener

@@ -1,0 +1,172 @@
+"""A1: every route and method needs the token, but the one that says nothing; no route is without a rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from edgeagent.api import access
+from edgeagent.api.access import RULES, rule_of
+from edgeagent.api.app import create_app
+from edgeagent.backends.fake import FakeBackend
+from edgeagent.config import Config, ServerConfig
+from edgeagent.credentials import OwnerKey, Scope
+from tests.daemon.running import TOKEN, Running, running
+from tests.robust.raw import PAGE, get, upgrade
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPEN = {"/health"}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def locked() -> AsyncIterator[Running]:
+    server = ServerConfig(allowed_origins=(PAGE,), token_required=True)
+    async with running(FakeBackend(), Config(server=server)) as daemon:
+        yield daemon
+
+
+@pytest.fixture(autouse=True)
+def without_failure_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_FAILURES", 10**9)
+
+
+def _routes(routes: list[Any]) -> Iterator[tuple[str, set[str]]]:
+    for route in routes:
+        if hasattr(route, "original_router"):
+            yield from _routes(route.original_router.routes)
+        elif hasattr(route, "methods"):
+            yield route.path, set(route.methods)
+        else:
+            yield route.path, {"WEBSOCKET"}
+
+
+def every_route() -> list[tuple[str, set[str]]]:
+    app = create_app(Config(server=ServerConfig(docs=True)), FakeBackend(), keys=OwnerKey(TOKEN))
+    return list(_routes(app.router.routes))
+
+
+def concrete(path: str) -> str:
+    """Return a path that a route's template matches."""
+    for part in ("{model_id:path}", "{digest}", "{response_id}", "{lane}"):
+        path = path.replace(part, "fake")
+    assert "{" not in path, f"give {path} a value"
+    return path
+
+
+async def test_every_route_has_a_rule_and_every_rule_a_route() -> None:
+    assert {path for path, _ in every_route()} == set(RULES)
+
+
+async def test_the_rule_a_request_meets_is_its_routes() -> None:
+    for path, rule in RULES.items():
+        assert rule_of(concrete(path)) is rule, path
+    assert {path for path, rule in RULES.items() if rule.scope is None} == OPEN
+    # What no route has needs everything that there is.
+    assert rule_of("/nothing").scope is Scope.ADMIN
+
+
+WRONG_TOKENS = [
+    [],
+    ["Authorization: Bearer wrong"],
+    ["Authorization: Basic x"],
+    [f"Authorization: {TOKEN}"],
+    [f"X-Api-Key: {TOKEN}"],
+    [f"Authorization: Bearer {TOKEN}x"],
+    [f"Authorization: Bearer {TOKEN[:-1]}"],
+    ["Authorization: Bearer "],
+    [f"Authorization: Bearer {TOKEN}", f"Authorization: Bearer {TOKEN}"],
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+async def test_every_route_needs_the_token(locked: Running, method: str) -> None:
+    paths = {concrete(path) for path, _ in every_route()}
+    assert {"/v1/chat/completions", "/v1/responses", "/v1/models/fake", "/edgeagent/stop"} <= paths
+    for path in [*paths, "/", "/nothing", "/docs", "/openapi.json"]:
+        for lines in WRONG_TOKENS:
+            reply = await get(locked, "Host: 127.0.0.1:{port}", *lines, target=path, method=method)
+            if path in OPEN:
+                assert reply.status in (200, 405), (path, lines)
+            else:
+                assert reply.status == 401, (path, lines)
+                assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_every_websocket_needs_the_token(locked: Running) -> None:
+    paths = [path for path, methods in every_route() if methods == {"WEBSOCKET"}]
+    assert "/v1/responses" in paths
+    for path in [*paths, "/health", "/nothing"]:
+        for lines in WRONG_TOKENS:
+            reply = await upgrade(locked, "Host: 127.0.0.1:{port}", *lines, target=path)
+            assert reply.status in ((403,) if path in OPEN else (400, 401)), (path, lines)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/health/",
+        "/health/../v1/models",
+        "/health%2f..%2fv1/models",
+        "//health",
+        "/HEALTH",
+        "/health;x",
+        "/v1/models?/health",
+    ],
+)
+async def test_what_looks_like_the_open_path_is_not(locked: Running, target: str) -> None:
+    assert (await get(locked, "Host: 127.0.0.1:{port}", target=target)).status == 401
+
+
+async def test_the_right_token(locked: Running) -> None:
+    host = "Host: 127.0.0.1:{port}"
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert (await get(locked, host, f"Authorization: {scheme} {TOKEN}")).status == 200
+        assert (await upgrade(locked, host, f"Authorization: {scheme} {TOKEN}")).status == 101
+
+
+async def test_a_page_reads_why_it_was_refused(locked: Running) -> None:
+    reply = await get(locked, "Host: 127.0.0.1:{port}", f"Origin: {PAGE}")
+    assert reply.status == 401
+    assert reply.headers["access-control-allow-origin"] == PAGE
+
+
+async def test_the_open_path_says_nothing(locked: Running) -> None:
+    reply = await get(locked, "Host: 127.0.0.1:{port}", target="/health")
+    assert json.loads(reply.body) == {"status": "ok"}
+
+
+async def test_the_token_among_subprotocols(locked: Running) -> None:
+    url = f"ws://127.0.0.1:{locked.port}/v1/responses"
+    token = f"openai-insecure-api-key.{TOKEN}"
+    async with connect(url, subprotocols=["realtime", token]) as socket:  # type: ignore[list-item]
+        assert socket.subprotocol == "realtime"
+    async with connect(url, subprotocols=[token, "realtime"]) as socket:  # type: ignore[list-item]
+        assert socket.subprotocol == "realtime"
+    for offered, status in (
+        ([token], 400),
+        ([f"{token}x", "realtime"], 401),
+        ([token, token, "realtime"], 401),
+        (["realtime"], 401),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(url, subprotocols=offered):  # type: ignore[arg-type]
+                pass
+        assert refused.value.response.status_code == status
+        assert json.loads(refused.value.response.body)["error"]["message"]
+
+
+async def test_stopping_needs_the_token_even_where_nothing_else_does() -> None:
+    host = "Host: 127.0.0.1:{port}"
+    async with running(FakeBackend()) as daemon:
+        assert (await get(daemon, host, method="POST", target="/edgeagent/stop")).status == 401
+        assert not daemon.stop.is_requested
+        token = f"Authorization: Bearer {TOKEN}"
+        assert (await get(daemon, host, token, method="POST", target="/edgeagent/stop")).status == 202
+        assert daemon.stop.is_requested
