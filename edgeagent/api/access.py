@@ -58,15 +58,22 @@ RULES: dict[str, Rule] = {
     "/api/push": _MODELS,
     "/api/delete": _MODELS,
     "/api/blobs/{digest}": _MODELS,
+    "/metrics": _ADMIN,
     "/edgeagent/status": _ADMIN,
     "/edgeagent/stop": _OWNER,
 }
-_PATTERNS = [(compile_path(template)[0], rule) for template, rule in RULES.items()]
+_PATTERNS = [(compile_path(template)[0], template) for template in RULES]
+
+
+def template_of(path: str) -> str | None:
+    """Return the template that a path fits, None for a path without a rule."""
+    return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
 
 
 def rule_of(path: str) -> Rule:
     """Return what a path needs."""
-    return next((rule for pattern, rule in _PATTERNS if pattern.match(path)), _ADMIN)
+    template = template_of(path)
+    return _ADMIN if template is None else RULES[template]
 
 
 def client_of(connection: HTTPConnection) -> str:

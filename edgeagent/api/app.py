@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
-import traceback
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -12,15 +10,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from edgeagent.api import admin, chat, models, ollama, responses, websocket
+from edgeagent.api import admin, chat, metrics, models, ollama, responses, websocket
 from edgeagent.api.context import Context
+from edgeagent.api.envelope import Envelope
 from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.api.history import ResponseStore
 from edgeagent.api.limits import BodyLimit
-from edgeagent.api.live import LiveRequests
+from edgeagent.api.live import LiveRequests, Trace
 from edgeagent.api.probe import Probe
 from edgeagent.api.security import Policy, Security
 from edgeagent.api.service import Service
@@ -39,6 +37,7 @@ def create_app(
     history: ResponseStore | None = None,
     stop: Callable[[], None] = lambda: None,
     num_connections: Callable[[], int] = lambda: 0,
+    trace: Trace | None = None,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
@@ -52,12 +51,12 @@ def create_app(
         redirect_slashes=False,
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
-            Middleware(Envelope),
+            Middleware(Envelope, answer_unhandled=_answer_unhandled),
             Middleware(Security, policy=Policy(config.server, keys)),
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveRequests(service)
+    live = LiveRequests(service, trace)
     app.state.context = Context(
         config=config,
         service=live,
@@ -66,45 +65,19 @@ def create_app(
         stop=stop,
         num_connections=num_connections,
     )
-    for module in (chat, responses, websocket, models, ollama, admin):
+    for module in (chat, responses, websocket, models, ollama, admin, metrics):
         app.include_router(module.router)
     return app
-
-
-class Envelope:
-    """The outermost ASGI middleware: names each HTTP request, and logs what nothing else caught, a bare 500 to HTTP."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req_{secrets.token_hex(12)}"
-        is_started = scope["type"] != "http"
-
-        async def send_named(message: Message) -> None:
-            nonlocal is_started
-            if message["type"] == "http.response.start":
-                is_started = True
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_named)
-        except ClientDisconnect:
-            return  # nobody is left to be answered
-        except Exception as error:
-            # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
-            places = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("%s %r failed: %s\n%s", request_id, scope["path"], type(error).__name__, places)
-            if is_started:
-                raise
-            await _error_response(InternalError("unhandled"))(scope, receive, send_named)
 
 
 def _error_response(error: EdgeAgentError, status: int | None = None) -> JSONResponse:
     return JSONResponse(
         {"error": error_body(error)}, status_code=status or http_status(error), headers=error_headers(error)
     )
+
+
+async def _answer_unhandled(scope: Scope, receive: Receive, send: Send) -> None:
+    await _error_response(InternalError("unhandled"))(scope, receive, send)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,22 +1,29 @@
-"""The requests that are running, whoever asked: counted for the status, and drained when the daemon stops."""
+"""The requests that are running, whoever asked: measured, logged without a word of theirs, drained at the stop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
-from edgeagent import metrics
 from edgeagent.api.service import Service
-from edgeagent.errors import BackendUnavailable, EdgeAgentError
-from edgeagent.types import Finished, GenerateRequest, ModelStatus, Step
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
+from edgeagent.metrics.meter import ABANDONED, Meter
+from edgeagent.types import GenerateRequest, ModelStatus, Step
+
+logger = logging.getLogger(__name__)
+
+Trace = Callable[[GenerateRequest, Meter, str], None]
+"""Told of each generation's end: what was asked, what was measured, how it ended."""
 
 
 class LiveRequests:
     """A Service that knows which of its requests are running, and takes no more once it drains."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, trace: Trace | None = None) -> None:
         self._service = service
+        self._trace = trace
         self._live: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -45,26 +52,23 @@ class LiveRequests:
         self._live.add(request.id)
         self._idle.clear()
         self._num_total += 1
-        metrics.live_requests.inc()
-        end: Finished | str = "abandoned"
+        meter, code = Meter(self._label(request.model)), ABANDONED
         try:
             async with aclosing(self._service.generate(request)) as steps:
                 async for step in steps:
-                    if step.deltas and isinstance(last := step.deltas[-1], Finished):
-                        end = last
+                    meter.step(step)
                     yield step
         except EdgeAgentError as error:
-            end = error.code
+            code = error.code
+            raise
+        except Exception:
+            code = InternalError.code
             raise
         finally:
             self._live.discard(request.id)
             if not self._live:
                 self._idle.set()
-            metrics.live_requests.dec()
-            if isinstance(end, Finished):
-                metrics.observe_finished(end)
-            else:
-                metrics.requests_total.labels(end).inc()
+            self._settle(request, meter, code)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
@@ -93,3 +97,29 @@ class LiveRequests:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         return not self._live
+
+    def _label(self, model: str) -> str:
+        """Return the name under which a model is measured: a served one, never a client's own word."""
+        names = [status.name for status in self._service.models()]
+        return model if model in names else self._service.default_model()
+
+    def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
+        end = meter.end(code)
+        logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
+        if self._trace is not None:
+            self._trace(request, meter, end)
+
+
+def _measures(request: GenerateRequest, meter: Meter, end: str) -> dict[str, object]:
+    usage = meter.usage
+    first_ms = None if meter.first_s is None else round(1000.0 * (meter.first_s - meter.began_s), 1)
+    return {
+        "generation": request.id,
+        "model": meter.model,
+        "end": end,
+        "prompt_tokens": usage.num_prompt_tokens,
+        "cached_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_output_tokens,
+        "first_token_ms": first_ms,
+        "total_ms": round(1000.0 * (meter.ended_s - meter.began_s), 1),
+    }

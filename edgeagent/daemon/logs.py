@@ -1,23 +1,40 @@
-"""Where log records go and what they look like: stderr, a line each, without control characters."""
+"""What log records look like, and what never gets into them: a line each, named after its request, nobody's words.
+
+An exception is shown by its type and its places. Its own text may quote a prompt, and so may what libraries say at
+their lower levels: of those only warnings pass, of some nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edgeagent.api.request_id import REQUEST_ID
 
 if TYPE_CHECKING:
     from edgeagent.config import LogConfig
     from edgeagent.daemon.console import Output
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# uvicorn's own words are about what clients did wrong, or an exception's text, which may quote a prompt; api/app logs
-# what matters of those. asyncio's warnings are about sockets that clients dropped.
-_QUIET: Mapping[str, int] = {"uvicorn.error": logging.CRITICAL, "asyncio": logging.ERROR, "httpx": logging.WARNING}
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# uvicorn's own words are about what clients did wrong, or an exception's text; api/envelope logs what matters of those.
+# asyncio's name tasks and callbacks with their arguments; `log_unhandled` says instead what went wrong there.
+_SILENT = ("uvicorn", "asyncio", "websockets")
+# What may be written beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.
+FIELDS = "fields"
+PLACES = "places"
+
+logger = logging.getLogger(__name__)
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
@@ -26,38 +43,81 @@ def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
     handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(config.level.upper())
-    for name, level in _QUIET.items():
-        logging.getLogger(name).setLevel(max(level, root.level))
+    root.setLevel(max(logging.WARNING, getattr(logging, config.level.upper())))
+    logging.getLogger("edgeagent").setLevel(config.level.upper())
+    for name in _SILENT:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    threading.excepthook = lambda failed: _log_unhandled("a thread", failed.exc_value)
+    sys.unraisablehook = lambda failed: _log_unhandled("a finalizer", failed.exc_value)
 
 
-def _escape(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape").decode()
+def log_unhandled(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Log what nobody awaited or caught in the event loop; for loop.set_exception_handler."""
+    del loop
+    _log_unhandled("the event loop", context.get("exception"))
 
 
-class ConsoleLines(logging.Formatter):
-    """A time, a level, a logger and a message; what a client put into it cannot move a terminal's cursor."""
+def _log_unhandled(place: str, error: BaseException | None) -> None:
+    if error is not None:
+        logger.error("unhandled in %s: %s", place, type(error).__name__, exc_info=error)
+
+
+class _Lines(logging.Formatter):
+    """What both kinds of lines have in common."""
+
+    def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 the library's name
+        """Return an exception's type and places, those of what led to it too, without any exception's text."""
+        parts: list[str] = []
+        error: BaseException | None = ei[1]
+        while error is not None and len(parts) < 8:
+            places = "".join(traceback.format_tb(error.__traceback__))
+            parts.append(f"{places}{type(error).__module__}.{type(error).__qualname__}")
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return "\n".join(parts)
+
+
+class ConsoleLines(_Lines):
+    """Time, level, logger, message, fields; what a client put into them cannot move a terminal's cursor."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's lines."""
-        return _CONTROL.sub(_escape, super().format(record))
+        """Return the record's line and, of a bug, the lines that say where it is."""
+        return "\n".join([super().format(record), *getattr(record, PLACES, "").splitlines()])
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the library's name
+        """Return the record's own line."""
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items() if value is not None)
+        return _CONTROL.sub(_escape, super().formatMessage(record) + fields)
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(_Lines):
     """One JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's object."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        fields = {
+        line: dict[str, object] = {
             "time": f"{stamp}.{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **_fields(record),
         }
         if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
+            line["traceback"] = self.formatException(record.exc_info)
+        elif hasattr(record, PLACES):
+            line["traceback"] = getattr(record, PLACES)
+        return json.dumps(line)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = dict(getattr(record, FIELDS, {}))
+    if request_id := REQUEST_ID.get():
+        fields["request_id"] = request_id
+    return fields
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()

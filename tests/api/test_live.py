@@ -1,4 +1,4 @@
-"""Counting, refusing and draining live requests, and what is measured of each."""
+"""Counting, refusing and draining live requests."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
-from edgeagent import metrics
 from edgeagent.api.live import LiveRequests
 from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
-from edgeagent.errors import BackendUnavailable, WorkerCrashed
+from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
+from edgeagent.metrics.meter import Meter
 from edgeagent.types import GenerateRequest, Step, TextDelta, TextPrompt
 
 
 def request(name: str) -> GenerateRequest:
     return GenerateRequest(name, "fake", TextPrompt("one two"))
-
-
-def sample(name: str, **labels: str) -> float:
-    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 async def consume(steps: AsyncIterator[Step]) -> list[Step]:
@@ -28,29 +25,37 @@ async def consume(steps: AsyncIterator[Step]) -> list[Step]:
 
 async def test_steps_pass_and_are_counted() -> None:
     live = LiveRequests(FakeBackend())
-    before = sample("edgeagent_requests_total", end="stop"), sample("edgeagent_output_tokens_total")
     steps = await consume(live.generate(request("a")))
     assert [delta for step in steps for delta in step.deltas][1:3] == [TextDelta("one"), TextDelta(" two")]
     assert (live.num_live, live.num_total) == (0, 1)
-    assert sample("edgeagent_requests_total", end="stop") == before[0] + 1
-    assert sample("edgeagent_output_tokens_total") == before[1] + 2
-    assert sample("edgeagent_stage_seconds_count", stage="prefill") > 0
 
 
-async def test_ends_are_told_apart() -> None:
-    gate = Gate()
-    live = LiveRequests(FakeBackend(failing(WorkerCrashed("signal 9"))))
-    crashed, abandoned = (sample("edgeagent_requests_total", end=end) for end in ("worker_crashed", "abandoned"))
+async def test_each_end_is_told_once() -> None:
+    ends: list[tuple[str, str, str]] = []
+
+    def note(asked: GenerateRequest, meter: Meter, end: str) -> None:
+        ends.append((asked.id, meter.model, end))
+
+    await consume(LiveRequests(FakeBackend(), note).generate(request("a")))
     with pytest.raises(WorkerCrashed):
-        await consume(live.generate(request("a")))
-    live = LiveRequests(FakeBackend(lambda _: (TextDelta("x"), gate)))
-    steps = live.generate(request("b"))
+        await consume(LiveRequests(FakeBackend(failing(WorkerCrashed("signal 9"))), note).generate(request("b")))
+    with pytest.raises(ValueError, match="a bug"):
+        await consume(LiveRequests(FakeBackend(lambda _: (ValueError("a bug"),)), note).generate(request("c")))
+    live = LiveRequests(FakeBackend(lambda _: (TextDelta("x"), Gate())), note)
+    steps = live.generate(request("d"))
     await anext(steps)
-    assert (live.num_live, sample("edgeagent_live_requests")) == (1, 1)
+    assert live.num_live == 1
     await steps.aclose()
-    assert (live.num_live, sample("edgeagent_live_requests")) == (0, 0)
-    assert sample("edgeagent_requests_total", end="worker_crashed") == crashed + 1
-    assert sample("edgeagent_requests_total", end="abandoned") == abandoned + 1
+    assert live.num_live == 0
+    with pytest.raises(ModelNotFound):
+        await consume(live.generate(replace(request("e"), model="a client's words")))
+    assert ends == [
+        ("a", "fake", "stop"),
+        ("b", "fake", "worker_crashed"),
+        ("c", "fake", "internal_error"),
+        ("d", "fake", "abandoned"),
+        ("e", "fake", "model_not_found"),
+    ]
 
 
 async def test_draining() -> None:

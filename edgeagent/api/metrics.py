@@ -1,0 +1,19 @@
+"""GET /metrics: what the daemon measures of itself, for Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from edgeagent.api.context import context_of
+from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def get_metrics(request: Request) -> Response:
+    """Return every measurement in Prometheus's text format."""
+    context = context_of(request)
+    snapshot = Snapshot(context.service.models(), context.num_connections())
+    return Response(exposition(snapshot), media_type=CONTENT_TYPE)

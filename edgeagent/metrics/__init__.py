@@ -1,0 +1,116 @@
+"""Every measurement, named once. Whoever measures calls the object; who exports them asks `metrics.exposition`.
+
+The registry is our own: prometheus_client's default one also collects from the interpreter. Labels are bounded: route
+templates, error codes, and names of models that are served, never a client's own words.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from edgeagent.metrics.tally import Tally
+
+# A second series for each counter with the time when it was made: nobody asks for it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+REGISTRY = CollectorRegistry()
+# Memory, descriptors and CPU time of the daemon itself, where the system tells (Linux).
+ProcessCollector(registry=REGISTRY)
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAP_SECONDS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+requests_total = Counter(
+    "edgeagent_requests_total",
+    "What clients asked, by route and outcome: an HTTP status, or how a response on a WebSocket ended.",
+    ["route", "method", "outcome"],
+    registry=REGISTRY,
+)
+refused_total = Counter(
+    "edgeagent_refused_total",
+    "Requests and connections that were turned away before anything was generated, by error code.",
+    ["reason"],
+    registry=REGISTRY,
+)
+generations_total = Counter(
+    "edgeagent_generations_total",
+    "Generations that ended, by their finish reason or error code; abandoned: the client left.",
+    ["model", "end"],
+    registry=REGISTRY,
+)
+live_requests = Gauge(
+    "edgeagent_live_requests",
+    "Generations that are waiting for their turn, or running.",
+    ["model", "state"],
+    registry=REGISTRY,
+)
+first_token_seconds = Histogram(
+    "edgeagent_first_token_seconds",
+    "From a request's acceptance to its first output.",
+    ["model"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+inter_token_seconds = Tally(
+    "edgeagent_inter_token_seconds",
+    "From one output of a stream to its next, which may bring several tokens.",
+    "model",
+    bounds=_GAP_SECONDS,
+    registry=REGISTRY,
+)
+generation_seconds = Histogram(
+    "edgeagent_generation_seconds",
+    "From a request's acceptance to its end.",
+    ["model"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+stage_seconds = Histogram(
+    "edgeagent_stage_seconds",
+    "The stages of a finished generation; queue is the wait for a free sequence.",
+    ["stage"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+prefill_tokens_total = Counter(
+    "edgeagent_prefill_tokens_total", "Prompt tokens that were computed.", ["model"], registry=REGISTRY
+)
+prefix_cache_hit_tokens_total = Counter(
+    "edgeagent_prefix_cache_hit_tokens_total",
+    "Prompt tokens that the prefix cache had.",
+    ["model"],
+    registry=REGISTRY,
+)
+decode_tokens_total = Counter("edgeagent_decode_tokens_total", "Generated tokens.", ["model"], registry=REGISTRY)
+draft_tokens_total = Counter(
+    "edgeagent_draft_tokens_total",
+    "Draft tokens, by whether the target accepted them.",
+    ["accepted"],
+    registry=REGISTRY,
+)
+open_websockets = Gauge("edgeagent_open_websockets", "WebSockets that are open.", registry=REGISTRY)
+slow_clients_cut_total = Counter(
+    "edgeagent_slow_clients_cut_total",
+    "Connections that were cut because their clients did not read, by transport.",
+    ["transport"],
+    registry=REGISTRY,
+)
+loop_lag_seconds = Tally(
+    "edgeagent_loop_lag_seconds",
+    "How late the daemon's event loop came to what was due, ten times a second.",
+    None,
+    bounds=_LAG_SECONDS,
+    registry=REGISTRY,
+)
+log_lines_dropped_total = Counter(
+    "edgeagent_log_lines_dropped_total",
+    "Lines of output that were dropped because nobody read them.",
+    registry=REGISTRY,
+)

@@ -1,0 +1,74 @@
+"""All measurements as Prometheus reads them: what was counted, and what is read off the models at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edgeagent import __version__
+from edgeagent.metrics import REGISTRY
+from edgeagent.types import ModelStatus, WorkerState, WorkerStatus
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
+    "edgeagent_worker_running": ("Sequences the engine is computing.", lambda worker: worker.num_running),
+    "edgeagent_worker_waiting": ("Requests that wait inside the worker.", lambda worker: worker.num_waiting),
+    "edgeagent_kv_cells_used": ("KV cells in use, idle prefixes included.", lambda worker: worker.num_cells_used),
+    "edgeagent_kv_cells": ("KV cells there are.", lambda worker: worker.num_cells),
+    "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
+    "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is read rather than counted. A worker's own numbers are as old as its last pong, a second at most."""
+
+    models: Sequence[ModelStatus]
+    num_connections: int
+
+
+def exposition(snapshot: Snapshot) -> bytes:
+    """Return every measurement in Prometheus's text format."""
+    registry = CollectorRegistry()
+    registry.register(_Gauges(snapshot))
+    return generate_latest(REGISTRY) + generate_latest(registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("edgeagent_build_info", "The version that runs.", labels=["version"])
+        build.add_metric([__version__], 1.0)
+        yield build
+        yield GaugeMetricFamily(
+            "edgeagent_open_connections", "Connections that are open.", value=self._snapshot.num_connections
+        )
+        yield from _model_metrics(self._snapshot.models)
+
+
+def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
+    ready = GaugeMetricFamily("edgeagent_model_ready", "Whether a model can answer now.", labels=["model"])
+    restarts = CounterMetricFamily(
+        "edgeagent_worker_restarts", "How often a model's process was replaced.", labels=["model"]
+    )
+    gauges = {
+        name: GaugeMetricFamily(name, documentation, labels=["model"])
+        for name, (documentation, _) in _WORKER_GAUGES.items()
+    }
+    for model in models:
+        ready.add_metric([model.name], float(model.state is WorkerState.READY))
+        restarts.add_metric([model.name], model.num_restarts)
+        if model.worker is not None:
+            for name, (_, read) in _WORKER_GAUGES.items():
+                gauges[name].add_metric([model.name], read(model.worker))
+    yield ready
+    yield restarts
+    yield from gauges.values()

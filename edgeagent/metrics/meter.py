@@ -1,0 +1,107 @@
+"""What is measured of one generation, from its acceptance to its end. It sees steps, never what they say."""
+
+from __future__ import annotations
+
+import time
+
+from edgeagent import metrics
+from edgeagent.errors import ModelNotFound
+from edgeagent.types import (
+    Finished,
+    ReasoningDelta,
+    Started,
+    Step,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+
+ABANDONED = "abandoned"
+
+_OUTPUT = frozenset({TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta})
+
+
+class Meter:
+    """Counts a generation as live until `end`, which must be called once. `model` is the name of a served model."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.began_s = time.monotonic()
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.ended_s = 0.0
+        self.has_begun = False
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self.num_tokens = 0
+        self._gaps = metrics.inter_token_seconds.labels(model)
+        metrics.live_requests.labels(model, "waiting").inc()
+
+    @property
+    def usage(self) -> Usage:
+        """The counts of the end; where it was none in order, those of what had come."""
+        if self.finished is not None:
+            return self.finished.usage
+        started = self.started or Started(0, 0)
+        return Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
+
+    def step(self, step: Step) -> None:
+        """Take a step. It costs about half a microsecond: there is one for each token."""
+        if not self.has_begun:
+            self._begin(step)
+        if step.deltas and type(step.deltas[-1]) is Finished:
+            self.finished = step.deltas[-1]
+        if step.tokens or (step.deltas and type(step.deltas[-1]) in _OUTPUT):
+            self.num_tokens += len(step.tokens)
+            if self.first_s is None:
+                self.first_s = time.monotonic()
+                metrics.first_token_seconds.labels(self.model).observe(self.first_s - self.began_s)
+            else:
+                self._gaps.observe(step.at_s - self.last_s)
+            self.last_s = step.at_s
+
+    def end(self, code: str = ABANDONED) -> str:
+        """Count the end and return its name: the finish reason, else the error's code, else that the client left."""
+        self.ended_s = time.monotonic()
+        metrics.live_requests.labels(self.model, "running" if self.has_begun else "waiting").dec()
+        end = self.finished.reason.value if self.finished is not None else code
+        # A name that nobody serves is a client's own words.
+        metrics.generations_total.labels("unknown" if end == ModelNotFound.code else self.model, end).inc()
+        if self.has_begun:
+            metrics.generation_seconds.labels(self.model).observe(self.ended_s - self.began_s)
+            self._count_tokens()
+        elif self.finished is None and code != ABANDONED:
+            metrics.refused_total.labels(code).inc()
+        return end
+
+    def _begin(self, step: Step) -> None:
+        self.has_begun = True
+        if step.deltas and isinstance(step.deltas[0], Started):
+            self.started = step.deltas[0]
+        metrics.live_requests.labels(self.model, "waiting").dec()
+        metrics.live_requests.labels(self.model, "running").inc()
+
+    def _count_tokens(self) -> None:
+        usage = self.usage
+        metrics.prefill_tokens_total.labels(self.model).inc(usage.num_prompt_tokens - usage.num_cached_tokens)
+        metrics.prefix_cache_hit_tokens_total.labels(self.model).inc(usage.num_cached_tokens)
+        metrics.decode_tokens_total.labels(self.model).inc(usage.num_output_tokens)
+        if self.finished is not None:
+            _observe_stages(self.finished.timings)
+
+
+def _observe_stages(timings: Timings) -> None:
+    metrics.draft_tokens_total.labels("true").inc(timings.num_accepted_tokens)
+    metrics.draft_tokens_total.labels("false").inc(timings.num_draft_tokens - timings.num_accepted_tokens)
+    stages_ms = {
+        "queue": timings.queue_ms,
+        "load": timings.load_ms,
+        "render": timings.render_ms,
+        "cache": timings.cache_ms,
+        "prefill": timings.prefill_ms,
+        "decode": timings.decode_ms,
+    }
+    for stage, milliseconds in stages_ms.items():
+        metrics.stage_seconds.labels(stage).observe(milliseconds / 1000.0)
