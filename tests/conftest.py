@@ -6,9 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from edgeagent.types import MemoryKind
 from tests.models import make_tiny_model
+
+# A busy machine makes any example slow.
+settings.register_profile("edgeagent", deadline=None)
+settings.load_profile("edgeagent")
 
 TinyModel = Callable[[MemoryKind], Path]
 

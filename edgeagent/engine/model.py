@@ -36,6 +36,7 @@ _SAMPLING_KEYS = {
 }
 _MAX_METADATA_BYTES = 1 << 20
 _EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
+_USER_DEFINED = 1 << 4  # llama_token_attr
 DEFAULT_MAX_CONTEXT = 8192
 
 
@@ -185,6 +186,10 @@ class Model:
     def is_control(self, token: int) -> bool:
         """Whether a token is markup (BOS, <|im_start|> …) and not text."""
         return bool(lib.llama_vocab_is_control(self._vocab, token))
+
+    def is_user_defined(self, token: int) -> bool:
+        """Whether text becomes the token whatever `parse_special` says."""
+        return bool(lib.llama_vocab_get_attr(self._vocab, token) & _USER_DEFINED)
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation (EOS, EOT …)."""

@@ -165,12 +165,12 @@ def replace_message(message: Message, *, content: str, tool_calls: tuple[ToolCal
     return Message(message.role, content, message.reasoning, calls, message.tool_call_id, message.name)
 
 
-def mark_messages(messages: Sequence[Message], mark: Mark) -> tuple[Message, ...]:
-    """Return the messages with all text that is not ours marked."""
+def mark_messages(messages: Sequence[Message], mark: Mark, mark_foreign: Mark) -> tuple[Message, ...]:
+    """Return the messages with all text that is not ours marked, users' and tools' as the second function does."""
     return tuple(
         Message(
             message.role,
-            mark(message.content),
+            (mark_foreign if message.role in ("user", "tool") else mark)(message.content),
             mark(message.reasoning),
             tuple(ToolCall(mark(call.id), mark(call.name), mark(call.arguments)) for call in message.tool_calls),
             None if message.tool_call_id is None else mark(message.tool_call_id),

@@ -37,30 +37,41 @@ class Rendered:
 class Marker:
     """Marks control tokens' texts in the strings of one prompt and finds the marks again in the rendered text.
 
-    `control` is None where nothing needs a mark.
+    `foreign` finds what is marked in the words of users and tools: control tokens' texts, and those that stand for
+    calls, results and reasoning. An assistant's words hold these by right, and templates look for them there.
     """
 
-    def __init__(self, control: re.Pattern[str], strings: Iterable[str]) -> None:
+    def __init__(
+        self, control: re.Pattern[str], strings: Iterable[str], *, foreign: re.Pattern[str] | None = None
+    ) -> None:
         text = "\n".join(strings)
+        self._control = control
+        self._foreign = foreign or control
         # An escape in JSON may hide the text of a control token until the template has parsed it.
-        is_needed = control.search(text) is not None or "\\u" in text
-        self._control = control if is_needed else None
-        self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if is_needed else ""
+        self._is_needed = self._foreign.search(text) is not None or "\\u" in text
+        self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if self._is_needed else ""
 
     def mark(self, text: str) -> str:
         """Return the text with its control tokens' texts marked. Marking twice does no more than once."""
-        if self._control is None:
+        return self._mark(self._control, text)
+
+    def mark_foreign(self, text: str) -> str:
+        """Return the words of a user or a tool, marked."""
+        return self._mark(self._foreign, text)
+
+    def _mark(self, pattern: re.Pattern[str], text: str) -> str:
+        if not self._is_needed:
             return text
-        return self._control.sub(lambda match: match[0][0] + self._sentinel + match[0][1:], text)
+        return pattern.sub(lambda match: match[0][0] + self._sentinel + match[0][1:], text)
 
     def split(self, text: str) -> Pieces:
         """Take the marks out of a text; what they stood in becomes pieces of its own, which are not trusted."""
-        if self._control is None:
+        if not self._is_needed:
             return ((text, True),)
         head, *tails = text.split(self._sentinel)
         pieces: list[tuple[str, bool]] = []
         for tail in tails:
-            match = self._control.match(head[-1:] + tail)
+            match = self._foreign.match(head[-1:] + tail)
             if match is None or not head:
                 head += tail
                 continue
@@ -89,8 +100,7 @@ def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
     joined: list[str] = []
     for text, is_trusted in rendered.pieces:
         if not is_trusted and text not in plain:
-            harmful = any(map(vocabulary.is_control, vocabulary.tokenize(text, parse_special=True)))
-            plain[text] = vocabulary.tokenize(text, parse_special=False) if harmful else None
+            plain[text] = _plain_tokens(text, vocabulary) if _is_special(text, vocabulary) else None
         if is_trusted or plain[text] is None:
             joined.append(text)
             continue
@@ -105,4 +115,17 @@ def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
             tokens += ready
         elif text or add_bos:
             tokens += vocabulary.tokenize(text, parse_special=True, add_bos=add_bos)
+    return tokens
+
+
+def _is_special(text: str, vocabulary: Vocabulary) -> bool:
+    tokens = vocabulary.tokenize(text, parse_special=True)
+    return any(vocabulary.is_control(token) or vocabulary.is_user_defined(token) for token in tokens)
+
+
+def _plain_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens of a text as if nothing in it were special; a cut hides what the tokenizer always finds."""
+    tokens = vocabulary.tokenize(text, parse_special=False)
+    if len(text) > 1 and any(map(vocabulary.is_user_defined, tokens)):
+        return _plain_tokens(text[:1], vocabulary) + _plain_tokens(text[1:], vocabulary)
     return tokens

@@ -70,7 +70,8 @@ class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
     `control_texts` are the texts of the vocabulary's control tokens (vocabulary.control_texts); without them whatever
-    looks like one is kept from being one.
+    looks like one is kept from being one. `marker_texts` are further texts that become tokens, which users and tools
+    must not write (vocabulary.marker_texts).
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class ChatTemplate:
         eos_text: str,
         architecture: str = "",
         control_texts: Collection[str] | None = None,
+        marker_texts: Collection[str] = (),
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.architecture = architecture
         self._variables = {"bos_token": bos_text, "eos_token": eos_text}
         self._environment = Sandbox(now)
         self._control = control_pattern(control_texts)
+        self._foreign = control_pattern(None if control_texts is None else {*control_texts, *marker_texts})
         self.fallback_reason: str | None = None
         # A template that exceeded the limits once is not tried out further; requests still fail one by one.
         self._is_hostile = False
@@ -124,11 +127,11 @@ class ChatTemplate:
         JSON objects.
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
-        marker = Marker(self._control, _strings(prompt))
+        marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
         tools = prompt.tools if prompt.tool_choice.mode != "none" else ()
         try:
             definitions = tool_definitions(tools, marker.mark)
-            messages = mark_messages(prompt.messages, marker.mark)
+            messages = mark_messages(prompt.messages, marker.mark, marker.mark_foreign)
             text = self._render_somehow(messages, definitions, kwargs, marker.mark)
         except RecursionError:
             raise InvalidRequest("the messages or tools are nested too deep", param="messages") from None

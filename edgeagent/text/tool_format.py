@@ -38,6 +38,14 @@ THINK = ReasoningMarkers("<think>", "</think>")
 REASONING = (THINK, ReasoningMarkers("[THINK]", "[/THINK]"))
 
 
+# Everything that stands for reasoning, a call or a result in some model's prompts.
+KNOWN_MARKERS = (
+    *(HERMES_OPEN, HERMES_CLOSE, LLAMA_OPEN, MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID),
+    *("<tools>", "</tools>", "<tool_response>", "</tool_response>", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    *(text for pair in REASONING for text in (pair.open, pair.close)),
+)
+
+
 def call_opener(tool_format: ToolFormat) -> str:
     """Return the marker that opens a call (or a list of them) in this format."""
     match tool_format:

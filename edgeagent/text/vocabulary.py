@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Protocol
+
+_MARKUP = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 
 
 class Vocabulary(Protocol):
@@ -43,6 +46,10 @@ class Vocabulary(Protocol):
         """Whether the token is a control token, which only parse_special turns text into."""
         ...
 
+    def is_user_defined(self, token: int) -> bool:
+        """Whether text becomes the token whatever parse_special says (<tool_call> in Qwen's, runs of blanks)."""
+        ...
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends generation."""
         ...
@@ -52,6 +59,16 @@ def control_texts(vocabulary: Vocabulary) -> frozenset[str]:
     """Return the texts of all control tokens (one pass over the vocabulary: keep the result)."""
     pieces = (vocabulary.piece(token) for token in range(vocabulary.num_tokens) if vocabulary.is_control(token))
     return frozenset(text for piece in pieces if (text := piece.decode("utf-8", "replace").strip()))
+
+
+def marker_texts(vocabulary: Vocabulary, known: str) -> frozenset[str]:
+    """Return the texts of user-defined tokens that look like markup and occur in `known`.
+
+    There are others, such as <table> or runs of blanks, which are but a short way to write common text.
+    """
+    tokens = (token for token in range(vocabulary.num_tokens) if vocabulary.is_user_defined(token))
+    texts = (vocabulary.piece(token).decode("utf-8", "replace") for token in tokens)
+    return frozenset(text for text in texts if _MARKUP.fullmatch(text) and text in known)
 
 
 def control_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:

@@ -22,20 +22,32 @@ WORDS = (
 
 
 class FakeVocabulary:
-    """Tokens 0 to 255 are bytes; then words, matched longest first; then control tokens, of which the last ends."""
+    """Tokens 0 to 255 are bytes; then words, matched longest first; then control tokens, of which the last ends.
 
-    def __init__(self, control: tuple[str, ...] = (), *, bos_text: str = "", adds_bos: bool = False) -> None:
+    `user_defined` are further words, which text becomes before anything else.
+    """
+
+    def __init__(
+        self,
+        control: tuple[str, ...] = (),
+        *,
+        user_defined: tuple[str, ...] = (),
+        bos_text: str = "",
+        adds_bos: bool = False,
+    ) -> None:
         self.bos_text = bos_text
         self.eos_text = "<|end|>"
         control = (*control, *([bos_text] if bos_text else []), self.eos_text)
-        pieces = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS]
+        self._all_words = (*WORDS, *user_defined)
+        self._user_defined = user_defined
+        pieces = [bytes([byte]) for byte in range(256)] + [word.encode() for word in self._all_words]
         self._first_control = len(pieces)
         self._pieces = pieces + [text.encode() for text in control]
         self._adds_bos = adds_bos
         self.num_tokens = len(self._pieces)
         self.end_tokens: tuple[int, ...] = (self.num_tokens - 1,)
         self._control = {text: self._first_control + index for index, text in enumerate(control)}
-        self._words = sorted(WORDS, key=len, reverse=True)
+        self._words = [*user_defined, *sorted(WORDS, key=len, reverse=True)]
 
     def token(self, text: str) -> int:
         """Return the control token with this text."""
@@ -56,7 +68,7 @@ class FakeVocabulary:
                     return [self._control[control]], len(control)
         for word in self._words:
             if text.startswith(word):
-                return [256 + WORDS.index(word)], len(word)
+                return [256 + self._all_words.index(word)], len(word)
         return list(text[0].encode("utf-8", "replace")), 1
 
     def piece(self, token: int) -> bytes:
@@ -64,6 +76,9 @@ class FakeVocabulary:
 
     def is_control(self, token: int) -> bool:
         return token >= self._first_control
+
+    def is_user_defined(self, token: int) -> bool:
+        return 256 + len(WORDS) <= token < self._first_control
 
     def is_end(self, token: int) -> bool:
         return token in self.end_tokens

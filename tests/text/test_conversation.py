@@ -88,8 +88,9 @@ def test_short_ids_match_between_call_and_result() -> None:
 
 def test_marking_reaches_every_text() -> None:
     message = Message("assistant", "a", "b", (ToolCall("c", "d", '{"e": ["f"]}'),), "g", "h")
-    (marked,) = mark_messages((message,), str.upper)
+    (marked,) = mark_messages((message,), str.upper, str.title)
     assert marked == Message("assistant", "A", "B", (ToolCall("C", "D", '{"E": ["F"]}'),), "G", "H")
+    assert mark_messages((Message("tool", "ab"),), str.upper, str.title) == (Message("tool", "Ab"),)
     (turn,) = turns((message,), Style(), str.upper)
     assert turn["tool_calls"][0]["function"]["arguments"] == {"E": ["F"]}
     (definition,) = tool_definitions((Tool("a", "b", '{"c": ["d", 1]}'),), str.upper)
