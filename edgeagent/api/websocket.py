@@ -15,10 +15,13 @@ from fastapi import APIRouter, WebSocket
 from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
+from edgeagent import metrics
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.envelope import WEBSOCKET
 from edgeagent.api.events import set_delivery
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.outbox import Outbox
+from edgeagent.api.output import Event
 from edgeagent.api.session import Action, Cancel, Close, Drop, Send, Session, Start
 from edgeagent.api.turn import unexpected
 from edgeagent.errors import EdgeAgentError, InternalError
@@ -78,11 +81,13 @@ class Connection:
     async def run(self) -> None:
         """Accept, serve, and leave nothing behind."""
         await self._websocket.accept()
+        metrics.open_websockets.inc()
         reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         stalled = asyncio.create_task(self._is_stalled.wait())
         try:
             await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            metrics.open_websockets.dec()
             self._session.disconnected()
             await _cancel([reader, writer, stalled, *self._pumps.values()])
         for task in (reader, writer):
@@ -90,6 +95,7 @@ class Connection:
                 unexpected("a WebSocket", error)
                 await self._close(INTERNAL_ERROR, "internal error")
         if self._is_stalled.is_set():
+            metrics.slow_clients_cut_total.labels("websocket").inc()
             await self._close(TRY_AGAIN_LATER, "the client does not read")
 
     async def _close(self, code: int, reason: str) -> None:
@@ -120,6 +126,13 @@ class Connection:
                 await websocket.send({"type": "websocket.send", "text": to_json(entry.event).decode()})
                 if entry.at_s and not entry.is_terminal:
                     self._deliveries.setdefault(entry.request_id, _Delivery()).add(entry.at_s)
+                elif entry.is_terminal or entry.event["type"] == "error":
+                    self._count(entry.event)
+
+    def _count(self, event: Event) -> None:
+        """Count how a create ended: by its response's status, or by that of the error that came instead."""
+        outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
+        metrics.requests_total.labels(self._websocket.scope["path"], WEBSOCKET, outcome).inc()
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:

@@ -43,6 +43,10 @@ class Console:
             self._waiting.put_nowait(text)
         except queue.Full:
             self._num_dropped += 1
+            # Here, for a quick start: it is imported anyway by the time that lines are dropped.
+            from edgeagent.metrics import log_lines_dropped_total
+
+            log_lines_dropped_total.inc()
 
     def flush(self) -> None:
         """Do nothing: what was written is on its way."""

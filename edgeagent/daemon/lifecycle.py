@@ -17,7 +17,7 @@ from edgeagent.api.service import Service
 from edgeagent.credentials import KeyRing, Keys, ensure_token
 from edgeagent.daemon.console import console
 from edgeagent.daemon.listeners import Listeners, listening
-from edgeagent.daemon.logs import configure_logging
+from edgeagent.daemon.logs import configure_logging, log_unhandled
 from edgeagent.daemon.reporter import ConsoleReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.errors import EdgeAgentError
@@ -85,6 +85,7 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
 async def _run(
     config: Config, listeners: Listeners, keys: Keys, reporter: Reporter, build: Callable[[Config], Router]
 ) -> None:
+    asyncio.get_running_loop().set_exception_handler(log_unhandled)
     stop = Stop()
     with _signals(stop):
         router = build(config)

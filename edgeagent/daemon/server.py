@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
+from edgeagent import metrics
 from edgeagent.api.app import create_app
 from edgeagent.api.live import LiveRequests
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
@@ -32,6 +33,8 @@ FORCED_CANCEL_GRACE_S = 0.25
 FLUSH_S = 0.1
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
+# How long uvicorn sleeps between its ticks.
+TICK_S = 0.1
 
 
 def make_server(
@@ -116,6 +119,8 @@ class Server(uvicorn.Server):
         self._drain = drain
         self._stop = stop
         self._on_listening = on_listening
+        self._lag = metrics.loop_lag_seconds.labels()
+        self._ticked_at_s = 0.0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,7 +140,11 @@ class Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
-        """Tell ten times a second whether to stop."""
+        """Tell ten times a second whether to stop, and measure how late that is."""
+        now_s = asyncio.get_running_loop().time()
+        if counter:
+            self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))
+        self._ticked_at_s = now_s
         self.should_exit = self.should_exit or self._stop.is_requested
         return await super().on_tick(counter)
 

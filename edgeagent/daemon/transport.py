@@ -14,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from edgeagent import metrics
 from edgeagent.api.security import MAX_HEADER_BYTES
 from edgeagent.daemon.unix import is_stranger
 
@@ -37,19 +38,24 @@ _MESSAGES = {
 class _StallGuard:
     """Cuts a connection whose client has not read for a while: closing politely would wait for that very client."""
 
-    def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
+    def __init__(self, transport: asyncio.Transport, timeout_s: float, kind: str) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._kind = kind
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.stop()
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._cut)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _cut(self) -> None:
+        metrics.slow_clients_cut_total.labels(self._kind).inc()
+        self._transport.abort()
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -65,7 +71,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._stall = _StallGuard(transport, STALL_TIMEOUT_S)
+        self._stall = _StallGuard(transport, STALL_TIMEOUT_S, "http")
         self._is_stranger = is_stranger(transport.get_extra_info("socket"))
         self._arm_head_timer()
 
@@ -137,12 +143,9 @@ class GuardedHttp(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         kind = "unavailable_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        error = {
-            "message": _MESSAGES[status],
-            "type": kind,
-            "param": None,
-            "code": status.phrase.lower().replace(" ", "_"),
-        }
+        code = status.phrase.lower().replace(" ", "_")
+        metrics.refused_total.labels(code).inc()
+        error = {"message": _MESSAGES[status], "type": kind, "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         retry = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
@@ -173,7 +176,7 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # not a check: uvloop's have the methods but not the class
         super().connection_made(stream)
-        self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S)
+        self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stall.stop()

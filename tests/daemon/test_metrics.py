@@ -1,0 +1,144 @@
+"""GET /metrics of a whole server: it parses, its numbers move as they should, and clients cannot make it grow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import timeit
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
+
+from edgeagent.backends.fake import FakeBackend, Gate, echo
+from edgeagent.config import Config, ServerConfig
+from edgeagent.errors import Overloaded
+from edgeagent.metrics.meter import Meter
+from edgeagent.types import GenerateRequest, Started, Step, TextDelta
+from tests.daemon.running import TOKEN, Running, running
+
+CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def scrape(server: Running) -> Samples:
+    """Return every sample, by name and labels."""
+    response = await server.http.get(f"{server.url}/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+class Change:
+    """What moved between two scrapes; the registry is the process's, and other tests measure too."""
+
+    def __init__(self, before: Samples, after: Samples) -> None:
+        self._before = before
+        self.after = after
+
+    def of(self, name: str, **labels: str) -> float:
+        key = (f"edgeagent_{name}", frozenset(labels.items()))
+        return self.after.get(key, 0.0) - self._before.get(key, 0.0)
+
+
+async def test_numbers_move_as_they_should() -> None:
+    gate = Gate()
+
+    def script(request: GenerateRequest) -> object:
+        yield from list(echo(request))[:-1]
+        yield gate
+        yield list(echo(request))[-1]
+
+    async with running(FakeBackend(script)) as server:  # type: ignore[arg-type]
+        before = await scrape(server)
+        asking = asyncio.create_task(server.http.post(f"{server.url}/v1/chat/completions", json=CHAT))
+        await gate.reached.wait()
+        during = Change(before, await scrape(server))
+        assert during.of("live_requests", model="fake", state="running") == 1
+        assert during.of("first_token_seconds_count", model="fake") == 1
+        assert during.of("generation_seconds_count", model="fake") == 0
+        gate.opened.set()
+        assert (await asking).status_code == 200
+        change = Change(before, await scrape(server))
+    route = "/v1/chat/completions"
+    assert change.of("requests_total", route=route, method="POST", outcome="200") == 1
+    assert change.of("requests_total", route="/metrics", method="GET", outcome="200") == 2
+    assert change.of("generations_total", model="fake", end="stop") == 1
+    assert change.of("live_requests", model="fake", state="running") == 0
+    assert change.of("live_requests", model="fake", state="waiting") == 0
+    assert change.of("inter_token_seconds_count", model="fake") == 2
+    assert change.of("generation_seconds_bucket", model="fake", le="+Inf") == 1
+    assert change.of("decode_tokens_total", model="fake") == 3
+    assert change.of("prefill_tokens_total", model="fake") == 3
+    assert change.of("stage_seconds_count", stage="prefill") == 1
+    assert change.after["edgeagent_model_ready", frozenset({("model", "fake")})] == 1
+    assert change.after["edgeagent_open_connections", frozenset()] >= 1
+
+
+async def test_websockets() -> None:
+    async with running(FakeBackend()) as server:
+        before = await scrape(server)
+        async with connect(f"{server.url.replace('http', 'ws')}/v1/responses") as socket:
+            for body in ({"input": "a b"}, {"input": 7}):
+                await socket.send(json.dumps({"type": "response.create", **body}))
+                while json.loads(await socket.recv())["type"] not in ("response.completed", "error"):
+                    pass
+            during = Change(before, await scrape(server))
+        route = "/v1/responses"
+        assert during.of("open_websockets") == 1
+        assert during.of("requests_total", route=route, method="WS", outcome="completed") == 1
+        assert during.of("requests_total", route=route, method="WS", outcome="400") == 1
+        while (after := Change(before, await scrape(server))).of("open_websockets"):
+            pass
+        assert after.of("requests_total", route=route, method="WS", outcome="101") == 1
+
+
+async def test_refusals_by_reason() -> None:
+    def full(request: GenerateRequest) -> object:
+        raise Overloaded("full", retry_after_s=1.0)
+
+    async with running(FakeBackend(full)) as server:  # type: ignore[arg-type]
+        before = await scrape(server)
+        assert (await server.http.post(f"{server.url}/v1/chat/completions", json=CHAT)).status_code == 429
+        assert (await server.http.get(f"{server.url}/health", headers={"origin": "http://x.com"})).status_code == 403
+        change = Change(before, await scrape(server))
+    assert change.of("refused_total", reason="queue_full") == 1
+    assert change.of("refused_total", reason="forbidden") == 1
+    assert change.of("generations_total", model="fake", end="queue_full") == 1
+
+
+async def test_what_clients_say_is_no_label() -> None:
+    async with running(FakeBackend()) as server:
+        await scrape(server)
+        before = await scrape(server)
+        for number in range(20):
+            await server.http.get(f"{server.url}/nowhere/{number}")
+            await server.http.get(f"{server.url}/v1/models/name-{number}")
+            await server.http.request(f"METHOD{number}", f"{server.url}/health")
+            await server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "model": f"name-{number}"})
+        after = await scrape(server)
+    # 404 nowhere, 404 models, 405 other method, 404 chat; unknown's end; the scrape's own first of a kind
+    assert len(after) - len(before) <= 6
+    assert not [key for key in after if any("name-" in value or "METHOD" in value for _, value in key[1])]
+
+
+async def test_it_is_an_owner_s_where_tokens_are_asked_for() -> None:
+    async with running(FakeBackend(), Config(server=ServerConfig(token_required=True))) as server:
+        assert (await server.http.get(f"{server.url}/metrics")).status_code == 401
+        authorized = httpx.Headers({"authorization": f"Bearer {TOKEN}"})
+        assert (await server.http.get(f"{server.url}/metrics", headers=authorized)).status_code == 200
+
+
+def test_a_token_costs_little() -> None:
+    """No bound on a noisy machine's time but a generous one: 50 times what it takes."""
+    meter = Meter("cost")
+    meter.step(Step((Started(1, 0), TextDelta("a")), (1,), at_s=1.0))
+    step = Step((TextDelta("a"),), (1,), at_s=1.01)
+    seconds = min(timeit.repeat(lambda: meter.step(step), number=1000, repeat=5)) / 1000
+    meter.end()
+    assert seconds < 50e-6
