@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from edgeagent.engine.blocks import Block, BlockKey, Importance, Payload, TierStats
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.types import MemoryKind
 
@@ -42,6 +43,7 @@ class FakeRunner:
         self._outputs: list[Logits] = []
         self.cancel_next: int | None = None  # let this many slices of the next batch through, then cancel it
         self.refuse_next = False
+        self.refuse_restores = False
         self.num_tokens_computed = 0
 
     def decode(self, slices: Sequence[Slice]) -> None:
@@ -94,6 +96,29 @@ class FakeRunner:
         self._sequences[target] = self._sequences[source][:length]
         return True
 
+    def can_save(self, seq_id: int, start: int, end: int) -> bool:
+        held = len(self._sequences[seq_id])
+        return end == held or (end < held and self.memory_kind is MemoryKind.FULL_ATTENTION)
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        assert self.can_save(seq_id, start, end)
+        # What the state at `end` depends on is all that came before; attention's cells hold their own tokens only.
+        held = self._sequences[seq_id]
+        kept = held[start:end] if self.memory_kind is MemoryKind.FULL_ATTENTION else held[:end]
+        return memoryview(np.asarray([start, end, *kept], np.int32).tobytes())
+
+    def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
+        start, stop, *kept = np.frombuffer(payload, np.int32).tolist()
+        held = self._sequences[seq_id]
+        if self.refuse_restores or stop != end:
+            return False
+        assert len(held) == start, f"sequence {seq_id} holds {len(held)} positions, the block begins at {start}"
+        if self.memory_kind is MemoryKind.FULL_ATTENTION:
+            held.extend(kept)
+        else:
+            held[:] = kept
+        return True
+
     def length(self, seq_id: int) -> int:
         return len(self._sequences[seq_id])
 
@@ -104,3 +129,59 @@ class FakeRunner:
         logits = np.zeros(self.num_vocab, np.float32)
         logits[next_token(prefix, self.num_vocab)] = 10.0
         return logits
+
+
+class FakeClock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class FakeTier:
+    """A tier without bounds; `lost` keys are in its index but cannot be read, as if their files were damaged."""
+
+    def __init__(self) -> None:
+        self.offered: list[tuple[Block, Importance]] = []
+        self.blocks: dict[BlockKey, Block] = {}
+        self.lost: set[BlockKey] = set()
+        self.num_reads = 0
+
+    def lengths(self, parent: BlockKey) -> Collection[int]:
+        return {len(block.tokens) for block in self.blocks.values() if block.parent == parent}
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        block = self.blocks.get(key)
+        return None if block is None else block.num_bytes
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        pass
+
+    def read(self, key: BlockKey) -> Block | None:
+        self.num_reads += 1
+        if key in self.lost:
+            self.blocks.pop(key, None)
+        return self.blocks.get(key)
+
+    def offer(self, block: Block, importance: Importance) -> None:
+        assert block.parent == block.root or block.parent in self.blocks, "parents are offered first"
+        self.offered.append((block, importance))
+        self.blocks[block.key] = block
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        gone = [key for key, block in self.blocks.items() if root in (None, block.root)]
+        for key in gone:
+            del self.blocks[key]
+        return len(gone)
+
+    def stats(self) -> TierStats:
+        return TierStats(num_blocks=len(self.blocks))
+
+    def close(self) -> None:
+        pass

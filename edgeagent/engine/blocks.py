@@ -34,6 +34,8 @@ MAX_BLOCK_TOKENS = 256
 class Importance(IntEnum):
     """Why a block is offered to the next tier; a higher one is written sooner and kept longer."""
 
+    VOLATILE = -1
+    """Its owner wants it in memory only; never offered to a tier that outlives the process."""
     ONCE = 0
     """Seen once, and about to be lost here."""
     IDLE = 1

@@ -73,7 +73,8 @@ class LlamaRunner:
         params.n_seq_max = self.num_sequences + 1
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
-        self.max_outputs = params.n_outputs_max = min(num_sampled + MAX_SCORED, config.batch)
+        self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
+        params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # it asserts that each sequence has a row
         params.n_threads = params.n_threads_batch = self.num_threads
         params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
         params.type_k, params.type_v = _KV_TYPES[config.kv_type_k], _KV_TYPES[config.kv_type_v]

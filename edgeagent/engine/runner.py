@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeagent.engine.blocks import Payload
 from edgeagent.types import MemoryKind
 
 Logits = NDArray[np.float32]
@@ -75,6 +76,21 @@ class Runner(Protocol):
 
     def copy(self, source: int, target: int, length: int) -> bool:
         """Let an empty target share the source's first `length` positions; False if this memory cannot."""
+        ...
+
+    def can_save(self, seq_id: int, start: int, end: int) -> bool:
+        """Whether `save` can read this range and a restore of it will be exact. No side effect."""
+        ...
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        """Return the bytes of positions [start, end), with the state at `end` where the memory has one."""
+        ...
+
+    def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
+        """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.
+
+        False if the memory does not take it; then the sequence is as it was.
+        """
         ...
 
     def length(self, seq_id: int) -> int:

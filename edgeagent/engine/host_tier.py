@@ -1,0 +1,306 @@
+"""Blocks in host memory: bounded by bytes, shared fairly, and what must go is offered to the tier below.
+
+It owns which blocks are kept and which go first. It knows neither cells nor files.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from edgeagent.engine.blocks import Block, BlockKey, BlockTier, Importance, TierStats
+
+# How much longer a block is kept than one that was seen once, in the unit of its cost.
+_FACTORS = {
+    Importance.VOLATILE: 1.0,
+    Importance.ONCE: 1.0,
+    Importance.IDLE: 1.5,
+    Importance.REUSED: 2.0,
+    Importance.SYSTEM: 4.0,
+    Importance.PINNED: 1.0,  # is not evicted at all
+}
+# The depth at which attention to what came before costs about as much again as everything else in a step.
+_DEPTH_THAT_DOUBLES = 4096
+# A partition that nobody used for so long has no claim to a share.
+_STALE_S = 600.0
+
+
+_Item = tuple[float, int, BlockKey]
+
+
+@dataclass(slots=True)
+class _Entry:
+    block: Block
+    importance: Importance
+    priority: float = 0.0
+    item: _Item | None = None  # its place in its partition's heap, while it is a leaf that may go
+    is_offered: bool = False  # to the tier below
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A partition's leaves by rising priority; items of `heap` that are nobody's place are out of date."""
+
+    heap: list[_Item]
+    num_bytes: int = 0
+    used_s: float = 0.0
+
+
+class HostTier:
+    """A BlockTier in memory.
+
+    Evicts leaves only, so that every block's ancestors stay with it: those of partitions that hold more than an equal
+    share first, then by GreedyDual-Size (Cao and Irani 1997): a block's priority is its cost of being computed again
+    for each byte, on top of the priority of what was evicted last when it was last used.
+
+    With `can_cut` (a memory that can be cut anywhere) a block that begins like a longer sibling is of no use, and goes.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        can_cut: bool = True,
+        below: BlockTier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._can_cut = can_cut
+        self._below = below
+        self._clock = clock
+        self._entries: dict[BlockKey, _Entry] = {}
+        self._children: defaultdict[BlockKey, list[BlockKey]] = defaultdict(list)
+        self._partitions: dict[BlockKey, _Partition] = {}
+        self._order = itertools.count()
+        self._floor = 0.0  # priority of what was evicted last
+        self._num_bytes = 0
+        self._num_hits = self._num_misses = self._num_offered = self._num_dropped = self._num_evicted = 0
+
+    def lengths(self, parent: BlockKey) -> Collection[int]:
+        """See BlockTier."""
+        return {len(self._entries[key].block.tokens) for key in self._children.get(parent, ())}
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        """See BlockTier."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.block.num_bytes
+
+    def children(self, parent: BlockKey) -> Iterator[Block]:
+        """Yield the blocks whose parent this is, the newest first."""
+        return (self._entries[key].block for key in reversed(self._children.get(parent, ())))
+
+    def read(self, key: BlockKey) -> Block | None:
+        """See BlockTier; takes no time here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._num_misses += 1
+            return None
+        self._num_hits += 1
+        return entry.block
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """See BlockTier."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._rank(entry)
+
+    def offer(self, block: Block, importance: Importance) -> None:
+        """See BlockTier; evicts others to make room."""
+        self._num_offered += 1
+        if block.key in self._entries:
+            self.promote((block.key,), importance)
+            return
+        is_orphan = block.parent != block.root and not self._is_held(block.parent)
+        if is_orphan or not self._make_room(block):
+            self._num_dropped += 1
+            return
+        entry = _Entry(block, importance)
+        self._entries[block.key] = entry
+        self._children[block.parent].append(block.key)
+        if block.parent in self._entries:
+            self._entries[block.parent].item = None  # no leaf any more
+        self._num_bytes += block.num_bytes
+        self._partition(block.root).num_bytes += block.num_bytes
+        self._rank(entry)
+        if self._can_cut:
+            self._drop_beginnings(block)
+
+    def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
+        """Say that these blocks, given from the first of their chain on, were used and are at least so important.
+
+        What is used by a second request, or is important of itself, is offered to the tier below.
+        """
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.importance = max(entry.importance, importance)
+                self._rank(entry)
+                if entry.importance > Importance.IDLE:
+                    self._hand_down(entry)
+
+    def flush(self) -> None:
+        """Offer everything to the tier below, parents first."""
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
+            self._hand_down(entry)
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        """See BlockTier."""
+        gone = [entry for entry in self._entries.values() if root is None or entry.block.root == root]
+        for entry in sorted(gone, key=lambda entry: -entry.block.start):
+            self._remove(entry)
+        return len(gone)
+
+    def stats(self) -> TierStats:
+        """See BlockTier."""
+        return TierStats(
+            num_blocks=len(self._entries),
+            num_bytes=self._num_bytes,
+            max_bytes=self._max_bytes,
+            num_hits=self._num_hits,
+            num_misses=self._num_misses,
+            num_offered=self._num_offered,
+            num_dropped=self._num_dropped,
+            num_evicted=self._num_evicted,
+        )
+
+    def close(self) -> None:
+        """See BlockTier."""
+        self.flush()
+
+    def check_integrity(self) -> None:
+        """Assert every invariant; for tests."""
+        assert self._num_bytes == sum(entry.block.num_bytes for entry in self._entries.values()) <= self._max_bytes
+        children = sorted(key for keys in self._children.values() for key in keys)
+        assert children == sorted(self._entries)
+        for entry in self._entries.values():
+            block = entry.block
+            assert block.parent == block.root or self._is_held(block.parent)
+            may_go = block.key not in self._children and entry.importance is not Importance.PINNED
+            assert may_go == (entry.item is not None)
+            assert entry.item is None or entry.item in self._partitions[block.root].heap
+        for root, partition in self._partitions.items():
+            held = (entry.block.num_bytes for entry in self._entries.values() if entry.block.root == root)
+            assert partition.num_bytes == sum(held)
+
+    def _is_held(self, key: BlockKey) -> bool:
+        return key in self._entries or (self._below is not None and self._below.num_bytes(key) is not None)
+
+    def _partition(self, root: BlockKey) -> _Partition:
+        partition = self._partitions.get(root)
+        if partition is None:
+            partition = self._partitions[root] = _Partition([])
+        return partition
+
+    def _rank(self, entry: _Entry) -> None:
+        """Give a block that was used just now its priority."""
+        block, partition = entry.block, self._partition(entry.block.root)
+        cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
+        entry.priority = self._floor + _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
+        partition.used_s = self._clock()
+        self._queue(entry)
+
+    def _queue(self, entry: _Entry) -> None:
+        """Give a block its place among those that may go; none if it must not."""
+        entry.item = None
+        if entry.block.key in self._children or entry.importance is Importance.PINNED:
+            return
+        entry.item = (entry.priority, next(self._order), entry.block.key)
+        heap = self._partitions[entry.block.root].heap
+        heapq.heappush(heap, entry.item)
+        if len(heap) > 64 + 4 * len(self._entries):
+            heap[:] = sorted(item for item in heap if self._is_current(item))
+
+    def _is_current(self, item: _Item) -> bool:
+        entry = self._entries.get(item[2])
+        return entry is not None and entry.item == item
+
+    def _make_room(self, block: Block) -> bool:
+        """Evict until a block fits; False if it never will."""
+        if block.num_bytes > self._max_bytes:
+            return False
+        while self._num_bytes + block.num_bytes > self._max_bytes:
+            victim = self._choose_victim(block)
+            if victim is None:
+                return False
+            self._hand_down(victim)
+            self._floor = max(self._floor, victim.priority)
+            self._num_evicted += 1
+            self._remove(victim)
+        return True
+
+    def _choose_victim(self, block: Block) -> _Entry | None:
+        """Return the leaf to evict for a block: of the partitions over their share with it, or else of all, the lowest.
+
+        The block's own parent stays.
+        """
+        now_s = self._clock()
+        stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}
+        share = self._max_bytes / len({*self._partitions, block.root} - stale | {block.root})
+        over = [
+            partition
+            for root, partition in self._partitions.items()
+            if root in stale or partition.num_bytes + (block.num_bytes if root == block.root else 0) > share
+        ]
+        for group in (over, self._partitions.values()):
+            leaves = [leaf for partition in group if (leaf := self._first_leaf(partition, block.parent)) is not None]
+            if leaves:
+                return min(leaves, key=lambda entry: entry.priority)
+        return None
+
+    def _first_leaf(self, partition: _Partition, keep: BlockKey) -> _Entry | None:
+        """Return a partition's leaf of the lowest priority but for `keep`, dropping what is out of date on the way."""
+        heap, kept, found = partition.heap, None, None
+        while heap and found is None:
+            if not self._is_current(heap[0]):
+                heapq.heappop(heap)
+            elif heap[0][2] == keep:
+                kept = heapq.heappop(heap)
+            else:
+                found = self._entries[heap[0][2]]
+        if kept is not None:
+            heapq.heappush(heap, kept)
+        return found
+
+    def _hand_down(self, entry: _Entry) -> None:
+        """Offer a block to the tier below, after its ancestors."""
+        if self._below is None:
+            return
+        chain = []
+        walk: _Entry | None = entry
+        while walk is not None and not walk.is_offered and walk.importance is not Importance.VOLATILE:
+            chain.append(walk)
+            walk = self._entries.get(walk.block.parent)
+        if walk is not None and walk.importance is Importance.VOLATILE:
+            return  # what hangs on a block that must not be written is of no use without it
+        for each in reversed(chain):
+            each.is_offered = True
+            self._below.offer(each.block, each.importance)
+
+    def _drop_beginnings(self, block: Block) -> None:
+        """Forget siblings without children that are the beginning of a block."""
+        for key in tuple(self._children[block.parent]):
+            sibling = self._entries[key]
+            tokens = sibling.block.tokens
+            is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
+            if is_beginning and key not in self._children and sibling.importance is not Importance.PINNED:
+                self._remove(sibling)
+
+    def _remove(self, entry: _Entry) -> None:
+        block = entry.block
+        del self._entries[block.key]
+        siblings = self._children[block.parent]
+        siblings.remove(block.key)
+        if not siblings:
+            del self._children[block.parent]
+            if block.parent in self._entries:
+                self._queue(self._entries[block.parent])
+        self._num_bytes -= block.num_bytes
+        partition = self._partitions[block.root]
+        partition.num_bytes -= block.num_bytes
+        if partition.num_bytes == 0:
+            del self._partitions[block.root]
