@@ -160,7 +160,7 @@ def _address(
     settings: Config = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
     if found is not None:
-        yield Address(found.url, found.token), model
+        yield Address(found.url, found.token, found.certificate), model
         return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
     with private_daemon(flags, lambda text: progress(text, 0, 0)) as address:

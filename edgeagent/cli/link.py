@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ TIMEOUT_S = 10.0
 def ask(address: Address, path: str, method: str = "GET", *, accept: frozenset[int] = frozenset({200})) -> Any:
     """Return the JSON a daemon answers with. Raises its error where the status is not accepted."""
     url = urlsplit(address.url)
-    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=TIMEOUT_S)
+    connection = _connection(url.hostname or "", url.port, address.tls())
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     try:
         connection.request(method, path, headers=headers)
@@ -34,3 +35,9 @@ def ask(address: Address, path: str, method: str = "GET", *, accept: frozenset[i
     if isinstance(body, dict) and isinstance(body.get("error"), dict):
         raise wire_error(body["error"])
     raise BackendUnavailable(f"the daemon at {address.url} answers {path} with HTTP {answer.status}")
+
+
+def _connection(host: str, port: int | None, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    if tls is None:
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=tls)

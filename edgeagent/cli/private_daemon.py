@@ -61,7 +61,7 @@ def _wait_until_ready(
         if found is None:
             progress("starting the daemon")
         else:
-            address = Address(found.url, found.token)
+            address = Address(found.url, found.token, found.certificate)
             with contextlib.suppress(BackendUnavailable):
                 if _is_ready(address, progress):
                     return address

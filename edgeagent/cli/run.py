@@ -17,7 +17,7 @@ from edgeagent.cli.completion import model_names
 from edgeagent.cli.link import ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.private_daemon import private_daemon
-from edgeagent.client import Address, Answer, connect
+from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config, load_config
 from edgeagent.runtime_file import find_daemon
 
@@ -56,7 +56,7 @@ def run(
         raise typer.BadParameter("--json needs a PROMPT or piped text")
     options = {"instructions": system, "temperature": temperature, "max_output_tokens": max_tokens}
     with _daemon(model, settings, config) as (address, name), asyncio.Runner() as runner:
-        client = connect(address.url, address.token)
+        client = Client(lambda: address)
         chat = Chat(client, runner, {"model": name, **options})
         try:
             if question is None:
@@ -82,7 +82,7 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
     """Yield a daemon that serves the model, and the name it has there (None: the daemon's default)."""
     found = find_daemon(settings.state_dir)
     if found is not None:
-        address = Address(found.url, found.token)
+        address = Address(found.url, found.token, found.certificate)
         name = _served_name(address, model)
         if model is None or name is not None:
             yield address, name

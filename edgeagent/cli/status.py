@@ -36,7 +36,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
         raise typer.Exit(1)
     if found is None:
         raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
-    report = ask(Address(found.url, found.token), "/edgeagent/status")
+    report = ask(Address(found.url, found.token, found.certificate), "/edgeagent/status")
     if as_json:
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
         return
@@ -58,7 +58,7 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         typer.echo("No daemon runs.")
         return
     process = psutil.Process(found.pid)
-    ask(Address(found.url, found.token), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
+    ask(Address(found.url, found.token, found.certificate), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
     if not _is_gone_within(settings.server.drain_s + STOP_MARGIN_S, process):
         raise EdgeAgentError(
             f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,10 +13,15 @@ from edgeagent.errors import BackendUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A daemon's base URL (http://127.0.0.1:8127, a ws:// URL, with or without /v1) and its token."""
+    """A daemon's base URL (http://127.0.0.1:8127, a ws:// URL, with or without /v1) and its token.
+
+    `certificate` names the file of the only one that is trusted, where the daemon speaks TLS; None leaves it to the
+    system's authorities.
+    """
 
     url: str
     token: str | None = None
+    certificate: str | None = None
 
     @property
     def websocket_url(self) -> str:
@@ -24,6 +30,17 @@ class Address:
         if base.startswith("http"):
             base = "ws" + base.removeprefix("http")
         return f"{base}/v1/responses"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return what to check the daemon's certificate with, None where it speaks no TLS."""
+        if urlsplit(self.url).scheme not in ("https", "wss"):
+            return None
+        context = ssl.create_default_context(cafile=self.certificate)
+        if self.certificate is not None:
+            # This very certificate, whatever names are in it and whoever signed it.
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
 
 
 def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
@@ -44,7 +61,7 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
         raise BackendUnavailable(
             f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`", retry_after_s=0.5
         )
-    return Address(daemon.url, token or daemon.token)
+    return Address(daemon.url, token or daemon.token, daemon.certificate)
 
 
 def is_loopback(url: str) -> bool:

@@ -211,6 +211,7 @@ async def _open(address: Address) -> ClientConnection:
             open_timeout=OPEN_TIMEOUT_S,
             compression=None,
             max_size=None,
+            ssl=address.tls(),
             # A proxy from the environment is for the network, not for this machine.
             proxy=None if is_loopback(address.websocket_url) else True,
         )

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
 import pytest
 
 from edgeagent.backends.fake import FakeBackend
+from edgeagent.cli.link import ask
+from edgeagent.client import Address, connect
 from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon.listeners import listening
+from edgeagent.daemon.state import StartError
+from edgeagent.errors import BackendUnavailable
 from tests.daemon.running import TOKEN, running
+from tests.robust.fake_serve import serving
 from tests.robust.raw import get
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 @pytest.mark.parametrize(
@@ -27,13 +43,86 @@ from tests.robust.raw import get
         ("example.com", False),
     ],
 )
-def test_is_loopback(host: str, expected: bool) -> None:
+def test_what_counts_as_loopback(host: str, expected: bool) -> None:
     assert ServerConfig(host=host).is_loopback is expected
+    assert ServerConfig(host=host).is_token_needed is not expected
+
+
+def test_other_addresses_need_tls_or_a_word(certificate: tuple[Path, Path]) -> None:
+    with pytest.raises(StartError, match="--plaintext"), listening(ServerConfig(host="0.0.0.0", port=0)):
+        pass
+    with listening(ServerConfig(host="0.0.0.0", port=0, plaintext=True)):
+        pass
+    tls, key = certificate
+    with listening(ServerConfig(host="0.0.0.0", port=0, tls_certificate=tls, tls_key=key)):
+        pass
+    with pytest.raises(StartError, match="go together"), listening(ServerConfig(port=0, tls_certificate=tls)):
+        pass
+    wrong = ServerConfig(port=0, tls_certificate=key, tls_key=tls)
+    with pytest.raises(StartError, match="certificate"), listening(wrong):
+        pass
 
 
 async def test_other_machines_always_need_the_token() -> None:
-    server = ServerConfig(host="0.0.0.0", allowed_hosts=("box.example",))
+    server = ServerConfig(host="0.0.0.0", allowed_hosts=("box.example",), plaintext=True)
     async with running(FakeBackend(), Config(server=server)) as daemon:
         assert (await get(daemon, "Host: box.example")).status == 401
         assert (await get(daemon, "Host: box.example", f"Authorization: Bearer {TOKEN}")).status == 200
         assert (await get(daemon, "Host: 0.0.0.0:{port}", f"Authorization: Bearer {TOKEN}")).status == 403
+
+
+async def test_tls_from_end_to_end(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    tls, key = certificate
+    flags = ["--host", "0.0.0.0", "--tls-certificate", str(tls), "--tls-key", str(key)]
+    with serving(tmp_path / "state", *flags, "--allowed-hosts", "box.example") as daemon:
+        found = daemon.runtime
+        assert found.url == f"https://127.0.0.1:{found.port}"
+        address = Address(found.url, found.token, found.certificate)
+        assert ask(address, "/edgeagent/status")["default_model"] == "fake"
+        async with connect(state_dir=daemon.state_dir) as client:
+            assert (await client.respond("one two").finish()).text == "one two"
+        # Another certificate is not trusted, nor is this one by those who were not told of it; nothing is sent to it.
+        with pytest.raises(BackendUnavailable, match="certificate"):
+            ask(Address(found.url, found.token), "/edgeagent/status")
+        async with httpx.AsyncClient() as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get(f"http://127.0.0.1:{found.port}/v1/models")
+
+
+@LINUX
+def test_only_the_port_is_open(tmp_path: Path) -> None:
+    with serving(tmp_path / "state") as daemon:
+        parent = psutil.Process(daemon.process.pid)
+        sockets = [
+            connection.laddr
+            for process in [parent, *parent.children(recursive=True)]
+            for connection in process.net_connections("inet")
+            if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+        ]
+        assert sockets == [("127.0.0.1", daemon.runtime.port)]
+
+
+@LINUX
+def test_other_addresses_of_this_machine_refuse(tmp_path: Path) -> None:
+    with serving(tmp_path / "state") as daemon:
+        found = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+        addresses = {entry.address for entry in found if entry.family == socket.AF_INET} - {"127.0.0.1"}
+        for address in addresses | {"127.0.0.2"}:
+            with socket.socket() as probe:
+                probe.settimeout(5)
+                assert probe.connect_ex((address, daemon.runtime.port)) != 0, address
+
+
+@LINUX
+def test_another_network_namespace_does_not_reach_it(tmp_path: Path) -> None:
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-rn", "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces here")
+    with serving(tmp_path / "state") as daemon:
+        port = daemon.runtime.port
+        attempt = f"import socket; raise SystemExit(socket.socket().connect_ex(('127.0.0.1', {port})))"
+        assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
+        # There, even with a loopback of its own that is up, is nothing.
+        code = f"import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up']); {attempt}"
+        inside = subprocess.run([unshare, "-rn", sys.executable, "-c", code], capture_output=True)
+        assert inside.returncode not in (0, 1), inside.stderr

@@ -1,0 +1,78 @@
+"""A7: what a client's token opens: every scope against every route, over the real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeagent.api.access import RULES
+from edgeagent.backends.fake import FakeBackend
+from edgeagent.config import Config, ServerConfig
+from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from tests.daemon.running import Running, running
+from tests.robust.raw import get, upgrade
+from tests.robust.test_A1_every_route import concrete, every_route
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHOICES = [frozenset(some) for size in range(4) for some in combinations(Scope, size)]
+TOKENS: dict[frozenset[Scope], str] = {}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    folder: Path = tmp_path_factory.mktemp("state")
+    TOKENS[frozenset({*Scope})] = ensure_token(folder)
+    for scopes in CHOICES[:-1]:
+        TOKENS[scopes] = add_client(folder, f"c{'-'.join(sorted(scopes))}", scopes)
+    config = Config(server=ServerConfig(token_required=True, docs=True))
+    async with running(FakeBackend(), config, KeyRing(folder)) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def stopping_is_off(locked: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(locked.stop, "_num_requests", 0)
+    yield
+    locked.stop._num_requests = 0
+
+
+@pytest.mark.parametrize("scopes", CHOICES, ids=lambda scopes: "+".join(sorted(scopes)) or "none")
+async def test_a_token_opens_the_routes_of_its_scopes(
+    locked: Running, scopes: frozenset[Scope], stopping_is_off: None
+) -> None:
+    headers = ["Host: 127.0.0.1:{port}", f"Authorization: Bearer {TOKENS[scopes]}"]
+    for path, methods in every_route():
+        rule = RULES[path]
+        is_open = rule.scope is None or rule.scope in scopes
+        for method in methods - {"HEAD"}:
+            if method == "WEBSOCKET":
+                reply = await upgrade(locked, *headers, target=concrete(path))
+            elif is_open and rule.is_owners:
+                continue  # it would stop the daemon
+            else:
+                reply = await get(locked, *headers, target=concrete(path), method=method)
+            assert (reply.status not in (401, 403)) is is_open, (method, path, reply.status)
+            if not is_open:
+                assert reply.status == 403
+                assert b"scope" in reply.body
+
+
+async def test_a_client_may_not_pull_delete_stop_or_read_the_status(locked: Running) -> None:
+    """The rules themselves, so that a slip in the table shows."""
+    headers = ["Host: 127.0.0.1:{port}", f"Authorization: Bearer {TOKENS[frozenset({Scope.INFER})]}"]
+    for method, path in (
+        ("POST", "/api/pull"),
+        ("DELETE", "/api/delete"),
+        ("POST", "/api/create"),
+        ("POST", "/edgeagent/stop"),
+        ("GET", "/edgeagent/status"),
+        ("GET", "/metrics"),
+        ("GET", "/nothing"),
+    ):
+        assert (await get(locked, *headers, target=path, method=method)).status == 403, path
+    assert (await get(locked, *headers)).status == 200
