@@ -1,17 +1,12 @@
-"""The lines people see, and the lines that go to the log."""
+"""The lines people see."""
 
 from __future__ import annotations
 
 import io
-import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgeagent.config import LogConfig
-from edgeagent.daemon.logs import ConsoleLines, JsonLines, configure_logging
 from edgeagent.daemon.reporter import ConsoleReporter
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus, WorkerState
@@ -63,40 +58,3 @@ def test_a_reader_that_left_does_not_matter(streams: tuple[io.StringIO, io.Strin
     reporter = ConsoleReporter(*streams)
     reporter.listening(RUNTIME, None)
     reporter.error("no")
-
-
-def record(message: str, *values: object) -> logging.LogRecord:
-    return logging.LogRecord("edgeagent.x", logging.WARNING, __file__, 1, message, values, None)
-
-
-def test_log_lines_hold_no_control_characters() -> None:
-    line = ConsoleLines().format(record("path %s", "/\x1b[2J\r\x00\x9b\u202e\u2028x"))
-    assert line.endswith("WARNING edgeagent.x: path /\\x1b[2J\\r\\x00\\x9b\\u202e\\u2028x")
-
-
-def test_json_lines() -> None:
-    line = JsonLines().format(record("path %s", "a\nb"))
-    assert "\n" not in line
-    fields = json.loads(line)
-    assert (fields["level"], fields["logger"], fields["message"]) == ("warning", "edgeagent.x", "path a\nb")
-
-
-@pytest.fixture
-def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    for name in ("uvicorn.error", "asyncio", "httpx"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
-
-
-@pytest.mark.usefixtures("_logging_as_it_was")
-def test_configuring(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(LogConfig(level="warning", format="json"))
-    logging.getLogger("edgeagent.x").info("not this")
-    logging.getLogger("edgeagent.x").warning("this")
-    logging.getLogger("uvicorn.error").error("nor this")
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert [json.loads(line)["message"] for line in captured.err.splitlines()] == ["this"]
