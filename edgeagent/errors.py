@@ -13,6 +13,7 @@ EdgeAgentError
 ├── RequestTimeout                 its own deadline passed
 ├── ModelLoadFailed                the file cannot be loaded here
 ├── WorkerCrashed                  the model's process ended under the request
+│   └── ModelChanged               and its file is another one by now
 ├── BackendUnavailable             nothing can serve it now
 ├── InternalError                  a bug of ours
 ├── ConfigError                    a setting is wrong
@@ -110,6 +111,10 @@ class ModelLoadFailed(EdgeAgentError):
 
 class WorkerCrashed(EdgeAgentError):
     code = "worker_crashed"
+
+
+class ModelChanged(WorkerCrashed):
+    code = "model_changed"
 
 
 class BackendUnavailable(EdgeAgentError):

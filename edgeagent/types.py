@@ -230,8 +230,17 @@ class Usage(Struct, frozen=True):
     num_reasoning_tokens: int = 0
 
 
+class Handover(Struct, frozen=True):
+    """A stream that lost its place went on elsewhere, or on the place's successor, after so many output tokens."""
+
+    source: str
+    target: str
+    num_tokens: int
+    reason: str
+
+
 class Timings(Struct, frozen=True):
-    """Milliseconds by stage. `delivery_ms` and `route`/`reason` are filled in outside the worker.
+    """Milliseconds by stage. `delivery_ms`, `route`/`reason` and `handovers` are filled in outside the worker.
 
     queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
     cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
@@ -250,6 +259,7 @@ class Timings(Struct, frozen=True):
     num_accepted_tokens: int = 0
     route: str = "local"
     reason: str = ""
+    handovers: tuple[Handover, ...] = ()
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -372,10 +382,14 @@ class ModelInfo(Struct, frozen=True):
 
 
 class WorkerStatus(Struct, frozen=True):
-    """What a worker reports of itself with every pong. Times are time.monotonic; `step_started_at_s` is 0 when idle."""
+    """What a worker reports of itself with every pong.
+
+    Times are time.monotonic; `step_started_at_s` is 0 between steps, `preparing_since_s` while no prompt is prepared.
+    """
 
     num_steps: int = 0
     step_started_at_s: float = 0.0
+    preparing_since_s: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
     num_cells_used: int = 0
@@ -397,10 +411,14 @@ class WorkerState(StrEnum):
     READY = "ready"
     STOPPING = "stopping"
     FAILED = "failed"
+    QUARANTINED = "quarantined"
 
 
 class ModelStatus(Struct, frozen=True):
-    """A model the daemon serves: known, loading, ready or failed, and why."""
+    """A model the daemon serves: known, loading, ready, failed or quarantined, and why.
+
+    Failed: it cannot be loaded. Quarantined: it killed its workers. After `retry_after_s` the next request tries again.
+    """
 
     name: str
     state: WorkerState
@@ -410,3 +428,4 @@ class ModelStatus(Struct, frozen=True):
     pid: int | None = None
     num_restarts: int = 0
     cause: str | None = None
+    retry_after_s: float | None = None

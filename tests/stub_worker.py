@@ -2,7 +2,7 @@
 
 How a life starts is told by the command line (`stub_command`), what a request does by its own prompt text. Both are
 lists of commands, one for each life of the worker (the last one repeats), so that "die SIGKILL 2 | answer 3" dies the
-first time and answers the second. The commands are the methods of `Stub` below.
+first time and answers the second, going on from the tokens delivered. The commands are the methods of `Stub` below.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Stub:
         self.life = num_lives(lives)
         self.live: dict[str, bool] = {}  # id → whether it listens to a cancel
         self.streams: dict[str, int] = {}
+        self.num_delivered: dict[str, int] = {}
         self.num_steps = 0
+        self.preparing_since_s = 0.0
         self.name = "stub"
 
     def command(self, commands: list[str]) -> list[str]:
@@ -82,8 +84,10 @@ class Stub:
         getattr(self, f"start_{kind}")(*words)
         while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
             match message:
-                case Submit(request):
+                case Submit(request, delivered=delivered):
                     assert isinstance(request.prompt, TextPrompt)
+                    assert delivered == tuple(range(1000, 1000 + len(delivered)))
+                    self.num_delivered[request.id] = len(delivered)
                     kind, *words = self.command(request.prompt.text.split("|"))
                     self.live[request.id] = True
                     getattr(self, "do_" + kind.replace("-", "_"))(request.id, *words)
@@ -103,7 +107,10 @@ class Stub:
         for request_id, index in self.streams.items():
             self.token(request_id, index)
             self.streams[request_id] += 1
-        send(Pong(nonce, WorkerStatus(num_steps=self.num_steps, num_running=len(self.live))))
+        status = WorkerStatus(
+            num_steps=self.num_steps, num_running=len(self.live), preparing_since_s=self.preparing_since_s
+        )
+        send(Pong(nonce, status))
 
     def step(self, request_id: str, *deltas: Started | TextDelta | Finished, tokens: tuple[int, ...] = ()) -> None:
         self.num_steps += 1
@@ -115,7 +122,7 @@ class Stub:
     def tokens(self, request_id: str, num: int) -> None:
         if num:
             self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
-        for index in range(num):
+        for index in range(self.num_delivered[request_id], num):
             self.token(request_id, index)
 
     def finish(self, request_id: str, reason: FinishReason, num_tokens: int = 0) -> None:
@@ -198,7 +205,7 @@ class Stub:
     def do_stream(self, request_id: str) -> None:
         """One token for each ping until cancelled."""
         self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
-        self.streams[request_id] = 0
+        self.streams[request_id] = self.num_delivered[request_id]
 
     def do_begin(self, request_id: str) -> None:
         """Say that it began, then do nothing until cancelled."""
@@ -212,6 +219,10 @@ class Stub:
         """Give some tokens, then do nothing whatever comes, but answer pings."""
         self.tokens(request_id, int(num))
         self.live[request_id] = False
+
+    def do_linger(self, request_id: str, num: str) -> None:
+        """Give some tokens more than there were, then do nothing until cancelled."""
+        self.tokens(request_id, self.num_delivered[request_id] + int(num))
 
     def do_die(self, request_id: str, name: str, num: str = "0") -> None:
         self.tokens(request_id, int(num))
@@ -242,6 +253,16 @@ class Stub:
     def do_freeze(self, request_id: str, num: str = "0") -> None:
         self.tokens(request_id, int(num))
         os.kill(os.getpid(), signal.SIGSTOP)
+
+    def do_parts(self, request_id: str) -> None:
+        """Send half of an item, then die; the next life has it whole."""
+        send(Steps(time.monotonic(), (StepItem(request_id, (TextDelta("0 "),), is_part=True),)))
+        die("SIGKILL")
+
+    def do_prepare(self, request_id: str) -> None:
+        """Prepare the prompt for ever, while other requests go on."""
+        self.live[request_id] = False
+        self.preparing_since_s = time.monotonic()
 
     def do_fail(self, request_id: str, code: str) -> None:
         del self.live[request_id]

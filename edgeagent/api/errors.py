@@ -44,6 +44,7 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.RequestTimeout: Shape(504, "timeout_error", retry=False),
     errors.ModelLoadFailed: Shape(500, "model_error", retry=False),
     errors.WorkerCrashed: Shape(503, "server_error"),
+    errors.ModelChanged: Shape(503, "server_error"),
     errors.BackendUnavailable: Shape(503, "unavailable_error"),
     errors.InternalError: Shape(500, "server_error"),
     errors.ConfigError: Shape(500, "server_error", retry=False),

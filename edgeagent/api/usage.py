@@ -53,8 +53,8 @@ def timings_body(usage: Usage, timings: Timings) -> Body:
 
 
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
-    """Return edgeagent's own object: where the request ran and why, and milliseconds by stage."""
-    return {
+    """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any."""
+    body: Body = {
         "route": timings.route,
         "reason": timings.reason,
         "stages_ms": {
@@ -68,6 +68,12 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
             "delivery": _round(delivery_ms),
         },
     }
+    if timings.handovers:
+        body["handovers"] = [
+            {"from": move.source, "to": move.target, "after_tokens": move.num_tokens, "reason": move.reason}
+            for move in timings.handovers
+        ]
+    return body
 
 
 def _num_computed(usage: Usage) -> int:

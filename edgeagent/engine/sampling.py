@@ -33,6 +33,10 @@ from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
 
 _SEED_BITS = 64
+# Random numbers set aside for each token, of which it takes one or a few: so where a token's begin depends on its place
+# in the output alone, and a seeded output goes on the same wherever it was interrupted. Odd, since the low bits of
+# PCG64's state would stand still over a power of two (the golden ratio, as numpy's own `jumped` has it).
+_RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,9 @@ class Sampler:
         self._constraint = constraint
         self._num_logprobs = num_logprobs
         seed = None if params.seed is None else params.seed % 2**_SEED_BITS
-        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._bits = np.random.PCG64(seed)
+        self._random = np.random.Generator(self._bits)
+        self._num_drawn = 0
         self._bias = _bias_of(params, num_vocab)
         self._penalties = _penalties_of(params, history) if params.has_penalties else None
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
@@ -162,6 +168,9 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Take a token as the sequence's next one."""
+        if not self._is_greedy:
+            self._bits.advance(_RANDOM_PER_TOKEN - self._num_drawn)
+            self._num_drawn = 0
         if self._penalties is not None:
             self._penalties.extend((token,))
         if self._constraint is not None:
@@ -221,6 +230,7 @@ class Sampler:
         tempered = self._temper(candidates)
         while True:
             index = index_at(tempered, self._random.random())
+            self._num_drawn += 1
             if candidates.mask is not None and not candidates.mask[index]:
                 tempered = np.multiply(tempered, candidates.mask)
                 continue

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import PromptText, TokenLogprob
 
-# What a delta holds at most: each travels in a frame of its own, beside twenty rivals of every token.
-_MAX_TOKENS = 128
+# What a delta holds at most, each one in a frame of its own: tokens, rivals included, and characters.
+_MAX_LOGPROBS = 2560
 _MAX_CHARS = 64 << 10
 
 
 class PromptEcho:
-    """One prompt's text, in the same parts however often it is asked for.
+    """One prompt's text, in parts that fit a frame each.
 
     `text` is what the client wrote, None where it gave tokens. `num_added` tokens at the head were added by us and are
     no part of the text.
@@ -40,10 +40,13 @@ class PromptEcho:
         self._is_scored = is_scored
         self._is_told = False
 
-    def feed(self, logprobs: Sequence[TokenLogprob]) -> tuple[PromptText, ...]:
-        """Take the log probabilities of the next tokens; return the whole prompt once there is nothing to wait for."""
+    def add(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """Take the log probabilities of the next tokens."""
         self._logprobs += logprobs
-        if self._is_told or (self._is_scored and len(self._logprobs) < len(self._tokens)):
+
+    def take(self) -> tuple[PromptText, ...]:
+        """Return the whole prompt, once; all its tokens must have been scored where they are to be."""
+        if self._is_told:
             return ()
         self._is_told = True
         return tuple(self._scored_parts() if self._is_scored else self._plain_parts())
@@ -57,11 +60,11 @@ class PromptEcho:
 
     def _scored_parts(self) -> Iterator[PromptText]:
         placed = [replace(logprob, start=start) for logprob, start in zip(self._logprobs, self._starts, strict=True)]
-        for index in range(0, len(placed), _MAX_TOKENS):
-            part = tuple(placed[index : index + _MAX_TOKENS])
+        size = max(1, _MAX_LOGPROBS // max(1 + len(logprob.top) for logprob in placed))
+        for index in range(0, len(placed), size):
+            part = tuple(placed[index : index + size])
             start = part[0].start if index else 0
-            is_last = index + _MAX_TOKENS >= len(placed)
-            end = len(self.text) if is_last else placed[index + _MAX_TOKENS].start
+            end = placed[index + size].start if index + size < len(placed) else len(self.text)
             yield PromptText(self.text[start:end], part)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,25 +18,18 @@ from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
 from edgeagent.engine.threads import ThreadGovernor
-from edgeagent.errors import ContextLengthExceeded, InvalidRequest, ModelLoadFailed, NotSupported
+from edgeagent.errors import InvalidRequest, ModelLoadFailed
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.output import OutputStream
-from edgeagent.text.template import ChatTemplate, tokenize_rendered
-from edgeagent.text.tool_format import REASONING, ReasoningMarkers
-from edgeagent.text.vocabulary import control_texts
-from edgeagent.types import (
-    ChatPrompt,
-    GenerateRequest,
-    ModelInfo,
-    TextPrompt,
-    TokenPrompt,
-)
+from edgeagent.text.prompt_text import PromptEcho
+from edgeagent.text.tool_format import REASONING
+from edgeagent.types import ChatPrompt, GenerateRequest, ModelInfo
+from edgeagent.worker.prompt import PromptReader, make_template
 from edgeagent.worker.protocol import Load
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
 _WARM_UP_TOKENS = 32
 _NO_CHAT = ChatPrompt(())
-_USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +39,7 @@ class Prepared:
     spec: SequenceSpec
     output: OutputStream
     render_ms: float
+    echo: PromptEcho | None = None
 
 
 class Host:
@@ -71,13 +65,8 @@ class Host:
             drafter=self._make_drafter(load, config),
         )
         self._sampling = self.model.default_sampling()
-        self._template = ChatTemplate(
-            self.model.chat_template,
-            bos_text=self.model.bos_text,
-            eos_text=self.model.eos_text,
-            architecture=self.model.metadata("general.architecture") or "",
-            control_texts=control_texts(self.model),
-        )
+        self._template = make_template(self.model)
+        self._prompts = PromptReader(self.model, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model)
         self.info = self._describe(load, (time.monotonic() - started_s) * 1000)
 
@@ -112,13 +101,15 @@ class Host:
         """
         self._grammars.prepare()
 
-    def prepare(self, request: GenerateRequest) -> Prepared:
+    def prepare(self, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
-        Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
+        `delivered` tokens of the output are there already: sampler, grammar and text are taken to where they end, and
+        what they bring is not said again. Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
-        tokens, open_reasoning = self._tokenize(request)
+        prompt = self._prompts.read(request.prompt)
+        tokens, open_reasoning = prompt.tokens, prompt.open_reasoning
         if not tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else _NO_CHAT
@@ -138,6 +129,9 @@ class Host:
             num_logprobs=request.logprobs,
             history=tokens,
         )
+        # What was delivered came behind the echo.
+        is_echoed = request.echo and not delivered
+        num_scored = request.logprobs if is_echoed else None
         spec = SequenceSpec(
             id=request.id,
             prompt=tokens,
@@ -145,9 +139,12 @@ class Host:
             max_tokens=request.max_tokens,
             tier=request.tier,
             partition=request.cache.partition,
-            read_cache=request.cache.read,
+            read_cache=request.cache.read and num_scored is None,
             write_cache=request.cache.write,
             prefill_only=request.prefill_only or request.max_tokens == 0,
+            delivered=delivered,
+            num_prompt_logprobs=num_scored,
+            reports_progress=request.reports_progress,
         )
         output = OutputStream(
             self.model,
@@ -157,41 +154,14 @@ class Host:
             reasoning=REASONING if chat is not _NO_CHAT else (),
             open_reasoning=open_reasoning,
         )
-        return Prepared(spec, output, (time.monotonic() - started_s) * 1000)
-
-    def _tokenize(self, request: GenerateRequest) -> tuple[list[int], ReasoningMarkers | None]:
-        """Return the prompt's tokens, and the reasoning that the template left open at their end."""
-        match request.prompt:
-            case ChatPrompt() as chat:
-                rendered = self._template.render(chat)
-                self._check_length(rendered.text)
-                return tokenize_rendered(rendered, self.model), rendered.open_reasoning
-            case TextPrompt(text=text, suffix=None, parse_special=parse_special):
-                self._check_length(text)
-                return self.model.tokenize(text, parse_special=parse_special, add_bos=True), None
-            case TextPrompt():
-                raise NotSupported("This model cannot fill in the middle; leave out `suffix`.", param="suffix")
-            case TokenPrompt(tokens=tokens):
-                bad = next((token for token in tokens if not 0 <= token < self.model.num_tokens), None)
-                if bad is not None:
-                    raise InvalidRequest(
-                        f"Token {bad} is not in the vocabulary of {self.model.num_tokens} tokens.", param="prompt"
-                    )
-                return list(tokens), None
-
-    def _check_length(self, text: str) -> None:
-        """Refuse a text that cannot fit, before a tokenizer spends seconds on it in which others wait."""
-        context = self.engine.context_length
-        if len(text) <= _USUAL_PIECE * context or self.model.max_piece_bytes is None:
-            return
-        fewest = len(text) // self.model.max_piece_bytes
-        if fewest > context:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(text)} characters, at least {fewest} tokens, but the context holds {context}. "
-                "Shorten the prompt, or start edgeagent with a larger --ctx.",
-                param="input",
-                served_by="local",
-            )
+        for token in delivered:
+            sampler.accept(token)
+        output.feed(delivered)
+        echo = None
+        if is_echoed:
+            is_scored = num_scored is not None
+            echo = PromptEcho(self.model, tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
+        return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo)
 
     def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
         if load.draft_path is None or config.draft_tokens == 0:
@@ -243,6 +213,8 @@ class Host:
             llama_cpp_commit=commit(),
             system_description=system_description(),
             load_ms=load_ms,
+            chat_template=model.chat_template or "",
+            supports_infill=model.infill_tokens is not None,
         )
 
 

@@ -1,19 +1,35 @@
 """The live requests of one model: what each was given, what is still owed, and that each ends exactly once.
 
-It outlives the workers: a request waits here while a model loads, and is handed to the next worker when one dies before
-answering. It checks a worker's messages against the protocol, and knows neither processes nor time.
+It outlives the workers: a request waits here while a model loads, and goes on with the next worker when one dies, from
+the tokens it was given. It checks a worker's messages against the protocol, and knows neither processes nor time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from edgeagent.errors import EdgeAgentError, InvalidRequest, WorkerCrashed, from_code
-from edgeagent.types import Delta, Finished, FinishReason, GenerateRequest, Started, Step, Timings, Usage
+from edgeagent.types import Delta, Finished, FinishReason, GenerateRequest, Handover, Started, Step, Timings, Usage
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
 
-_MAX_SUBMISSIONS = 2
+# How often a worker may die under a request: the last one without having given it a token, and in all.
+_MAX_FRUITLESS_DEATHS = 2
+_MAX_DEATHS = 5
+# Only a prompt that is echoed, or many log probabilities, come in many parts.
+_MAX_PARTS = 512
+_MAX_PLAIN_PARTS = 4
+
+
+class Fate(StrEnum):
+    """What ended a worker; the hand-over of its requests is marked with it."""
+
+    CRASHED = "worker_crashed"
+    HUNG = "worker_hung"
+    REPLACED = "worker_replaced"
 
 
 class Sink(Protocol):
@@ -29,14 +45,17 @@ class Sink(Protocol):
 
 
 class LiveRequest:
-    """One accepted request. `tokens` are the ids given out so far, from which another backend could go on."""
+    """One accepted request. `tokens` are the ids given out so far, from which the next worker goes on."""
 
     __slots__ = (
         "accepted_at_s",
         "cancelled_at_s",
-        "has_output",
+        "first_token_at_s",
+        "handovers",
+        "has_progressed",
+        "held",
         "is_sent",
-        "num_submissions",
+        "num_deaths",
         "request",
         "sink",
         "started",
@@ -49,10 +68,23 @@ class LiveRequest:
         self.accepted_at_s = accepted_at_s
         self.cancelled_at_s: float | None = None
         self.is_sent = False
-        self.num_submissions = 0
         self.started: Started | None = None
-        self.has_output = False
         self.tokens: list[int] = []
+        self.held: list[Delta] = []  # the parts so far of an item that came in several
+        self.first_token_at_s: float | None = None
+        self.has_progressed = False  # got a token from the worker that has it
+        self.num_deaths = 0
+        self.handovers: tuple[Handover, ...] = ()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a worker died under it, and it has not shown since that it is not what kills them."""
+        return self.num_deaths > 0 and not self.has_progressed
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether it has had its share of workers."""
+        return self.num_deaths >= (_MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS)
 
 
 class Ledger:
@@ -71,9 +103,25 @@ class Ledger:
         """Return how many requests the worker has."""
         return sum(live.is_sent for live in self._live.values())
 
-    def unsent(self) -> list[LiveRequest]:
-        """Return the requests no worker has, oldest first."""
-        return [live for live in self._live.values() if not live.is_sent]
+    def sendable(self) -> list[LiveRequest]:
+        """Return the requests that the worker should be given, oldest first.
+
+        Those under which a worker died go one at a time, the next when the last has a token or its end: so one that
+        kills every worker meets its second death alone, and takes nobody along.
+        """
+        sendable = []
+        is_testing = any(live.is_sent and live.is_suspect for live in self._live.values())
+        for live in self._live.values():
+            if live.is_sent or (live.is_suspect and is_testing):
+                continue
+            is_testing = is_testing or live.is_suspect
+            sendable.append(live)
+        return sendable
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a request waits for a worker."""
+        return any(not live.is_sent for live in self._live.values())
 
     def oldest_cancel_s(self) -> float | None:
         """Return when the longest unanswered cancel was sent."""
@@ -90,7 +138,6 @@ class Ledger:
     def mark_sent(self, live: LiveRequest) -> None:
         """Note that the worker has it."""
         live.is_sent = True
-        live.num_submissions += 1
 
     def cancel(self, request_id: str, now_s: float) -> bool:
         """End an unsent request; True if it is with the worker, which must then be told."""
@@ -111,7 +158,8 @@ class Ledger:
         return self.cancel(request_id, now_s)
 
     def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
-        """End one request with an error."""
+        """End one request with an error, which is told how much was delivered."""
+        error.num_delivered_tokens = len(live.tokens)
         del self._live[live.request.id]
         if live.sink is not None:
             live.sink.fail(error)
@@ -123,6 +171,11 @@ class Ledger:
                 self.fail(live, make_error())
             else:
                 self._finish_cancelled(live)
+
+    def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every request that was given tokens; the others can still begin anew."""
+        for live in [live for live in self._live.values() if live.tokens]:
+            self.fail(live, make_error())
 
     def cancel_all(self) -> None:
         """End every request as cancelled, with what it used."""
@@ -137,29 +190,41 @@ class Ledger:
     def on_failed(self, failed: Failed) -> None:
         """End a request with the worker's error."""
         error = from_code(failed.code, failed.message, param=failed.param)
-        live = self._sent(failed.id)
-        error.num_delivered_tokens = len(live.tokens)
-        self.fail(live, error)
+        self.fail(self._sent(failed.id), error)
 
-    def on_death(self, cause: str) -> None:
-        """Settle what a dead worker had: cancelled, failed, or, with nothing given out yet, back among the unsent."""
+    def on_death(self, cause: str, fate: Fate) -> None:
+        """Settle what a dead worker had: cancelled, failed, or to go on with the next one."""
         for live in [live for live in self._live.values() if live.is_sent]:
+            live.held.clear()
+            live.num_deaths += fate is not Fate.REPLACED
             if live.cancelled_at_s is not None:
                 self._finish_cancelled(live)
-            elif live.has_output or live.num_submissions >= _MAX_SUBMISSIONS:
-                self.fail(live, _crash(live, cause))
+            elif live.is_exhausted:
+                self.fail(live, _crash(cause))
             else:
-                live.is_sent = False
+                live.is_sent = live.has_progressed = False
+                live.handovers += (Handover("local", "local", len(live.tokens), fate),)
 
     def _on_item(self, item: StepItem, at_s: float) -> None:
         live = self._sent(item.id)
         if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
-        deltas = _note_start(live, item.deltas)
-        live.tokens += item.tokens
-        live.has_output = live.has_output or bool(item.tokens) or any(not isinstance(d, Started) for d in deltas)
+        # Text without its tokens could not be gone on from: parts are given out with the last of them.
+        live.held += _note_start(live, item.deltas)
+        if item.is_part:
+            is_long = live.request.echo or live.request.logprobs is not None
+            if len(live.held) > (_MAX_PARTS if is_long else _MAX_PLAIN_PARTS):
+                raise ProtocolError(f"an item of request {item.id!r} in {len(live.held)} parts")
+            return
+        deltas = tuple(live.held)
+        live.held.clear()
+        if item.tokens:
+            live.tokens += item.tokens
+            live.has_progressed = True
+            live.first_token_at_s = live.first_token_at_s or at_s
         if deltas and isinstance(deltas[-1], Finished):
             del self._live[item.id]
+            deltas = (*deltas[:-1], _with_handovers(deltas[-1], live, at_s))
         if live.sink is not None and (deltas or item.tokens):
             live.sink.put(Step(deltas, item.tokens, at_s))
 
@@ -188,10 +253,21 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
     return deltas
 
 
-def _crash(live: LiveRequest, cause: str) -> WorkerCrashed:
+def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
+    """Mark the workers that a request outlived; the last one cannot tell when its first token came."""
+    if not live.handovers:
+        return finished
+    timings = replace(finished.timings, handovers=live.handovers)
+    if live.first_token_at_s is not None:
+        first_token_ms = (live.first_token_at_s - live.accepted_at_s) * 1000
+        timings = replace(timings, first_token_ms=first_token_ms, decode_ms=(at_s - live.first_token_at_s) * 1000)
+    return replace(finished, timings=timings)
+
+
+def _crash(cause: str) -> WorkerCrashed:
     return WorkerCrashed(
-        f"the model's process ended under the request ({cause}); a new one is started, try again",
+        f"the model's process ended under the request ({cause}), and again when it was tried on a new one; "
+        "try again later, or change the request",
         retry_after_s=1.0,
         served_by="local",
-        num_delivered_tokens=len(live.tokens),
     )

@@ -19,6 +19,8 @@ from edgeagent.types import (
     Delta,
     Finished,
     FinishReason,
+    PromptProgress,
+    PromptText,
     Started,
     TextDelta,
     Timings,
@@ -76,9 +78,10 @@ class Worker:
         self._num_output_tokens = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
-        # Written by the main thread, read by the reader thread for pongs.
+        # Read by the reader thread for pongs; written by the main thread, the last one by the preparer.
         self.status = WorkerStatus()
         self.step_started_at_s = 0.0
+        self.preparing_since_s = 0.0
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -162,7 +165,7 @@ class Worker:
         sequence = self._engine.cancel(request_id)
         deltas: list[Delta] = []
         if request.prepared is not None:
-            deltas += request.prepared.output.finish()
+            deltas += request.prepared.output.cut()
         output = Output(sequence) if sequence is not None else None
         deltas.append(self._finished(request, output, FinishReason.CANCELLED))
         self._put([StepItem(request_id, tuple(deltas))], time.monotonic())
@@ -203,6 +206,9 @@ class Worker:
             deltas.append(Started(sequence.num_prompt, sequence.num_cached))
         self._num_output_tokens += len(output.tokens)
         num_before = stream.num_tokens
+        if sequence.spec.reports_progress and sequence.num_output == len(output.tokens):
+            deltas.append(PromptProgress(min(sequence.num_computed, sequence.num_prompt)))
+        deltas += self._echo(request.prepared, output)
         if output.tokens:
             deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
         reason = output.finish_reason
@@ -211,10 +217,20 @@ class Worker:
             reason = FinishReason.STOP
         if reason is not None:
             del self._requests[sequence.id]
-            deltas += stream.finish()
+            if reason is FinishReason.STOP and request.submit.request.max_tokens == 0:
+                reason = FinishReason.LENGTH
+            deltas += stream.cut() if reason is FinishReason.LENGTH else stream.finish()
             deltas.append(self._finished(request, output, _reason(reason, stream)))
         # Tokens behind a stop string, which a step with drafts may bring, are no part of the answer.
         return StepItem(sequence.id, tuple(deltas), tuple(output.tokens[: stream.num_tokens - num_before]))
+
+    def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
+        """Return the prompt where it is wanted, with the first tokens: both are delivered, or neither."""
+        if prepared.echo is None:
+            return ()
+        prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
+        has_begun = output.tokens or output.finish_reason is not None
+        return prepared.echo.take() if has_begun else ()
 
     def _with_piece(self, logprob: Logprob) -> TokenLogprob:
         top = tuple(self._with_piece(rival) for rival in logprob.top)
@@ -280,8 +296,13 @@ def _split(item: StepItem) -> list[StepItem]:
     deltas: list[Delta] = []
     for delta in item.deltas:
         rest = delta
+        if isinstance(delta, PromptText):
+            parts.append(StepItem(item.id, (*deltas, delta), is_part=True))
+            deltas = []
+            continue
         while isinstance(rest, TextDelta) and len(rest.logprobs) > _MAX_LOGPROBS:
-            parts.append(StepItem(item.id, (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))))
+            part = (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))
+            parts.append(StepItem(item.id, part, is_part=True))
             deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
         deltas.append(rest)
     return [*parts, StepItem(item.id, tuple(deltas), item.tokens)]

@@ -100,6 +100,10 @@ class Pool:
         for supervisor in self._supervisors.values():
             supervisor.abandon(request_id)
 
+    def reload(self, model: str) -> None:
+        """Start a model's worker anew; raise ModelNotFound."""
+        self._supervisor(model).reload()
+
     def _add(self, files: ModelFiles, draft_path: Path | None) -> None:
         async def prepare() -> Load:
             return await asyncio.to_thread(self._check, files, draft_path)
@@ -119,6 +123,7 @@ class Pool:
             path=str(files.path.absolute()),
             draft_path=None if draft_path is None else str(draft_path.absolute()),
             engine_config=self._config.engine.model_dump_json().encode(),
+            identity=_identity(files.path),
         )
 
     def _supervisor(self, model: str) -> Supervisor:
@@ -129,3 +134,12 @@ class Pool:
             names = ", ".join(self._supervisors)
             raise ModelNotFound(f"there is no model {model!r} here; available: {names}", param="model")
         return supervisor
+
+
+def _identity(path: Path) -> str:
+    """Return what tells a file from one that takes its place; "" where there is none (the load will say so)."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"

@@ -86,6 +86,7 @@ class _Reader(threading.Thread):
         return structs.replace(
             status,
             step_started_at_s=self._worker.step_started_at_s,
+            preparing_since_s=self._worker.preparing_since_s,
             tokens_per_second=rate,
             rss_bytes=self._process.memory_info().rss,
         )
@@ -110,14 +111,18 @@ class _Preparer(threading.Thread):
             self._prepare(self._worker.to_prepare.get())
 
     def _prepare(self, submit: Submit) -> None:
+        self._worker.preparing_since_s = time.monotonic()
         try:
-            self._worker.commands.put(PromptReady(submit, self._host.prepare(submit.request)))
+            prepared = self._host.prepare(submit.request, submit.delivered)
+            self._worker.commands.put(PromptReady(submit, prepared))
         except EdgeAgentError as error:
             self._worker.commands.put(PromptRefused(submit, error))
         except BaseException:  # the loop's edge: one bad request (a panic in Rust is no Exception) must not end it
             traceback.print_exc()
             unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
             self._worker.commands.put(PromptRefused(submit, unknown))
+        finally:
+            self._worker.preparing_since_s = 0.0
 
 
 class _Writer(threading.Thread):

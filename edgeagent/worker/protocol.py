@@ -22,23 +22,29 @@ MAX_FRAME_TO_WORKER_BYTES = 32 << 20
 
 
 class Load(Struct, frozen=True, tag="load"):
-    """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute."""
+    """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
+
+    `identity` tells the model's file from another that took its place.
+    """
 
     name: str
     path: str
     draft_path: str | None
     engine_config: bytes
+    identity: str = ""
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """Begin a request.
+    """Begin a request, or go on with one that a former worker left.
 
-    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model.
+    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model. `delivered`
+    are the output's first tokens, which the client has: what follows them is to be generated, and nothing said twice.
     """
 
     request: GenerateRequest
     accepted_at_s: float
     load_ms: float = 0.0
+    delivered: tuple[int, ...] = ()
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -93,11 +99,12 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class StepItem(Struct, frozen=True, array_like=True):
-    """One request's share of an engine step."""
+    """One request's share of an engine step; one of several where `is_part`, the last of which has all its tokens."""
 
     id: str
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()
+    is_part: bool = False
 
 
 class Steps(Struct, frozen=True, tag="steps"):

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,13 +21,14 @@ from edgeagent.errors import (
     EdgeAgentError,
     InternalError,
     InvalidRequest,
+    ModelChanged,
     PayloadTooLarge,
     from_code,
 )
 from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, WorkerState, WorkerStatus
 from edgeagent.worker.cause import describe_exit
 from edgeagent.worker.channel import Channel, FloodLimit
-from edgeagent.worker.ledger import Ledger, LiveRequest, Sink
+from edgeagent.worker.ledger import Fate, Ledger, LiveRequest, Sink
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     MAX_FRAME_TO_WORKER_BYTES,
@@ -57,7 +58,8 @@ class _Death:
     """A worker's end. `error` is set where it said itself that it cannot load the model."""
 
     cause: str
-    ready_for_s: float | None
+    fate: Fate = Fate.CRASHED
+    ready_for_s: float | None = None
     error: EdgeAgentError | None = None
 
 
@@ -88,18 +90,18 @@ class Supervisor:
         self._retry_at_s = 0.0
         self._cause: str | None = None
         self._num_restarts = 0
+        self._identity: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
         self._begin_life()
 
     def _begin_life(self) -> None:
         """Reset what is known of one worker process."""
-        self._verdict: asyncio.Future[str] = asyncio.Future()
+        self._verdict: asyncio.Future[_Death] = asyncio.Future()
         self._load_watch = LoadWatch(self._patience)
         self._step_watch = StepWatch(self._patience)
         self._info: ModelInfo | None = None
         self._status: WorkerStatus | None = None
-        self._load_error: EdgeAgentError | None = None
         self._ready_at_s: float | None = None
         self._nonce = 0
         self._is_pong_due = False
@@ -112,6 +114,7 @@ class Supervisor:
 
     def status(self) -> ModelStatus:
         """Return what is known of the model and its worker."""
+        retry_after_s = None if self._failure is None else max(0.0, self._retry_at_s - self._clock())
         return ModelStatus(
             name=self.name,
             state=self._state,
@@ -121,6 +124,7 @@ class Supervisor:
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
+            retry_after_s=retry_after_s,
         )
 
     def start(self) -> None:
@@ -128,6 +132,15 @@ class Supervisor:
         if self._task is None or self._task.done():
             self._state, self._failure = WorkerState.STARTING, None
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
+
+    def reload(self) -> None:
+        """Start a worker anew: the failures so far are forgiven, and what a running one has goes on with the next."""
+        if self._is_stopped_for_good:
+            return
+        self._restarts = RestartPolicy(self._patience)
+        if self._state is WorkerState.READY:
+            self._condemn("it was told to load the model again", Fate.REPLACED)
+        self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Accept a request; its answer, error or end goes to the sink.
@@ -141,10 +154,9 @@ class Supervisor:
         if self._failure is not None and now_s < self._retry_at_s:
             raise _renewed(self._failure, self._retry_at_s - now_s)
         _check_sendable(request, now_s)
-        live = self._ledger.add(request, sink, now_s)
+        self._ledger.add(request, sink, now_s)
         self.start()
-        if self._state is WorkerState.READY:
-            self._send(live)
+        self._send_waiting()
 
     def cancel(self, request_id: str) -> None:
         """End a request politely: its sink gets a Finished(cancelled); an unknown id is ignored."""
@@ -162,7 +174,7 @@ class Supervisor:
         if self._channel is not None:
             self._state = WorkerState.STOPPING
             if not self._verdict.done():
-                self._verdict.set_result("stopped")
+                self._verdict.set_result(_Death("stopped"))
         elif self._task is not None:
             self._task.cancel()
         if self._task is not None:
@@ -179,30 +191,35 @@ class Supervisor:
                 death = await self._live()
                 if self._is_stopped_for_good:
                     return
+                if death.fate is Fate.REPLACED:
+                    continue
                 if death.error is not None:
-                    self._give_up(death.error, self._patience.load_retry_s)
+                    self._give_up(death.error, WorkerState.FAILED, self._patience.load_retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, death.cause)
                 decision = self._restarts.on_crash(self._clock(), death.ready_for_s)
                 if isinstance(decision, Quarantine):
-                    self._give_up(_quarantined(self.name, death.cause), decision.duration_s)
+                    error = _quarantined(self.name, death.cause, decision.duration_s)
+                    self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
                 self._state = WorkerState.STARTING
                 await asyncio.sleep(decision.delay_s)
         except Exception as error:  # a bug here must not leave requests without an end
             logger.exception("supervisor of %s failed", self.name)
-            self._give_up(InternalError(f"the supervisor failed: {type(error).__name__}"), self._patience.load_retry_s)
+            failure = InternalError(f"the supervisor failed: {type(error).__name__}")
+            self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
 
     async def _live(self) -> _Death:
         """One worker from its start to its end."""
         try:
             load = await self._prepare()
+            self._take_identity(load.identity)
             channel = await Channel.spawn(self._command, self._on_message, self._on_violation, self._flood)
         except EdgeAgentError as error:
-            return _Death(error.message, None, error)
+            return _Death(error.message, error=error)
         except OSError as error:
-            return self._bury(f"its process could not be started: {error}")
+            return self._bury(_Death(f"its process could not be started: {error}"))
         self._channel = channel
         channel.send(load)
         await self._watch(channel)
@@ -231,7 +248,7 @@ class Supervisor:
         if hang is None and cancelled_at_s is not None and now_s - cancelled_at_s >= self._step_watch.step_limit_s():
             hang = f"hung: a cancelled request did not end within {self._step_watch.step_limit_s():g} s"
         if hang is not None:
-            self._condemn(hang)
+            self._condemn(hang, Fate.HUNG)
         elif not self._is_pong_due:
             self._nonce += 1
             self._is_pong_due = True
@@ -240,62 +257,67 @@ class Supervisor:
     async def _end(self, channel: Channel) -> _Death:
         """See the process out; return what it died of."""
         self._state = WorkerState.STOPPING
-        if self._is_stopped_for_good:
-            # One that is still loading cannot hear, and has nothing to say.
-            end = channel.end if self._ready_at_s is None else channel.stop
-            is_gone = await end(self._patience.stop_grace_s)
-            cause = "stopped"
-        elif self._verdict.done():
-            is_gone = await channel.end(self._patience.stop_grace_s)
-            cause = self._verdict.result()
+        is_gone = True
+        if self._verdict.done():
+            death = self._verdict.result()
+            # One that is still loading cannot hear, and one that hangs or lies has nothing to say.
+            is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
+            is_gone = await (channel.stop if is_asked else channel.end)(self._patience.stop_grace_s)
         else:
-            is_gone = True
             assert channel.returncode is not None
-            cause = describe_exit(channel.returncode, channel.stderr_tail(), has_seen_prompts=self._has_seen_prompts)
+            seen = self._has_seen_prompts
+            death = _Death(describe_exit(channel.returncode, channel.stderr_tail(), has_seen_prompts=seen))
         if not is_gone:
-            cause += f"; process {channel.pid} cannot be killed"
+            death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
         self._channel = None
-        if self._load_error is not None:
-            return _Death(cause, None, self._load_error)
-        return self._bury(cause)
+        return self._bury(death)
 
-    def _bury(self, cause: str) -> _Death:
+    def _bury(self, death: _Death) -> _Death:
         """Settle a dead worker's requests."""
-        ready_for_s = None if self._ready_at_s is None else self._clock() - self._ready_at_s
+        if self._ready_at_s is not None:
+            death = replace(death, ready_for_s=self._clock() - self._ready_at_s)
         if not self._is_stopped_for_good:
-            self._cause, self._status = cause, None
-            self._ledger.on_death(cause)
-        return _Death(cause, ready_for_s)
+            self._status = None
+            self._cause = None if death.fate is Fate.REPLACED else death.cause
+            self._ledger.on_death(death.cause, death.fate)
+        return death
 
-    def _condemn(self, cause: str) -> None:
+    def _condemn(self, cause: str, fate: Fate, error: EdgeAgentError | None = None) -> None:
         """Let the worker be ended; its requests need not wait for that."""
         if self._verdict.done():
             return
-        self._verdict.set_result(cause)
+        self._verdict.set_result(_Death(cause, fate, error=error))
         self._state = WorkerState.STOPPING
         if self._channel is not None:
             self._channel.mute()
         self._cause = cause
-        self._ledger.on_death(cause)
+        self._ledger.on_death(cause, fate)
 
-    def _give_up(self, error: EdgeAgentError, retry_after_s: float) -> None:
-        """Serve this model no more until somebody asks after that time."""
-        self._state, self._failure, self._cause = WorkerState.FAILED, error, error.message
+    def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
+        """Serve this model no more until somebody asks after that time. Whoever watches `status` tells people."""
+        self._state, self._failure, self._cause = state, error, error.message
         self._retry_at_s = self._clock() + retry_after_s
-        logger.error("model %s cannot be served: %s", self.name, error.message)
         self._ledger.fail_all(lambda: _renewed(error, retry_after_s))
 
+    def _take_identity(self, identity: str) -> None:
+        """Note which file is loaded; what another one began cannot be gone on with."""
+        if self._identity not in (None, identity):
+            self._ledger.fail_begun(lambda: _changed(self.name))
+        self._identity = identity
+
     def _on_violation(self, what: str) -> None:
-        self._condemn(f"broke the protocol: {what}")
+        self._condemn(f"broke the protocol: {what}", Fate.CRASHED)
 
     def _on_message(self, message: FromWorker) -> None:
         match message:
             case Steps():
                 self._step_watch.on_progress()
                 self._ledger.on_steps(message)
+                self._send_waiting()
             case Failed():
                 self._step_watch.on_progress()
                 self._ledger.on_failed(message)
+                self._send_waiting()
             case Pong(nonce, status):
                 self._on_pong(nonce, status)
             case LoadProgress(fraction):
@@ -317,25 +339,32 @@ class Supervisor:
             raise ProtocolError("ready twice, or before it was told what to load")
         self._state, self._info = WorkerState.READY, info
         self._ready_at_s = self._clock()
-        for live in self._ledger.unsent():
-            self._send(live)
+        self._send_waiting()
 
     def _on_load_failed(self, error: EdgeAgentError) -> None:
         if self._state is not WorkerState.STARTING:
             raise ProtocolError("a load failed that had succeeded")
-        self._load_error = error
-        self._condemn(error.message)
+        self._condemn(error.message, Fate.CRASHED, error)
+
+    def _send_waiting(self) -> None:
+        """Give the worker what it may have of the requests that wait for one."""
+        if self._state is WorkerState.READY and self._ledger.has_unsent:
+            for live in self._ledger.sendable():
+                self._send(live)
 
     def _send(self, live: LiveRequest) -> None:
-        assert self._channel is not None
-        load_ms = 0.0
-        if self._ready_at_s is not None:
-            load_ms = max(0.0, self._ready_at_s - live.accepted_at_s) * 1000
+        assert self._channel is not None and self._ready_at_s is not None
+        accepted_at_s, load_ms = live.accepted_at_s, 0.0
+        if live.tokens:
+            # The stages that it goes through once more are timed from here.
+            accepted_at_s = self._clock()
+        else:
+            load_ms = max(0.0, self._ready_at_s - accepted_at_s) * 1000
         if self._ledger.num_sent() == 0:
             self._step_watch.on_progress()
         self._has_seen_prompts = True
         self._ledger.mark_sent(live)
-        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms))
+        self._channel.send(Submit(live.request, accepted_at_s, load_ms, tuple(live.tokens)))
 
     def _tell_cancelled(self, request_id: str) -> None:
         if self._channel is not None:
@@ -351,9 +380,20 @@ def _check_sendable(request: GenerateRequest, now_s: float) -> None:
         raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are taken")
 
 
-def _quarantined(name: str, cause: str) -> EdgeAgentError:
+def _quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
     return BackendUnavailable(
-        f"the process of model {name!r} crashed too often ({cause}); it is left alone for a while", served_by="local"
+        f"the process of model {name!r} crashed too often ({cause}); it is left alone for {duration_s / 60:g} minutes, "
+        "or until `edgeagent reload`",
+        served_by="local",
+    )
+
+
+def _changed(name: str) -> EdgeAgentError:
+    return ModelChanged(
+        f"the file of model {name!r} was changed, and the process that ran it ended; what it began cannot be gone on "
+        "with. Send the request again",
+        retry_after_s=1.0,
+        served_by="local",
     )
 
 

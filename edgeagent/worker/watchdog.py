@@ -62,13 +62,15 @@ class LoadWatch:
 
 
 class StepWatch:
-    """Watches a ready worker: it answers pings, and its steps end while it has requests."""
+    """Watches a ready worker: it answers pings, its steps end while it has requests, and so does preparing a prompt."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._silence_s = 0.0
         self._stall_s = 0.0
         self._busy_s = 0.0
+        self._preparing_since_s = 0.0  # the worker's own clock: a name for what it prepares, not compared with ours
+        self._preparing_s = 0.0
         self._num_steps = 0
         self._step_times_s: deque[float] = deque(maxlen=32)
 
@@ -80,6 +82,8 @@ class StepWatch:
             self._step_times_s.append(self._busy_s / num_done)
             self._stall_s = self._busy_s = 0.0
         self._num_steps = status.num_steps
+        if status.preparing_since_s != self._preparing_since_s:
+            self._preparing_since_s, self._preparing_s = status.preparing_since_s, 0.0
 
     def on_progress(self) -> None:
         """Note that the worker answered a request, in part or whole, or was idle and got one."""
@@ -96,10 +100,13 @@ class StepWatch:
         self._silence_s += counted_s
         self._stall_s = self._stall_s + counted_s if is_busy else 0.0
         self._busy_s = self._busy_s + counted_s if is_busy else 0.0
+        self._preparing_s = self._preparing_s + counted_s if self._preparing_since_s else 0.0
         if self._silence_s >= self._patience.pong_timeout_s:
             return f"hung: no sign of life for {self._patience.pong_timeout_s:g} s"
         if self._stall_s >= self.step_limit_s():
             return f"hung: one step took longer than {self.step_limit_s():g} s"
+        if self._preparing_s >= self._patience.hang_timeout_s:
+            return f"hung: one prompt took longer than {self._patience.hang_timeout_s:g} s to prepare"
         return None
 
 

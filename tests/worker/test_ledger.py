@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgeagent.errors import BackendUnavailable, WorkerCrashed
 from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Timings, Usage
-from edgeagent.worker.ledger import Ledger
+from edgeagent.worker.ledger import Fate, Ledger
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
 from tests.worker.support import request
 
@@ -44,7 +44,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keepers: dict[str, Keeper] = {}
         self.given: dict[str, list[int]] = {}
         self.abandoned: set[str] = set()
-        self.worker: dict[str, int] = {}  # id → tokens this worker has sent
+        self.worker: dict[str, int] = {}  # id → tokens of it that there are, as this worker knows
+        self.suspects: set[str] = set()
         self.is_up = False
 
     def pick(self, data: st.DataObject, ids: object) -> str:
@@ -54,25 +55,29 @@ class LedgerMachine(RuleBasedStateMachine):
     def accept(self) -> None:
         request_id = f"r{len(self.keepers)}"
         self.keepers[request_id], self.given[request_id] = Keeper(), []
-        live = self.ledger.add(request("", request_id), self.keepers[request_id], 0.0)
+        self.ledger.add(request("", request_id), self.keepers[request_id], 0.0)
+        self.send()
+
+    def send(self) -> None:
         if self.is_up:
-            self.ledger.mark_sent(live)
-            self.worker[request_id] = 0
+            for live in self.ledger.sendable():
+                self.ledger.mark_sent(live)
+                self.worker[live.request.id] = len(live.tokens)
 
     @precondition(lambda self: not self.is_up)
     @rule()
     def bring_up(self) -> None:
         self.is_up = True
-        for live in self.ledger.unsent():
-            self.ledger.mark_sent(live)
-            self.worker[live.request.id] = 0
+        self.send()
 
     @precondition(lambda self: self.is_up)
-    @rule()
-    def die(self) -> None:
+    @rule(fate=st.sampled_from(Fate))
+    def die(self, fate: Fate) -> None:
         self.is_up = False
+        if fate is not Fate.REPLACED:
+            self.suspects |= self.worker.keys()
         self.worker.clear()
-        self.ledger.on_death("test")
+        self.ledger.on_death("test", fate)
 
     @precondition(lambda self: self.worker)
     @rule(data=st.data(), num=st.integers(1, 3))
@@ -83,6 +88,8 @@ class LedgerMachine(RuleBasedStateMachine):
         deltas = (TextDelta("x"),) if done else (Started(1, 0), TextDelta("x"))
         self.ledger.on_steps(Steps(0.0, (StepItem(request_id, deltas, tokens),)))
         self.worker[request_id] += num
+        self.suspects.discard(request_id)
+        self.send()
         if request_id not in self.abandoned:
             self.given[request_id] += tokens
 
@@ -97,6 +104,18 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.on_steps(Steps(0.0, (StepItem(request_id, (END,)),)))
         with pytest.raises(ProtocolError):
             self.ledger.on_steps(Steps(0.0, (StepItem(request_id, (), (1,)),)))
+        self.suspects.discard(request_id)
+        self.send()
+
+    @precondition(lambda self: self.worker)
+    @rule(data=st.data())
+    def part(self, data: st.DataObject) -> None:
+        request_id = self.pick(data, self.worker)
+        if len(self.ledger._live[request_id].held) == 4:
+            with pytest.raises(ProtocolError, match="parts"):
+                self.ledger.on_steps(Steps(0.0, (StepItem(request_id, (TextDelta("x"),), is_part=True),)))
+            return
+        self.ledger.on_steps(Steps(0.0, (StepItem(request_id, (TextDelta("x"),), is_part=True),)))
 
     @precondition(lambda self: self.keepers)
     @rule(data=st.data())
@@ -115,7 +134,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_up(self) -> None:
         self.is_up = False
         self.worker.clear()
-        self.ledger.on_death("test")
+        self.ledger.on_death("test", Fate.CRASHED)
         self.ledger.fail_all(lambda: BackendUnavailable("test"))
         assert len(self.ledger) == 0
 
@@ -135,6 +154,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_worker_has_what_the_ledger_says(self) -> None:
         assert self.ledger.num_sent() == len(self.worker)
+        assert len(self.suspects & self.worker.keys()) <= 1
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -143,9 +163,12 @@ TestLedgerMachine = LedgerMachine.TestCase
 
 def test_a_crash_tells_how_much_was_delivered() -> None:
     ledger, keeper = Ledger(), Keeper()
-    ledger.mark_sent(ledger.add(request(""), keeper, 0.0))
+    live = ledger.add(request(""), keeper, 0.0)
+    ledger.mark_sent(live)
     ledger.on_steps(Steps(0.0, (StepItem("r1", (), (5, 6)),)))
-    ledger.on_death("SIGSEGV")
+    ledger.on_death("SIGSEGV", Fate.CRASHED)
+    ledger.mark_sent(live)
+    ledger.on_death("SIGSEGV", Fate.CRASHED)
     (error,) = keeper.ends
     assert isinstance(error, WorkerCrashed)
     assert (error.num_delivered_tokens, error.served_by) == (2, "local")

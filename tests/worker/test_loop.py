@@ -68,7 +68,7 @@ class FakeHost:
     def _make_runner(self) -> FakeRunner:
         return FakeRunner(num_vocab=self.model.num_tokens, num_cells=self.num_cells, end_token=self._end_token)
 
-    def prepare(self, request: GenerateRequest) -> Prepared:
+    def prepare(self, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
         if self.refusal is not None:
             raise self.refusal
         assert isinstance(request.prompt, TokenPrompt)
@@ -78,8 +78,11 @@ class FakeHost:
             Sampler(GREEDY, self.model.num_tokens, num_logprobs=request.logprobs),
             max_tokens=request.max_tokens,
             prefill_only=request.prefill_only,
+            delivered=delivered,
         )
-        return Prepared(spec, OutputStream(self.model, stops=request.stop), 0.0)
+        output = OutputStream(self.model, stops=request.stop)
+        output.feed(delivered)
+        return Prepared(spec, output, 0.0)
 
     def prepare_grammars(self) -> None: ...
 
@@ -103,10 +106,12 @@ class Bench:
         self.items: dict[str, list[StepItem]] = {}
         self.frame_sizes: list[int] = []
 
-    def submit(self, request_id: str = "a", tokens: tuple[int, ...] = PROMPT, **fields: Any) -> Submit:
+    def submit(
+        self, request_id: str = "a", tokens: tuple[int, ...] = PROMPT, delivered: tuple[int, ...] = (), **fields: Any
+    ) -> Submit:
         """Hand in a request; it is not prepared yet."""
         request = GenerateRequest(id=request_id, model="", prompt=TokenPrompt(tokens), **fields)
-        submit = Submit(request, time.monotonic())
+        submit = Submit(request, time.monotonic(), delivered=delivered)
         self.worker.commands.put(submit)
         return submit
 
@@ -211,6 +216,36 @@ class TestAnswers:
         assert not bench.worker.status.num_running
         assert bench.worker.status.num_output_tokens_total == 5
 
+    @pytest.mark.parametrize("num_drafts", [0, 3])
+    def test_an_output_goes_on_from_any_of_its_tokens(self, num_drafts: int) -> None:
+        """Tokens and text before the cut are what was delivered, those behind it what the next worker sends."""
+        whole = Bench(num_drafts=num_drafts)
+        whole.give(max_tokens=12, stop=("no such text",))
+        whole.run()
+        for num in range(12):
+            before, after = Bench(num_drafts=num_drafts), Bench(num_drafts=num_drafts)
+            before.give(max_tokens=12, stop=("no such text",))
+            while len(before.items.get("a", ())) <= num and not before.ends:
+                before.turn()
+            items = before.items["a"][: num + 1]
+            delivered = tuple(token for item in items for token in item.tokens)
+            text = "".join(delta.text for item in items for delta in item.deltas if isinstance(delta, TextDelta))
+            if len(delivered) == 12:
+                break
+            after.give(max_tokens=12, stop=("no such text",), delivered=delivered)
+            after.run()
+            assert [*delivered, *after.tokens()] == whole.tokens()
+            assert text + after.text() == whole.text()
+            assert after.finished().reason is whole.finished().reason
+            assert after.finished().usage.num_output_tokens == 12
+            assert after.finished().usage.num_prompt_tokens == len(PROMPT)
+
+    def test_more_than_was_asked_for_cannot_be_gone_on_with(self) -> None:
+        bench = Bench()
+        bench.give(max_tokens=2, delivered=(1, 2))
+        bench.run()
+        assert bench.failed().code == "internal_error"
+
     def test_prefill_only_ends_without_a_token_cached_or_not(self) -> None:
         bench = Bench()
         for name, num_cached in (("a", 0), ("b", 3)):
@@ -256,7 +291,7 @@ class TestAnswers:
         submit = Submit(request, time.monotonic())
         bench.worker.commands.put(submit)
         prepared = bench.host.prepare(request)
-        bench.host.prepare = lambda request: replace(prepared, output=Holding(bench.host.model))  # type: ignore[method-assign]
+        bench.host.prepare = lambda request, delivered: replace(prepared, output=Holding(bench.host.model))  # type: ignore[method-assign]
         bench.prepare(submit)
         while len(held) < 690:
             bench.turn()

@@ -15,15 +15,17 @@ import pytest
 from edgeagent.errors import (
     BackendUnavailable,
     InvalidRequest,
+    ModelChanged,
     ModelLoadFailed,
     NotSupported,
     PayloadTooLarge,
     WorkerCrashed,
 )
-from edgeagent.types import Finished, FinishReason, Started, TextDelta, WorkerState
+from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, WorkerState
 from edgeagent.worker import channel as channel_module
 from edgeagent.worker import supervisor as supervisor_module
 from edgeagent.worker.channel import FloodLimit
+from edgeagent.worker.protocol import Load
 from edgeagent.worker.supervisor import Supervisor
 from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
 from tests.worker.support import QUICK, Record, eventually, make_supervisor, request
@@ -170,7 +172,7 @@ async def test_what_cannot_be_encoded_is_the_clients_mistake(make: Make, monkeyp
         ("raise", "exit code 1: RuntimeError at stub_worker.py:"),
     ],
 )
-async def test_a_started_request_ends_with_the_named_cause(make: Make, text: str, cause: str) -> None:
+async def test_a_request_that_kills_again_ends_with_the_named_cause(make: Make, text: str, cause: str) -> None:
     supervisor = make()
     record = await submit(supervisor, text).end()
     assert isinstance(record.error, WorkerCrashed)
@@ -179,13 +181,75 @@ async def test_a_started_request_ends_with_the_named_cause(make: Make, text: str
     assert record.error.num_delivered_tokens == len(record.tokens) > 0
     assert cause in (supervisor.status().cause or "")
     assert (await submit(supervisor, "answer 1", "r2").end()).text == "0 "
-    assert supervisor.status().num_restarts == 1
+    assert supervisor.status().num_restarts == 2
 
 
-async def test_a_request_without_output_is_replayed_once_unseen(make: Make, lives: Path) -> None:
-    record = await submit(make(), "die SIGKILL | answer 3").end()
+@pytest.mark.parametrize("num_delivered", [0, 2])
+async def test_a_request_goes_on_with_the_next_worker(make: Make, lives: Path, num_delivered: int) -> None:
+    record = await submit(make(), f"die SIGKILL {num_delivered} | answer 5").end()
     assert record.error is None
-    assert record.text == "0 1 2 "
+    assert (record.text, record.tokens) == ("0 1 2 3 4 ", [1000, 1001, 1002, 1003, 1004])
+    assert num_lives(lives) == 2
+    timings = record.finished.timings
+    assert timings.handovers == (Handover("local", "local", num_delivered, "worker_crashed"),)
+    assert timings.first_token_ms > 0
+
+
+async def test_half_of_an_item_is_not_given_out_twice(make: Make) -> None:
+    record = await submit(make(), "parts | answer 2").end()
+    assert (record.text, record.tokens) == ("0 1 ", [1000, 1001])
+
+
+async def test_the_one_that_kills_takes_nobody_along(make: Make) -> None:
+    supervisor = make()
+    streams = [submit(supervisor, "linger 2 | linger 1 | answer 4", f"r{index}") for index in range(4)]
+    for stream in streams:
+        await stream.until(lambda record: len(record.tokens) == 2)
+    waiting = submit(supervisor, "begin | answer 1", "waiting")
+    killer = await submit(supervisor, "die SIGSEGV 1", "killer").end()
+    assert isinstance(killer.error, WorkerCrashed) and killer.error.num_delivered_tokens == 1
+    for stream in streams:
+        assert (await stream.end()).text == "0 1 2 3 "
+        assert stream.finished.timings.handovers[0].num_tokens == 2
+    assert (await waiting.end()).text == "0 "
+
+
+async def test_a_stream_that_goes_on_each_time_outlives_some_workers_but_not_all(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, max_crashes=100))
+    record = submit(supervisor, "linger 1")
+    for num_tokens in range(1, 6):
+        await record.until(lambda record, num=num_tokens: len(record.tokens) == num)  # type: ignore[misc]
+        kill(supervisor)
+    assert isinstance((await record.end()).error, WorkerCrashed)
+    assert record.tokens == [1000, 1001, 1002, 1003, 1004]
+
+
+async def test_a_changed_file_cannot_go_on_with_what_it_began(make: Make) -> None:
+    supervisor = make()
+    identities = iter(("one", "two"))
+
+    async def prepare() -> Load:
+        return Load("stub", "/stub.gguf", None, b"{}", next(identities))
+
+    supervisor._prepare = prepare
+    begun, fresh = submit(supervisor, "wait 2"), submit(supervisor, "begin | answer 1", "r2")
+    await fresh.until(lambda record: bool(record.deltas))
+    kill(supervisor)
+    assert isinstance((await begun.end()).error, ModelChanged)
+    assert begun.error is not None and begun.error.num_delivered_tokens == 2
+    assert (await fresh.end()).text == "0 "
+
+
+async def test_a_reload_replaces_the_worker_under_its_streams(make: Make, lives: Path) -> None:
+    supervisor = make()
+    record = submit(supervisor, "wait 2 | answer 3")
+    await record.until(lambda record: len(record.tokens) == 2)
+    supervisor.reload()
+    supervisor.reload()
+    assert (await record.end()).text == "0 1 2 "
+    assert record.finished.timings.handovers[0].reason == "worker_replaced"
+    status = supervisor.status()
+    assert (status.state, status.num_restarts, status.cause) == (WorkerState.READY, 0, None)
     assert num_lives(lives) == 2
 
 
@@ -210,10 +274,10 @@ async def test_a_cancelled_request_ends_as_cancelled_when_its_worker_dies(make: 
     deaf = submit(supervisor, "deaf 2")
     await deaf.until(lambda record: len(record.tokens) == 2)
     supervisor.cancel("r1")
-    killer = submit(supervisor, "die SIGKILL 1", "r2")
+    killer = submit(supervisor, "die SIGKILL 1 | answer 2", "r2")
     assert (await deaf.end()).finished.reason is FinishReason.CANCELLED
     assert deaf.finished.usage.num_output_tokens == 2
-    assert isinstance((await killer.end()).error, WorkerCrashed)
+    assert (await killer.end()).text == "0 1 "
 
 
 @pytest.mark.parametrize(
@@ -261,11 +325,13 @@ async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
 
 async def test_requests_need_not_wait_for_a_condemned_worker_to_die(make: Make) -> None:
     supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
-    record = await submit(supervisor, "freeze 1").end()
-    assert isinstance(record.error, WorkerCrashed)
+    record = submit(supervisor, "freeze 1 | answer 2")
+    await record.until(lambda record: bool(record.tokens))
+    await eventually(lambda: "hung" in (supervisor.status().cause or ""))
     pid = supervisor.status().pid
     assert pid is not None and psutil.pid_exists(pid)
     kill(supervisor)
+    assert (await record.end()).text == "0 1 "
 
 
 async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
@@ -281,7 +347,20 @@ async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs
     await deaf.until(lambda record: bool(record.tokens))
     supervisor.cancel("r2")
     assert (await deaf.end()).finished.reason is FinishReason.CANCELLED
-    assert "did not end within" in str((await stream.end()).error)
+    assert "did not end within" in (supervisor.status().cause or "")
+    num_tokens = len(stream.tokens)
+    await stream.until(lambda record: len(record.tokens) > num_tokens)
+    assert stream.tokens == list(range(1000, 1000 + len(stream.tokens)))
+
+
+async def test_a_prompt_that_is_prepared_for_ever_is_noticed_beside_a_stream(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
+    stream, stuck = submit(supervisor, "stream"), submit(supervisor, "prepare", "r2")
+    assert isinstance((await stuck.end()).error, WorkerCrashed)
+    assert stuck.error is not None and "to prepare" in stuck.error.message
+    assert stuck.error.num_delivered_tokens == 0
+    supervisor.cancel("r1")
+    assert (await stream.end()).finished.reason is FinishReason.CANCELLED
 
 
 async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -322,13 +401,18 @@ async def test_quarantine_after_three_crashes_and_one_try_after_it(
     assert isinstance(record.error, BackendUnavailable)
     assert cause in record.error.message
     status = supervisor.status()
-    assert status.state is WorkerState.FAILED and cause in (status.cause or "")
+    assert status.state is WorkerState.QUARANTINED and cause in (status.cause or "")
+    assert status.retry_after_s == QUICK.quarantine_s
     assert num_lives(lives) == QUICK.max_crashes
     with pytest.raises(BackendUnavailable):
         submit(supervisor, "answer 1")
     now[0] += QUICK.quarantine_s
     assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
     assert num_lives(lives) == QUICK.max_crashes + 1
+    assert supervisor.status().state is WorkerState.QUARANTINED
+    supervisor.reload()
+    assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
+    assert num_lives(lives) == 2 * QUICK.max_crashes + 1, "a clean slate"
 
 
 async def test_a_command_that_does_not_exist_is_a_crash_with_a_cause(make: Make) -> None:

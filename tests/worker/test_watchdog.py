@@ -39,6 +39,23 @@ def test_a_long_step_is_a_hang_though_pongs_come() -> None:
     assert count == PATIENCE.hang_timeout_s + 1
 
 
+def test_a_prompt_in_preparation_for_ever_is_a_hang_though_steps_end() -> None:
+    watch = StepWatch(PATIENCE)
+    for index in range(1, 100):
+        watch.on_pong(WorkerStatus(num_steps=index, preparing_since_s=50.0))
+        if hang := watch.tick(1.0, is_busy=True):
+            break
+    assert "to prepare" in hang
+    assert index == PATIENCE.hang_timeout_s
+
+
+def test_one_prompt_after_the_other_is_progress() -> None:
+    watch = StepWatch(PATIENCE)
+    for index in range(1, 1000):
+        watch.on_pong(WorkerStatus(num_steps=index, preparing_since_s=index // 20))
+        assert watch.tick(1.0, is_busy=True) is None
+
+
 def test_an_idle_worker_may_do_nothing_for_ever() -> None:
     watch = StepWatch(PATIENCE)
     for _ in range(1000):
