@@ -1,11 +1,13 @@
 """How many KV cells are in use, when sequences share prefixes.
 
 A ledger beside llama.cpp's own books (which it no longer tells): computing a token takes a cell, sharing a prefix
-tags the source's cells for the target, trimming gives back the cells that nobody else holds.
+tags the source's cells for the target, trimming gives back the cells that nobody else holds. Like llama.cpp it takes
+the lowest free cells, so that it can tell about how far up the used ones reach.
 """
 
 from __future__ import annotations
 
+import heapq
 from array import array
 
 import numpy as np
@@ -17,7 +19,7 @@ class CellLedger:
     def __init__(self, num_cells: int) -> None:
         self.num_cells = num_cells
         self._num_holders = np.zeros(num_cells, np.int32)  # by cell
-        self._free = list(range(num_cells - 1, -1, -1))
+        self._free = list(range(num_cells))  # a heap
         self._cells: dict[int, array[int]] = {}
 
     @property
@@ -29,6 +31,16 @@ class CellLedger:
     def num_used(self) -> int:
         """Cells somebody holds."""
         return self.num_cells - len(self._free)
+
+    @property
+    def span(self) -> int:
+        """Cells from the first to the last that is used: what a step attends to."""
+        used = np.flatnonzero(self._num_holders)
+        return int(used[-1]) + 1 if len(used) else 0
+
+    def highest(self, holder: int) -> int:
+        """Return the cell furthest up that a holder has, -1 if it has none."""
+        return max(self._cells.get(holder, ()), default=-1)
 
     def length(self, holder: int) -> int:
         """Return how many cells a holder has."""
@@ -43,7 +55,7 @@ class CellLedger:
         """Give a holder `count` free cells."""
         cells = self._cells.setdefault(holder, array("i"))
         for _ in range(count):
-            cell = self._free.pop()
+            cell = heapq.heappop(self._free)
             self._num_holders[cell] = 1
             cells.append(cell)
 
@@ -63,7 +75,8 @@ class CellLedger:
         gone = np.array(cells[length:], np.int32)
         del cells[length:]
         self._num_holders[gone] -= 1
-        self._free.extend(gone[self._num_holders[gone] == 0].tolist())
+        for cell in gone[self._num_holders[gone] == 0].tolist():
+            heapq.heappush(self._free, cell)
         if not cells:
             del self._cells[holder]
 

@@ -229,7 +229,7 @@ class LlamaRunner:
             self.clear(self._spare)
         if written == 0:
             raise InternalError(f"llama.cpp could not read positions {start} to {end} of a sequence out of its cells")
-        return memoryview(payload)[:written].toreadonly()
+        return payload.data[:written].toreadonly()
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
         """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.

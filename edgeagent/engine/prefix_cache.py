@@ -1,16 +1,17 @@
-"""Who owns which sequence id of the runner, and which of its prefixes can be used again.
+"""Who owns which sequence id of the runner, and which of the prefixes in its cells can be used again.
 
 A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live
 or idle stands in a radix tree; a new prompt takes over or shares the longest prefix found there. Idle prefixes are
-evicted, least recently used first, when ids or cells run out.
+evicted, least recently used first, when ids or cells run out; who wants to keep them elsewhere is told before.
 
 Ledger: live + idle + free ids = runner.num_sequences; tree holders = live + idle; the cells of a holder = its length.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgeagent.engine.cell_ledger import CellLedger
 from edgeagent.engine.radix_tree import RadixTree
@@ -20,8 +21,10 @@ from edgeagent.engine.runner import Runner
 class PrefixCache:
     """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, on_evict: Callable[[int], None] | None = None) -> None:
+        """`on_evict` is called with the id of an idle sequence that is about to be forgotten."""
         self._runner = runner
+        self._on_evict = on_evict
         self._tree = RadixTree()
         self._cells = CellLedger(runner.num_cells)
         self._free = list(range(runner.num_sequences - 1, -1, -1))
@@ -38,9 +41,22 @@ class PrefixCache:
         """Finished sequences kept for their prefixes."""
         return len(self._idle)
 
+    @property
+    def idle_ids(self) -> tuple[int, ...]:
+        """Ids of the idle sequences, least recently used first."""
+        return tuple(self._idle)
+
     def length(self, seq_id: int) -> int:
         """Return how many tokens a sequence has in cells."""
         return self._tree.length(seq_id)
+
+    def tokens(self, seq_id: int) -> array[int]:
+        """Return a sequence's tokens."""
+        return self._tree.tokens(seq_id)
+
+    def partition(self, seq_id: int) -> str:
+        """Return whose a sequence is."""
+        return self._tree.partition(seq_id)
 
     def match(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
         """Return how many of the leading tokens, at most `max_length`, a claim would find. No side effect."""
@@ -85,15 +101,29 @@ class PrefixCache:
         while self._cells.num_free < num_cells:
             if not self._idle:
                 return False
-            self._evict()
+            self._evict(next(iter(self._idle)))
         return True
 
     def evict_one(self) -> bool:
         """Evict the least recently used idle prefix; False if there is none."""
         if self._idle:
-            self._evict()
+            self._evict(next(iter(self._idle)))
             return True
         return False
+
+    def drop(self, seq_id: int) -> None:
+        """Forget an idle sequence without a word: it is kept elsewhere."""
+        del self._idle[seq_id]
+        self._forget(seq_id)
+
+    def cut(self, seq_id: int, length: int) -> int:
+        """Take back a live sequence's tokens from `length` on; return the length that it has then.
+
+        0 where the memory cannot be cut there.
+        """
+        self._tree.truncate(seq_id, length)
+        self._cells.trim(seq_id, length)
+        return self.restore(seq_id)
 
     def append(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
@@ -161,15 +191,15 @@ class PrefixCache:
             victim = next((idle for idle in self._idle if idle != keep), None)
             if victim is None:
                 return None
-            del self._idle[victim]
-            self._forget(victim)
+            self._evict(victim)
             seq_id = self._free.pop()
         self._live.add(seq_id)
         return seq_id
 
-    def _evict(self) -> None:
-        victim, _ = self._idle.popitem(last=False)
-        self._forget(victim)
+    def _evict(self, victim: int) -> None:
+        if self._on_evict is not None:
+            self._on_evict(victim)
+        self.drop(victim)
 
     def _forget(self, seq_id: int) -> None:
         self._runner.clear(seq_id)

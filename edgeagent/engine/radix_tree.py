@@ -24,7 +24,7 @@ class _Node:
         self.holders: set[int] = set()  # whose sequence ends exactly here
 
 
-def _common_length(a: array[int], b: array[int]) -> int:
+def common_length(a: array[int], b: array[int]) -> int:
     """Return how many leading elements are equal."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
@@ -67,6 +67,10 @@ class RadixTree:
         for part in reversed(parts):
             whole.extend(part)
         return whole
+
+    def partition(self, holder: int) -> str:
+        """Return the partition a holder is in."""
+        return self._partitions[holder]
 
     def match(self, partition: str, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (length, holder) for holders that share a prefix with `tokens`, longest first. No side effect.
@@ -119,7 +123,7 @@ class RadixTree:
                 node.children[rest[0]] = leaf
                 node = leaf
                 break
-            shared = _common_length(child.tokens, rest)
+            shared = common_length(child.tokens, rest)
             node = child if shared == len(child.tokens) else self._split(child, shared)
             rest = rest[shared:]
         node.holders.add(holder)
@@ -167,7 +171,7 @@ class RadixTree:
             child = node.children.get(tokens[depth])
             if child is None:
                 return node, depth, node
-            shared = _common_length(child.tokens, tokens[depth : depth + len(child.tokens)])
+            shared = common_length(child.tokens, tokens[depth : depth + len(child.tokens)])
             depth += shared
             if shared < len(child.tokens):
                 return node, depth, child

@@ -1,0 +1,124 @@
+"""Finds the blocks that restore a prefix, whichever tier holds them. It answers; it moves nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, BlockTier, Importance, Keyring
+from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.radix_tree import common_length, to_array
+
+# A beginning of a block shorter than this is computed in the step that the rest of the prompt needs anyway.
+MIN_PART = 16
+# Chains of a memory with a state may fork and meet again; a search longer than this is given up.
+_MAX_VISITS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A block to restore at position `start`: its first `num_tokens` tokens are wanted, of `length` that it has."""
+
+    tier: BlockTier
+    key: BlockKey
+    start: int
+    num_tokens: int
+    length: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Positions that are there after it."""
+        return self.start + self.num_tokens
+
+
+class BlockCache:
+    """Blocks by the tokens they stand for: host memory first, then the tier below, if there is one."""
+
+    def __init__(self, keyring: Keyring, host: HostTier, below: BlockTier | None = None, *, can_cut: bool) -> None:
+        """`can_cut`: whether the memory may be cut anywhere after a restore."""
+        self.host = host
+        self.below = below
+        self._keyring = keyring
+        self._can_cut = can_cut
+        self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
+
+    def find(self, partition: str, tokens: Sequence[int], max_length: int) -> list[Link]:
+        """Return the chain of blocks that restores the most of tokens[:max_length]."""
+        wanted = to_array(tokens)[:max_length]
+        root = self._keyring.root(partition)
+        return self._find_cuttable(root, wanted) if self._can_cut else self._find_exact(root, wanted)
+
+    def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
+        """Return how many of the leading tokens some block in host memory shares, restorable there or not."""
+        wanted = to_array(tokens)[:max_length]
+        links = self._find_exact(self._keyring.root(partition), wanted)
+        at, parent = (links[-1].end, links[-1].key) if links else (0, self._keyring.root(partition))
+        return at + max((common_length(block.tokens, wanted[at:]) for block in self.host.children(parent)), default=0)
+
+    def make(self, partition: str, links: Sequence[Link], tokens: array[int], start: int, payload: memoryview) -> Block:
+        """Return the block of tokens[start:] that hangs on the last of `links` (none: on the root)."""
+        root = self._keyring.root(partition)
+        parent = links[-1].key if links else root
+        own = tokens[start:]
+        return Block(root, parent, self._keyring.key(parent, own), start, own, payload)
+
+    def purge(self, partition: str | None) -> int:
+        """Forget a partition's blocks (None: everyone's) in all tiers; return how many."""
+        root = None if partition is None else self._keyring.root(partition)
+        return sum(tier.purge(root) for tier in self._tiers)
+
+    def use(self, links: Sequence[Link]) -> None:
+        """Take note that a request uses what these links stand for."""
+        keys = [link.key for link in links]
+        self.host.promote(keys, Importance.REUSED)
+        if self.below is not None:
+            self.below.touch(keys)
+
+    def _held(self, parent: BlockKey, start: int, wanted: array[int]) -> Iterator[Link]:
+        """Yield the blocks behind `parent` whose tokens are the next ones, the longest first."""
+        lengths = {length for tier in self._tiers for length in tier.lengths(parent)}
+        for length, key in reversed(self._keyring.keys(parent, wanted[start:], lengths)):
+            for tier in self._tiers:
+                num_bytes = tier.num_bytes(key)
+                if num_bytes is not None:
+                    yield Link(tier, key, start, length, length, num_bytes)
+                    break
+
+    def _find_cuttable(self, root: BlockKey, wanted: array[int]) -> list[Link]:
+        """Go down full blocks; the last link may be a shorter one, or the beginning of one."""
+        links: list[Link] = []
+        parent, at = root, 0
+        while True:
+            link = next(self._held(parent, at, wanted), None)
+            if link is None or link.length < MAX_BLOCK_TOKENS:
+                break
+            links.append(link)
+            parent, at = link.key, link.end
+        part = self._longest_part(parent, at, wanted)
+        if part is not None and (link is None or part.num_tokens > link.num_tokens):
+            link = part
+        return [*links, link] if link is not None else links
+
+    def _longest_part(self, parent: BlockKey, start: int, wanted: array[int]) -> Link | None:
+        rest, best, longest = wanted[start:], None, MIN_PART - 1
+        for block in self.host.children(parent):
+            shared = common_length(block.tokens, rest)
+            if shared > longest:
+                best, longest = block, shared
+        if best is None:
+            return None
+        return Link(self.host, best.key, start, longest, len(best.tokens), best.num_bytes)
+
+    def _find_exact(self, root: BlockKey, wanted: array[int]) -> list[Link]:
+        """Search all chains of whole blocks for the one that reaches furthest, with the fewest blocks."""
+        best: tuple[int, int, tuple[Link, ...]] = (0, 0, ())
+        stack: list[tuple[BlockKey, int, tuple[Link, ...]]] = [(root, 0, ())]
+        for _ in range(_MAX_VISITS):
+            if not stack:
+                break
+            parent, at, path = stack.pop()
+            best = max(best, (at, -len(path), path), key=lambda found: found[:2])
+            stack.extend((link.key, link.end, (*path, link)) for link in self._held(parent, at, wanted))
+        return list(best[2])
