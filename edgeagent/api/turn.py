@@ -81,8 +81,8 @@ def unrun(reason: FinishReason, why: str) -> Finished:
 def unexpected(request_id: str, error: Exception) -> InternalError:
     """Log an exception that nobody translated, and return the error that stands for it on the wire."""
     # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
-    places = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("%s failed: %s\n%s", request_id, type(error).__name__, places)
+    places = {"places": "".join(traceback.format_tb(error.__traceback__))}
+    logger.error("%s failed: %s", request_id, type(error).__name__, extra=places)
     return InternalError(type(error).__name__)
 
 
