@@ -6,7 +6,7 @@ BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format eval-builtin clean
+.PHONY: help setup demo test test-slow check format documents eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-slow     storms, soaks and many seeds: minutes to an hour"
 	@echo "make check         formatting, lint, types, then every test"
 	@echo "make format        format and fix what can be fixed"
+	@echo "make documents     docs/openapi.json and docs/asyncapi.json, from the code"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
 	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
 	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
@@ -39,6 +40,9 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+documents: setup
+	$(BIN)/python -m edgeagent.api.documents docs
 
 eval-builtin: setup
 	$(BIN)/python -m models.builtin.recipe.evaluate

@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.types import SamplingParams, Tier, Tool, ToolChoice
@@ -30,15 +41,23 @@ _RANDOM_SEED = 2**32 - 1
 M = TypeVar("M", bound=BaseModel)
 
 
-def between(low: float, high: float) -> AfterValidator:
-    """Return a check that a number lies in a range, ends included; the message names the range."""
+@dataclass(frozen=True, slots=True)
+class between:  # noqa: N801 it reads as an annotation: Annotated[int, between(1, 8)]
+    """A check that a number lies in a range, ends included; the message names the range."""
 
-    def check(value: float) -> float:
-        if not low <= value <= high:
-            raise PydanticCustomError("range", "must be from {low} to {high}", {"low": low, "high": high})
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "minimum": self.low, "maximum": self.high}
+
+    def _check(self, value: float) -> float:
+        if not self.low <= value <= self.high:
+            raise PydanticCustomError("range", "must be from {low} to {high}", {"low": self.low, "high": self.high})
         return value
-
-    return AfterValidator(check)
 
 
 def _one_or_many(value: object) -> object:
@@ -51,11 +70,16 @@ def _stop(value: str) -> str:
     return value
 
 
+# In characters, which may have several bytes; the bound in bytes is the check's.
+_STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 Count = Annotated[int, between(1, MAX_INT32)]
 Penalty = Annotated[float, between(-2, 2)]
 Share = Annotated[float, between(0, 1)]
 Stops = Annotated[
-    list[Annotated[str, AfterValidator(_stop)]], BeforeValidator(_one_or_many), Field(max_length=MAX_STOPS)
+    list[Annotated[str, AfterValidator(_stop)]],
+    BeforeValidator(_one_or_many),
+    Field(max_length=MAX_STOPS),
+    WithJsonSchema({"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOPS}]}),
 ]
 TemplateKwargs = dict[str, bool | int | float | str | None]
 

@@ -1,0 +1,209 @@
+"""What clients send, as the documents show it: the bodies that are checked, with the parts that code reads by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgeagent.api import schemas, schemas_ollama, schemas_responses
+from edgeagent.api.fields import MAX_MESSAGES, MAX_TOOLS
+
+
+class Part(BaseModel):
+    """An object of which more fields than these are taken, and ignored."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+
+class TextPart(Part):
+    """Text in a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Function(Part):
+    """A function the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments, at most 64 KiB and 32 levels deep."""
+    strict: bool | None = None
+
+
+class ChatTool(Part):
+    """A tool of a chat completion; functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(Part):
+    """What was called with what."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ChatCall(Part):
+    """A call the model made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class InstructionMessage(Part):
+    """What the model is told, and what the user says."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | list[TextPart]
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class AssistantMessage(Part):
+    """What the model said or called before."""
+
+    role: Literal["assistant"]
+    content: str | list[TextPart] | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ChatCall], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class ToolMessage(Part):
+    """What a called function returned; it answers a call of an earlier message."""
+
+    role: Literal["tool"]
+    content: str | list[TextPart]
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+ChatMessage = InstructionMessage | AssistantMessage | ToolMessage
+
+
+class ChatCompletionRequest(schemas.ChatBody):
+    """The body of a chat completion. Unknown fields are ignored."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+
+
+class InputText(Part):
+    """Text in an item."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputMessage(Part):
+    """Something said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText]
+
+
+class InputCall(Part):
+    """A call the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputCallOutput(Part):
+    """What a called function returned; its call is in the conversation."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+
+
+class InputReasoning(Part):
+    """What the model thought, given back."""
+
+    type: Literal["reasoning"]
+
+
+class InputReference(Part):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+class InputCompaction(Part):
+    """What stands for the earlier part of a conversation, given back."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+InputItem = InputMessage | InputCall | InputCallOutput | InputReasoning | InputReference | InputCompaction
+
+
+class ResponsesTool(Function):
+    """A tool of a response; functions are the only kind."""
+
+    type: Literal["function"]
+
+
+class ResponseRequest(schemas_responses.CreateBody):
+    """The body of a response. Unknown fields are ignored."""
+
+    input: str | list[InputItem] | None = None
+    tools: list[ResponsesTool] | None = None  # type: ignore[assignment]
+    stream: bool | None = None
+    """Server-sent events instead of one body; without effect on a WebSocket."""
+
+
+class OllamaFunction(Part):
+    """A function the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OllamaTool(Part):
+    """A tool of Ollama's API."""
+
+    type: Literal["function"] = "function"
+    function: OllamaFunction
+
+
+class OllamaMessage(Part):
+    """A message of Ollama's API."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+
+
+class OllamaChatRequest(schemas_ollama.ChatBody):
+    """The body of a chat in Ollama's API. Unknown fields and options are ignored."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None  # type: ignore[assignment]
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+    options: schemas_ollama.OptionsBody | None = None  # type: ignore[assignment]
+
+
+class OllamaGenerateRequest(schemas_ollama.GenerateBody):
+    """The body of a generation in Ollama's API. Unknown fields and options are ignored."""
+
+    options: schemas_ollama.OptionsBody | None = None  # type: ignore[assignment]
+
+
+class OllamaModelRequest(Part):
+    """The name of a model; `name` is its older form."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class OllamaPullRequest(OllamaModelRequest):
+    """The model to bring to this machine."""
+
+    stream: bool | None = None

@@ -1,0 +1,372 @@
+"""The messages of the WebSocket, and the events of POST /v1/responses as a stream, as the documents show them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgeagent.api.documents.answers import Answer, Error, Run, Timings
+from edgeagent.api.documents.bodies import Part, ResponseRequest
+
+StreamId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
+
+
+class ResponseCreate(ResponseRequest):
+    """Create a response; `generate: false` computes its prompt and no more. `stream` is ignored here."""
+
+    type: Literal["response.create"]
+    stream_id: StreamId | None = None
+    """The lane: responses of one lane come one after another, those of different lanes side by side."""
+
+
+class ResponseCancel(Part):
+    """End a response, which ends in response.incomplete; unknown and finished ones are ignored."""
+
+    type: Literal["response.cancel"]
+    response_id: str | None = None
+    """The response; without one, that of the lane."""
+    stream_id: StreamId | None = None
+
+
+class ResponseSteer(Part):
+    """Say something to a response that is under way: it stops, and a successor answers."""
+
+    type: Literal["response.steer"]
+    previous_response_id: str
+    input: str | list[dict[str, Any]]
+
+
+class ResponseProcessed(Part):
+    """An acknowledgement, which some clients send and none needs."""
+
+    type: Literal["response.processed"]
+    response_id: str | None = None
+
+
+CLIENT_FRAMES = (ResponseCreate, ResponseCancel, ResponseSteer, ResponseProcessed)
+
+
+class OutputText(Answer):
+    """Text that was generated."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class ReasoningText(Answer):
+    """Reasoning that was generated."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class MessageItem(Answer):
+    """Something the model says."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class ReasoningItem(Answer):
+    """What the model thinks."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(Answer):
+    """A call the model makes; the arguments are JSON text."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class ResponseUsage(Answer):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseError(Answer):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class Response(Answer):
+    """A response, as far as it is: what was asked, what came of it, what it cost."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: ResponseError | None
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[Any]
+    usage: ResponseUsage | None
+    previous_response_id: str | None
+    instructions: str | None
+    tools: list[Any]
+    tool_choice: Any
+    text: dict[str, Any]
+    metadata: dict[str, str]
+    truncation: str
+    parallel_tool_calls: bool
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
+    reasoning: dict[str, Any] | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    store: bool
+    background: bool
+    service_tier: str
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    user: str | None
+    timings: Timings | None = None
+    edgeagent: Run | None = None
+
+
+class ServerEvent(Answer):
+    """What every event has: its number within its response, and its lane where that has a name."""
+
+    sequence_number: int
+    stream_id: str | None = None
+
+
+class ResponseCreated(ServerEvent):
+    """The response exists; this is its first event."""
+
+    type: Literal["response.created"]
+    response: Response
+
+
+class ResponseQueued(ServerEvent):
+    """It waits for others of this connection."""
+
+    type: Literal["response.queued"]
+    response: Response
+
+
+class ResponseInProgress(ServerEvent):
+    """It has begun."""
+
+    type: Literal["response.in_progress"]
+    response: Response
+
+
+class ResponseCompleted(ServerEvent):
+    """It ended as it should. One of this and the next two is its last event."""
+
+    type: Literal["response.completed"]
+    response: Response
+
+
+class ResponseIncomplete(ServerEvent):
+    """It was cut: by max_output_tokens, by a cancel (status cancelled), or by a steer."""
+
+    type: Literal["response.incomplete"]
+    response: Response
+
+
+class ResponseFailed(ServerEvent):
+    """It could not go on."""
+
+    type: Literal["response.failed"]
+    response: Response
+
+
+class OutputItemAdded(ServerEvent):
+    """An item begins."""
+
+    type: Literal["response.output_item.added"]
+    output_index: int
+    item: OutputItem
+
+
+class OutputItemDone(ServerEvent):
+    """An item ends, and stays as it is."""
+
+    type: Literal["response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class ItemEvent(ServerEvent):
+    """What happens within an item."""
+
+    item_id: str
+    output_index: int
+
+
+class ContentPartAdded(ItemEvent):
+    """An item's content begins."""
+
+    type: Literal["response.content_part.added"]
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class ContentPartDone(ItemEvent):
+    """An item's content ends."""
+
+    type: Literal["response.content_part.done"]
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class OutputTextDelta(ItemEvent):
+    """More text."""
+
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: list[Any]
+
+
+class OutputTextDone(ItemEvent):
+    """The whole text."""
+
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+    logprobs: list[Any]
+
+
+class ReasoningTextDelta(ItemEvent):
+    """More reasoning."""
+
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(ItemEvent):
+    """The whole reasoning."""
+
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class FunctionCallArgumentsDelta(ItemEvent):
+    """More of a call's arguments."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class FunctionCallArgumentsDone(ItemEvent):
+    """A call's whole arguments."""
+
+    type: Literal["response.function_call_arguments.done"]
+    arguments: str
+    name: str
+
+
+class ErrorEvent(Answer):
+    """A request that was refused before its response was created. `headers` tell when to try again."""
+
+    type: Literal["error"]
+    status: int
+    error: Error
+    headers: dict[str, str] | None = None
+    stream_id: str | None = None
+
+
+class Steer(Answer):
+    """An input that steers a response."""
+
+    id: str | None = None
+    previous_response_id: Any = None
+
+
+class SteerError(Answer):
+    """Why an input was not taken."""
+
+    type: Literal["invalid_request_error"]
+    code: str
+    message: str
+
+
+class ResponseSteerAccepted(ServerEvent):
+    """The input was taken: the response ends, and a successor answers."""
+
+    type: Literal["response.steer.accepted"]
+    steer: Steer
+
+
+class ResponseSteerPending(ServerEvent):
+    """The response ended with calls: the input waits for the create that brings their results."""
+
+    type: Literal["response.steer.pending"]
+    steer: Steer
+    reason: Literal["waiting_for_required_input"]
+    required_input: list[dict[str, Any]]
+
+
+class ResponseSteerFailed(ServerEvent):
+    """The input was not taken; it comes back."""
+
+    type: Literal["response.steer.failed"]
+    steer: Steer
+    error: SteerError
+
+
+SERVER_EVENTS = (
+    ResponseCreated,
+    ResponseQueued,
+    ResponseInProgress,
+    OutputItemAdded,
+    ContentPartAdded,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ContentPartDone,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    OutputItemDone,
+    ResponseCompleted,
+    ResponseIncomplete,
+    ResponseFailed,
+    ResponseSteerAccepted,
+    ResponseSteerPending,
+    ResponseSteerFailed,
+    ErrorEvent,
+)
+
+
+def kind_of(message: type[Part] | type[Answer] | type[ResponseRequest]) -> str:
+    """Return the type that a message carries."""
+    (kind,) = message.model_fields["type"].annotation.__args__  # type: ignore[union-attr]
+    return str(kind)

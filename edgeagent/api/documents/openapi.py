@@ -1,0 +1,183 @@
+"""The OpenAPI document of the HTTP routes: what exists is asked of the router, what it means is the table here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+
+from edgeagent import __version__
+from edgeagent.api.access import RULES
+from edgeagent.api.app import ROUTERS
+from edgeagent.api.documents import answers, bodies, events
+from edgeagent.api.documents.schemas import Components, Json
+from edgeagent.api.errors import SHAPES
+
+SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a route takes and gives: `streams` is the media type of an answer in pieces, `text` of one without JSON."""
+
+    tag: str
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    streams: str = ""
+    text: str = ""
+    status: HTTPStatus = HTTPStatus.OK
+    unavailable: type[BaseModel] | None = None
+
+
+_MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers.OllamaRefusal)
+
+OPERATIONS: dict[str, Operation] = {
+    "POST /v1/responses": Operation("openai", bodies.ResponseRequest, events.Response, SSE),
+    "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, answers.ChatCompletion, SSE),
+    "GET /v1/models": Operation("openai", answer=answers.ModelList),
+    "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
+    "GET /health": Operation("daemon", answer=answers.Health, unavailable=answers.NotHealthy),
+    "GET /ready": Operation("daemon", answer=answers.Ready),
+    "GET /version": Operation("daemon", answer=answers.Version),
+    "GET /metrics": Operation("daemon", text=TEXT),
+    "GET /edgeagent/status": Operation("daemon", answer=answers.Status),
+    "POST /edgeagent/stop": Operation("daemon", answer=answers.Stopping, status=HTTPStatus.ACCEPTED),
+    "GET /": Operation("ollama", text=TEXT),
+    "HEAD /": Operation("ollama", text=TEXT),
+    "GET /api/version": Operation("ollama", answer=answers.OllamaVersion),
+    "HEAD /api/version": Operation("ollama"),
+    "GET /api/tags": Operation("ollama", answer=answers.OllamaModels),
+    "GET /api/ps": Operation("ollama", answer=answers.OllamaModels),
+    "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, answers.OllamaDescription),
+    "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers.OllamaChat, LINES),
+    "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, answers.OllamaGeneration, LINES),
+    "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, answers.OllamaPull, LINES),
+    "POST /api/embed": _MISSING,
+    "POST /api/embeddings": _MISSING,
+    "POST /api/create": _MISSING,
+    "POST /api/copy": _MISSING,
+    "POST /api/push": _MISSING,
+    "DELETE /api/delete": _MISSING,
+    "HEAD /api/blobs/{digest}": Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED),
+    "POST /api/blobs/{digest}": _MISSING,
+}
+
+_DESCRIPTION = """\
+OpenAI's API and Ollama's, served by one daemon on this machine. The WebSocket at `/v1/responses` is described in \
+AsyncAPI.
+
+A token is asked for where `server.token_required` is set or the daemon listens beyond this machine. A token opens the \
+routes of its scopes (`x-scope`). Every error has one of these codes, and a `Retry-After` where trying again may help.
+
+| code | status | type |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteInfo:
+    """An HTTP route: its template as the router has it, and its method."""
+
+    template: str
+    method: str
+    summary: str
+
+    @property
+    def path(self) -> str:
+        """Return the template in OpenAPI's form."""
+        return re.sub(r"{(\w+):path}", r"{\1}", self.template)
+
+
+def routes(table: list[Any]) -> Iterator[RouteInfo]:
+    """Yield the HTTP routes of a router, those of included routers too."""
+    for route in table:
+        if hasattr(route, "original_router"):
+            yield from routes(route.original_router.routes)
+        elif hasattr(route, "methods"):
+            summary = (route.endpoint.__doc__ or "").strip().split("\n")[0]
+            for method in sorted(route.methods):
+                yield RouteInfo(route.path, method, summary)
+
+
+def openapi_document() -> Json:
+    """Return the OpenAPI 3.1 document."""
+    components = Components()
+    paths: dict[str, Json] = {}
+    for route in routes([each for router in ROUTERS for each in router.routes]):
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "edgeagent HTTP API",
+            "version": __version__,
+            "description": _DESCRIPTION + "\n".join(_code_rows()),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "http://127.0.0.1:8127"}],
+        "security": [{}, {"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components.schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: RouteInfo, components: Components) -> Json:
+    known = OPERATIONS.get(f"{route.method} {route.path}", Operation("other"))
+    is_ollama = route.path.startswith("/api/")
+    refusal = components.ref(answers.OllamaRefusal if is_ollama else answers.Refusal)
+    responses = {str(known.status.value): _answer(known, components, is_empty=route.method == "HEAD")}
+    if known.unavailable is not None:
+        responses["503"] = _content("Not ready", {"application/json": components.ref(known.unavailable)})
+    responses["default"] = _content("Refused, or failed", {"application/json": refusal})
+    operation: Json = {
+        "operationId": _operation_id(route),
+        "summary": route.summary,
+        "tags": [known.tag],
+        "responses": responses,
+    }
+    if names := re.findall(r"{(\w+)}", route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if known.body is not None:
+        body = components.ref(known.body)
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    if scope := RULES[route.template].scope:
+        operation["x-scope"] = scope.value
+    if RULES[route.template].is_owners:
+        operation["security"] = [{"token": []}]
+    return operation
+
+
+def _answer(operation: Operation, components: Components, *, is_empty: bool) -> Json:
+    if is_empty:
+        return {"description": operation.status.phrase}
+    content: Json = {}
+    if operation.text:
+        content[operation.text] = {"type": "string"}
+    else:
+        answer = operation.answer
+        content["application/json"] = {} if answer is None else components.ref(answer, "serialization")
+    if operation.streams:
+        content[operation.streams] = {"type": "string"}
+    return _content(operation.status.phrase, content)
+
+
+def _content(description: str, schemas: Json) -> Json:
+    return {"description": description, "content": {media: {"schema": schema} for media, schema in schemas.items()}}
+
+
+def _operation_id(route: RouteInfo) -> str:
+    words = [word for word in re.split(r"\W+", route.path) if word]
+    return "_".join([route.method.lower(), *words])
+
+
+def _code_rows() -> list[str]:
+    return [f"| `{error.code}` | {shape.status} | {shape.type} |" for error, shape in SHAPES.items()]

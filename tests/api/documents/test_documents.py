@@ -1,0 +1,115 @@
+"""The documents in docs/ are those the code makes, complete, and true of the events that are sent."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from edgeagent.api import access
+from edgeagent.api.app import ROUTERS
+from edgeagent.api.documents import asyncapi_document, openapi_document
+from edgeagent.api.documents.__main__ import documents
+from edgeagent.api.documents.events import CLIENT_FRAMES, SERVER_EVENTS, kind_of
+from edgeagent.api.documents.openapi import OPERATIONS, routes
+from edgeagent.backends.fake import FakeBackend
+from edgeagent.config import Config, ServerConfig
+from tests.daemon.running import running
+
+ROOT = Path(__file__).parents[3]
+API = ROOT / "edgeagent" / "api"
+GOLDEN = sorted((ROOT / "tests" / "api" / "golden").glob("*.json"))
+
+
+@pytest.mark.parametrize("name", ["openapi.json", "asyncapi.json"])
+def test_the_files_are_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == documents()[name], "run `make documents`"
+
+
+def test_every_route_is_described() -> None:
+    served = {f"{route.method} {route.path}" for route in routes([each for one in ROUTERS for each in one.routes])}
+    assert served == set(OPERATIONS)
+    for path, methods in openapi_document()["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"].endswith("."), (method, path)
+
+
+def test_scopes_are_those_of_the_rules() -> None:
+    for path, methods in openapi_document()["paths"].items():
+        for operation in methods.values():
+            scope = access.rule_of(re.sub(r"{\w+}", "x", path)).scope
+            assert operation.get("x-scope") == (scope.value if scope else None)
+
+
+def _sent_kinds() -> Iterator[str]:
+    """Yield the types of events and frames that the code of the wire names."""
+    for path in API.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if re.fullmatch(r"response\.[a-z_]+(\.[a-z_]+)*", node.value):
+                    yield node.value
+
+
+def test_every_frame_and_event_is_described() -> None:
+    described = {kind_of(frame) for frame in (*CLIENT_FRAMES, *SERVER_EVENTS)}
+    # response.queued and response.in_progress are named by the response's status.
+    named = set(_sent_kinds()) - {"response.compaction"}
+    assert named <= described, named - described
+    assert described - named <= {"response.queued", "response.in_progress", "response.processed", "error"}
+    listed = asyncapi_document()["channels"]["responses"]["messages"]
+    assert set(listed) == described
+
+
+def _refs(node: Any) -> Iterator[str]:
+    match node:
+        case {"$ref": str(ref), **rest}:
+            yield ref
+            yield from _refs(list(rest.values()))
+        case dict():
+            yield from _refs(list(node.values()))
+        case list():
+            for child in node:
+                yield from _refs(child)
+
+
+@pytest.mark.parametrize("make", [openapi_document, asyncapi_document])
+def test_references_lead_somewhere_and_schemas_are_schemas(make: Any) -> None:
+    document = make()
+    for ref in set(_refs(document)):
+        node = document
+        for part in ref.removeprefix("#/").split("/"):
+            node = node[part.replace("~1", "/")]
+    for name, schema in document["components"]["schemas"].items():
+        jsonschema_rs.meta.validate({**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"})
+        assert schema.get("description"), name
+
+
+def validator(kind: str) -> Any:
+    document = asyncapi_document()
+    payload = document["components"]["messages"][kind]["payload"]
+    return jsonschema_rs.validator_for({**payload, "components": document["components"]})
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_events_are_as_described(path: Path) -> None:
+    text = re.sub(r'"<(time|measured)>"', "1", path.read_text(encoding="utf-8"))
+    for event in json.loads(text):
+        validator(event["type"]).validate(event)
+
+
+async def test_the_documents_are_served_on_request() -> None:
+    async with running(FakeBackend()) as daemon:
+        for path in ("/docs", "/openapi.json", "/asyncapi.json"):
+            assert (await daemon.http.get(f"{daemon.url}{path}")).status_code == 404
+    async with running(FakeBackend(), Config(server=ServerConfig(docs=True))) as daemon:
+        assert (await daemon.http.get(f"{daemon.url}/openapi.json")).json() == openapi_document()
+        assert (await daemon.http.get(f"{daemon.url}/asyncapi.json")).json() == asyncapi_document()
+        page = await daemon.http.get(f"{daemon.url}/docs")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "<script" not in page.text and "response.output_text.delta" in page.text
