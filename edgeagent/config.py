@@ -83,6 +83,12 @@ class ServerConfig(Section):
     """Connections at a time; more are refused."""
     max_stored_responses: Annotated[int, Field(ge=1)] = 1000
     """Responses kept for previous_response_id; the least recently used go first."""
+    max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
+    """Disk space of the stored responses, compressed."""
+    max_stored_days: Annotated[float, Field(gt=0)] = 30.0
+    """Days after which a stored response is forgotten."""
+    max_websocket_age_s: Annotated[float, Field(ge=0)] = 0.0
+    """A WebSocket takes no more requests after this long (0: it may be as old as it likes)."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     """How long live requests may go on after a stop was asked for."""
 

@@ -16,15 +16,17 @@ from edgeagent.api import admin, chat, metrics, models, ollama, responses, webso
 from edgeagent.api.context import Context
 from edgeagent.api.envelope import Envelope
 from edgeagent.api.errors import error_body, error_headers, http_status
-from edgeagent.api.history import ResponseStore
 from edgeagent.api.limits import BodyLimit
 from edgeagent.api.live import LiveRequests, Trace
 from edgeagent.api.probe import Probe
+from edgeagent.api.response_store import ResponseStore, stored_limits
 from edgeagent.api.security import Policy, Security
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError
+
+ROUTERS = tuple(module.router for module in (chat, responses, websocket, models, ollama, admin, metrics))
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +63,17 @@ def create_app(
         config=config,
         service=live,
         probe=Probe(live),
-        history=history if history is not None else ResponseStore(config.server.max_stored_responses),
+        history=history if history is not None else ResponseStore(limits=stored_limits(config.server)),
         stop=stop,
         num_connections=num_connections,
     )
-    for module in (chat, responses, websocket, models, ollama, admin, metrics):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
+    if config.server.docs:
+        # Only who asks for the documents waits for what makes them.
+        from edgeagent.api.documents.routes import router as documents
+
+        app.include_router(documents)
     return app
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from edgeagent.api.history import ResponseStore
 from edgeagent.api.live import LiveRequests
+from edgeagent.api.live_turns import LiveTurns
 from edgeagent.api.probe import Probe
 from edgeagent.api.pulls import Pulls
+from edgeagent.api.response_store import ResponseStore
 from edgeagent.config import Config
 
 
@@ -25,6 +26,7 @@ class Context:
     probe: Probe
     stop: Callable[[], None]
     num_connections: Callable[[], int]
+    turns: LiveTurns = field(default_factory=LiveTurns)
     pulls: Pulls = field(default_factory=Pulls)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))

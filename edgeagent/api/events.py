@@ -75,6 +75,8 @@ class ResponseEvents:
     ) -> None:
         self.response = response
         self.is_over = False
+        # Whether a cancel is how a successor comes to its turn.
+        self.is_steered = False
         self._stream_id = stream_id
         self._make_id = make_id
         self._clock = clock
@@ -123,6 +125,11 @@ class ResponseEvents:
         # No timings came with the failure; who failed and why is known.
         self.response["edgeagent"] = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         self._end("response.failed")
+        return self._take()
+
+    def note(self, kind: str, **fields: object) -> list[Event]:
+        """Return an event that tells something of the response and is none of its own; it is numbered among them."""
+        self._emit(kind, **fields)
         return self._take()
 
     @property
@@ -176,6 +183,10 @@ class ResponseEvents:
             case FinishReason.LENGTH:
                 self.response["status"] = "incomplete"
                 self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+                self._end("response.incomplete")
+            case FinishReason.CANCELLED if self.is_steered:
+                self.response["status"] = "incomplete"
+                self.response["incomplete_details"] = {"reason": "steered"}
                 self._end("response.incomplete")
             case FinishReason.CANCELLED:
                 # No literal of incomplete_details.reason fits; clients wait for one of the three terminal types.

@@ -5,6 +5,8 @@ Items are what a chain of responses is made of; messages are what a chat templat
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -56,7 +58,21 @@ class ReferenceItem:
     id: str
 
 
-Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | ReferenceItem
+@dataclass(frozen=True, slots=True)
+class CompactionItem:
+    """Stands for what was said before it: an opaque `content` that this daemon made, and the summary in it."""
+
+    id: str
+    content: str
+    summary: str
+
+
+Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem | ReferenceItem
+
+# An opaque text, not a secret one: it holds nothing but what the client said and heard.
+_COMPACTION_PREFIX = "edgeagent.1."
+_SUMMARY_INTRODUCTION = "What was said before, in short:\n"
+MAX_SUMMARY_BYTES = 4 << 20
 
 _ROLES: dict[object, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = {
@@ -101,8 +117,7 @@ def _read_item(value: object, path: str) -> Item | None:
         case "item_reference":
             return ReferenceItem(_text(value, "id", path))
         case "compaction" | "context_compaction":
-            # Its content is ciphertext of the service that made it: accepted, and of no use to this model.
-            return None
+            return _read_compaction(value.get("encrypted_content"), item_id)
         case str() as unknown:
             raise NotSupported(
                 f"{path}: items of type '{unknown[:64]}' are not supported; send message, function_call, "
@@ -152,6 +167,30 @@ def _read_reasoning(value: Mapping[str, object], path: str) -> str:
                 raise InvalidRequest(f"{path}.{key} must be a list of {kind} parts", param=f"{path}.{key}")
             return "".join(str(text) for text in texts)
     return ""
+
+
+def compaction_item(item_id: str, summary: str) -> CompactionItem:
+    """Return an item that stands for a conversation with this summary."""
+    content = base64.urlsafe_b64encode(zlib.compress(summary.encode())).decode()
+    return CompactionItem(item_id, f"{_COMPACTION_PREFIX}{content}", summary)
+
+
+def _read_compaction(content: object, item_id: str) -> CompactionItem | None:
+    if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
+        # Ciphertext of the service that made it: accepted, and of no use to this model.
+        return None
+    try:
+        packed = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), altchars=b"-_", validate=True)
+        unpack = zlib.decompressobj()
+        summary = unpack.decompress(packed, MAX_SUMMARY_BYTES).decode()
+        if not unpack.eof:
+            raise ValueError("it is cut off, or too large")
+    except (ValueError, zlib.error) as error:
+        raise InvalidRequest(
+            f"a compaction item's encrypted_content is not what this daemon made ({error}); send it unchanged",
+            param="input",
+        ) from None
+    return CompactionItem(item_id, content, summary)
 
 
 def _text(value: Mapping[str, object], key: str, path: str) -> str:
@@ -213,5 +252,7 @@ def _add(turns: list[_Turn], item: Item) -> None:
             last.calls.append(ToolCall(item.call_id, item.name, item.arguments))
         case CallOutputItem():
             turns.append(_Turn("tool", item.output, call_id=item.call_id))
+        case CompactionItem():
+            _add(turns, MessageItem(item.id, "system", f"{_SUMMARY_INTRODUCTION}{item.summary}"))
         case ReferenceItem():
             raise AssertionError(f"unresolved reference {item.id}")

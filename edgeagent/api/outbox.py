@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from edgeagent.api.actions import Close, Send
 from edgeagent.api.output import Event
-from edgeagent.api.session import Close, Send
 
 # Above this the requests of a connection are no longer asked for more (their backend then pauses).
 MAX_PENDING_BYTES = 256 << 10

@@ -8,14 +8,17 @@ from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import to_json
 
 from edgeagent.api import sse
-from edgeagent.api.context import context_of
+from edgeagent.api.access import client_of
+from edgeagent.api.context import Context, context_of
 from edgeagent.api.events import TERMINAL, set_delivery
 from edgeagent.api.first_step import begun
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import read_json_object
-from edgeagent.api.service import Service
+from edgeagent.api.output import Event
+from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.turn import Turn, begin_turn, unexpected, unrun
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import FinishReason, Step
@@ -30,57 +33,80 @@ async def create_response(request: Request) -> Response:
     """Answer one create, streamed or whole; the client's leaving cancels it."""
     fields = await read_json_object(request)
     context = context_of(request)
-    # Of this request alone: without a connection, only what is stored can be continued.
-    history = ConnectionHistory(context.history)
-    turn = begin_turn(fields, context.service, history)
-    steps = _steps(turn, context.service)
+    turn = await open_turn(read_create(fields), context, client_of(request))
+    steps = _steps(turn, context)
     if fields.get("stream") is True:
         steps = await sse.unless_disconnected(request.receive, begun(steps))
-        return sse.EventStream(_stream(turn, steps, history))
-    await sse.unless_disconnected(request.receive, _collect(turn, steps, history))
+        return sse.EventStream(_stream(turn, steps, context))
+    await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
     return JSONResponse(turn.events.response)
 
 
-async def _steps(turn: Turn, service: Service) -> Steps:
+async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
+    """Return the turn of a create that came over HTTP: without a connection, only what is stored can be continued."""
+    history = ConnectionHistory()
+    found = await context.history.find(history.missing(create.previous_id, create.items), partition)
+    return begin_turn(create, context.service, history, found, partition=partition)
+
+
+async def keep(turn: Turn, context: Context) -> None:
+    """Store a turn that is over; whoever sees its end after this may continue from it, whatever becomes of the daemon.
+
+    A client that forbids it is obeyed.
+    """
+    await context.history.add(turn.stored(), to_json(turn.events.response))
+
+
+async def _steps(turn: Turn, context: Context) -> Steps:
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))
         return
-    async with aclosing(service.generate(turn.request)) as steps:
-        async for step in steps:
-            yield step
+    with context.turns.holding(turn):
+        async with aclosing(context.service.generate(turn.request)) as steps:
+            async for step in steps:
+                yield step
     if not turn.events.is_over:
         raise InternalError("the backend ended without finishing")
 
 
-async def _collect(turn: Turn, steps: Steps, history: ConnectionHistory) -> None:
+async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
     turn.events.created()
     async with aclosing(steps):
         async for step in steps:
             turn.events.step(step.deltas)
-    history.add(turn.stored(), None, is_stored=turn.create.is_stored)
+    await keep(turn, context)
 
 
-async def _stream(turn: Turn, steps: Steps, history: ConnectionHistory) -> AsyncGenerator[bytes, None]:
+async def _stream(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
     """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
     delivery_s, num_steps = 0.0, 0
     for event in turn.events.created():
-        yield sse.event(event, event["type"])
+        yield _frame(event)
     try:
         async with aclosing(steps):
             async for step in steps:
-                for event in turn.events.step(step.deltas):
+                events = turn.events.step(step.deltas)
+                if turn.events.is_over:
+                    await keep(turn, context)
+                for event in events:
                     if event["type"] in TERMINAL and num_steps:
                         set_delivery(event, 1000.0 * delivery_s / num_steps)
-                    yield sse.event(event, event["type"])
+                    yield _frame(event)
                 delivery_s += max(0.0, time.monotonic() - step.at_s) if step.at_s else 0.0
                 num_steps += 1
-        history.add(turn.stored(), None, is_stored=turn.create.is_stored)
     except EdgeAgentError as error:
-        yield _failure(turn, error)
+        failure = error
     except Exception as error:
-        yield _failure(turn, unexpected(turn.request.id, error))
+        failure = unexpected(turn.request.id, error)
+    else:
+        yield sse.DONE
+        return
+    events = turn.events.fail(failure)
+    await keep(turn, context)
+    for event in events:
+        yield _frame(event)
     yield sse.DONE
 
 
-def _failure(turn: Turn, error: EdgeAgentError) -> bytes:
-    return b"".join(sse.event(event, event["type"]) for event in turn.events.fail(error))
+def _frame(event: Event) -> bytes:
+    return sse.event(event, event["type"])

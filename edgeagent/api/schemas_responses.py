@@ -7,7 +7,7 @@ not here is refused by name, never passed over in silence where that would chang
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -117,6 +117,11 @@ class ResponseCreate:
     format: OutputFormat
 
     @property
+    def previous_id(self) -> str | None:
+        """The response that it continues."""
+        return self.body.previous_response_id
+
+    @property
     def is_stored(self) -> bool:
         """Whether other connections may continue from it; the API's default is yes."""
         return self.body.store is not False
@@ -126,6 +131,10 @@ class ResponseCreate:
         """Whether the prompt is to be computed and cached, and nothing generated."""
         options = self.body.prompt_cache_options
         return self.body.generate is False or bool(options and options.prewarm)
+
+    def succeeded_by(self, previous_id: str, items: tuple[Item, ...]) -> ResponseCreate:
+        """Return a create with these settings that continues another response."""
+        return replace(self, body=self.body.model_copy(update={"previous_response_id": previous_id}), items=items)
 
     def request(self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "") -> GenerateRequest:
         """Return the generation that continues `items`; raise InvalidRequest where there is nothing to answer."""

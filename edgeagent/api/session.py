@@ -11,18 +11,23 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgeagent.api import steering
+from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.errors import error_body, error_headers, http_status
-from edgeagent.api.events import NewId, new_id
-from edgeagent.api.history import ConnectionHistory
+from edgeagent.api.events import TERMINAL, NewId, new_id
+from edgeagent.api.history import ConnectionHistory, Found
+from edgeagent.api.items import Item
 from edgeagent.api.limits import parse_json
 from edgeagent.api.output import Event
+from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.service import Service
+from edgeagent.api.steering import MAX_STEERS, Steer, SteerRefused
 from edgeagent.api.turn import Turn, begin_turn, unrun
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
-from edgeagent.types import Delta, FinishReason, GenerateRequest, Step
+from edgeagent.types import Delta, FinishReason, Step
 
 MAX_ACTIVE = 16
 MAX_NAMED_LANES = 32
@@ -33,8 +38,9 @@ MAX_REFUSALS = 1024
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _DEFAULT_LANE = None
 
-TOO_MANY = 1008
+GOING_AWAY = 1001
 UNSUPPORTED_DATA = 1003
+TOO_MANY = 1008
 
 
 class InvalidStreamId(InvalidRequest):
@@ -45,62 +51,37 @@ class StreamLimitReached(InvalidRequest):
     code = "websocket_stream_limit_reached"
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Run a request: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
-
-    request: GenerateRequest
+class ConnectionLimitReached(InvalidRequest):
+    code = "websocket_connection_limit_reached"
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Cancel a request politely; its Finished(cancelled) still goes through `step`."""
+class _Successor:
+    """A create that nobody sent: it answers what steered the response before it."""
 
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Close a request's steps, of which none has come; nothing of it is read any more."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send an event. `at_s` is when the engine brought it (0: not a delta); the last of a response is terminal."""
-
-    event: Event
-    request_id: str = ""
-    at_s: float = 0.0
-    is_terminal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close the connection after what was sent."""
-
-    code: int
-    reason: str
-
-
-Action = Start | Cancel | Drop | Send | Close
+    create: ResponseCreate
+    steers: tuple[Steer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A create whose turn has not come: its fields, or why it will be refused in its turn."""
 
-    content: dict[str, Any] | EdgeAgentError
+    content: dict[str, Any] | _Successor | EdgeAgentError
     num_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
+    """`answers` are the steers that made it a successor; `steers` those that will make its own."""
+
     turn: Turn
     lane: _Lane
+    answers: tuple[Steer, ...] = ()
+    steers: list[Steer] = field(default_factory=list)
     is_created: bool = False
     has_steps: bool = False
+    is_cancelled: bool = False
 
     @property
     def id(self) -> str:
@@ -109,9 +90,17 @@ class _Live:
 
 @dataclass(slots=True, eq=False)
 class _Lane:
+    """`fetching` is a create whose parent is being looked for; cancelled meanwhile, it does not run."""
+
     name: str | None
     live: _Live | None = None
+    fetching: ResponseCreate | None = None
+    is_fetch_cancelled: bool = False
     waiting: deque[_Waiting] = field(default_factory=deque)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.live is not None or self.fetching is not None
 
 
 class Session:
@@ -136,8 +125,11 @@ class Session:
         self._lanes: dict[str | None, _Lane] = {_DEFAULT_LANE: _Lane(_DEFAULT_LANE)}
         self._live: dict[str, _Live] = {}
         self._queued: deque[_Live] = deque()
+        self._pending: dict[str, tuple[_Lane, tuple[Steer, ...]]] = {}
+        self._expiry: ConnectionLimitReached | None = None
+        self._is_closed = False
         self._num_waiting_bytes = 0
-        self._num_steers = 0
+        self._num_steer_failures = 0
         self._actions: list[Action] = []
 
     def receive_text(self, text: str) -> list[Action]:
@@ -156,7 +148,7 @@ class Session:
             case "response.cancel":
                 self._cancel(frame)
             case "response.steer":
-                self._refuse_steer(frame)
+                self._steer(frame)
             case "response.processed":
                 pass
             case unknown:
@@ -166,6 +158,15 @@ class Session:
     def receive_binary(self) -> list[Action]:
         """Take a binary frame: the protocol has none."""
         return [Close(UNSUPPORTED_DATA, "text frames only")]
+
+    def fetched(self, lane_name: str | None, found: Found) -> list[Action]:
+        """Take what the store had of what a Fetch asked for."""
+        lane = self._lanes.get(lane_name)
+        if lane is not None and lane.fetching is not None:
+            create, lane.fetching = lane.fetching, None
+            self._begin_turn(lane, create, found)
+            self._advance(lane)
+        return self._take()
 
     def admitted(self, request_id: str) -> list[Action]:
         """Note that a request was not refused at once: its response begins."""
@@ -184,11 +185,21 @@ class Session:
         """Take the failure of a live request."""
         if live := self._live.get(request_id):
             if live.is_created:
-                self._send(live, live.turn.events.fail(error))
+                events = live.turn.events.fail(error)
+                self._keep(live)
+                self._send(live, events)
             else:
-                self._send_error(error, live.lane.name)
-            self._evict(live.turn.create.body.previous_response_id, live.lane)
+                self._refuse(live.lane, error, live.answers)
+            self._evict(live.turn.create.previous_id, live.lane)
             self._end(live)
+        return self._take()
+
+    def expire(self, max_age_s: float) -> list[Action]:
+        """Take no more creates: the connection is as old as it may be, and closes once nothing is under way."""
+        minutes = f"{max_age_s / 60:g} minutes"
+        self._expiry = ConnectionLimitReached(
+            f"Responses websocket connection limit reached ({minutes}). Create a new websocket connection to continue."
+        )
         return self._take()
 
     def disconnected(self) -> None:
@@ -196,8 +207,13 @@ class Session:
         self._live.clear()
         self._queued.clear()
         self._lanes.clear()
+        self._expiry = None
 
     def _take(self) -> list[Action]:
+        if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes.values()):
+            self._is_closed = True
+            self._send_error(self._expiry, None)
+            self._actions.append(Close(GOING_AWAY, "the connection is too old"))
         actions, self._actions = self._actions, []
         return actions
 
@@ -231,7 +247,7 @@ class Session:
 
     def _wait(self, lane: _Lane, waiting: _Waiting) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
-        if is_full and lane.live:
+        if is_full and lane.is_busy:
             # It keeps its place, so that its error is read as its own; only its body is dropped.
             waiting = _Waiting(
                 Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers")
@@ -244,33 +260,59 @@ class Session:
         self._advance(lane)
 
     def _advance(self, lane: _Lane) -> None:
-        while lane.live is None and lane.waiting:
+        while not lane.is_busy and lane.waiting:
             waiting = lane.waiting.popleft()
             self._num_waiting_bytes -= waiting.num_bytes
-            if isinstance(waiting.content, EdgeAgentError):
-                self._send_error(waiting.content, lane.name)
-                continue
-            previous_id = waiting.content.get("previous_response_id")
-            try:
-                live = self._read(waiting.content, lane)
-            except EdgeAgentError as error:
-                self._evict(previous_id, lane)
-                self._send_error(error, lane.name)
-                continue
-            self._start(live)
+            match waiting.content:
+                case EdgeAgentError() as error:
+                    self._send_error(error, lane.name)
+                case _Successor(create, steers):
+                    self._begin_turn(lane, create, Found(), steers)
+                case fields:
+                    self._open(lane, fields)
 
-    def _read(self, fields: dict[str, Any], lane: _Lane) -> _Live:
-        turn = begin_turn(
-            fields,
-            self._service,
-            self._history,
-            default_model=self._default_model,
-            stream_id=lane.name,
-            partition=self._partition,
-            make_id=self._make_id,
-            clock=self._clock,
-        )
-        return _Live(turn, lane)
+    def _open(self, lane: _Lane, fields: dict[str, Any]) -> None:
+        try:
+            if self._expiry:
+                raise self._expiry
+            create = read_create(fields)
+        except EdgeAgentError as error:
+            self._evict(fields.get("previous_response_id"), lane)
+            self._send_error(error, lane.name)
+            return
+        if missing := self._history.missing(create.previous_id, create.items):
+            lane.fetching = create
+            self._actions.append(Fetch(lane.name, missing))
+        else:
+            self._begin_turn(lane, create, Found())
+
+    def _begin_turn(self, lane: _Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
+        is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
+        pending = self._pending.get(create.previous_id or "")
+        if pending and pending[0] is lane:
+            create = replace(create, items=(*_items(pending[1]), *create.items))
+        try:
+            turn = begin_turn(
+                create,
+                self._service,
+                self._history,
+                found,
+                default_model=self._default_model,
+                stream_id=lane.name,
+                partition=self._partition,
+                make_id=self._make_id,
+                clock=self._clock,
+            )
+        except EdgeAgentError as error:
+            self._evict(create.previous_id, lane)
+            self._refuse(lane, error, answers)
+            return
+        live = _Live(turn, lane, answers)
+        if is_cancelled:
+            lane.live = self._live[live.id] = live
+            self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
+        else:
+            self._start(live)
 
     def _start(self, live: _Live) -> None:
         live.lane.live = live
@@ -278,8 +320,7 @@ class Session:
         self._live[live.id] = live
         if is_full:
             self._queued.append(live)
-            live.is_created = True
-            self._send(live, live.turn.events.created(is_queued=True))
+            self._begin(live, is_queued=True)
         else:
             self._run(live)
 
@@ -287,23 +328,35 @@ class Session:
         if live.turn.is_empty:
             self._feed(live, [unrun(FinishReason.STOP, "empty prompt")])
         else:
-            self._actions.append(Start(live.turn.request))
+            self._actions.append(Start(live.turn))
 
     def _feed(self, live: _Live, deltas: Sequence[Delta], at_s: float = 0.0) -> None:
         self._begin(live)
-        self._send(live, live.turn.events.step(deltas), at_s)
+        events = live.turn.events.step(deltas)
         if live.turn.events.is_over:
-            self._history.add(live.turn.stored(), live.lane.name, is_stored=live.turn.create.is_stored)
+            self._keep(live)
+        self._send(live, events, at_s)
+        if live.turn.events.is_over:
             self._end(live)
 
-    def _begin(self, live: _Live) -> None:
+    def _begin(self, live: _Live, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
-            self._send(live, live.turn.events.created())
+            self._pending.pop(live.turn.create.previous_id or "", None)
+            self._send(live, live.turn.events.created(is_queued=is_queued))
+
+    def _keep(self, live: _Live) -> None:
+        stored = live.turn.stored()
+        if not stored.is_failed:
+            self._history.add(stored, live.lane.name)
+        if stored.is_storable:
+            self._actions.append(Keep(stored, live.turn.events.response))
 
     def _end(self, live: _Live) -> None:
         del self._live[live.id]
         live.lane.live = None
+        if live.steers:
+            self._follow(live)
         self._advance(live.lane)
         while self._queued and len(self._live) - len(self._queued) < MAX_ACTIVE:
             following = self._queued.popleft()
@@ -320,11 +373,17 @@ class Session:
             name = frame.get("stream_id")
             lane = self._lanes.get(name) if name is None or isinstance(name, str) else None
             live = lane.live if lane else None
+            if lane and lane.fetching:
+                lane.is_fetch_cancelled = True
         else:
             live = self._live.get(response_id) if isinstance(response_id, str) else None
         # Unknown and finished ids are ignored: a late error would be read as the next turn's failure.
-        if live is None:
-            return
+        if live is not None:
+            live.is_cancelled = True
+            live.turn.events.is_steered = False
+            self._stop(live)
+
+    def _stop(self, live: _Live) -> None:
         if live in self._queued:
             self._queued.remove(live)
         elif live.has_steps:
@@ -335,35 +394,89 @@ class Session:
             self._actions.append(Drop(live.id))
         self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
-    def _refuse_steer(self, frame: dict[str, Any]) -> None:
-        previous_id = frame.get("previous_response_id")
+    def _steer(self, frame: dict[str, Any]) -> None:
+        previous_id, raw = frame.get("previous_response_id"), frame.get("input")
         live = self._live.get(previous_id) if isinstance(previous_id, str) else None
-        event: Event = {
-            "type": "response.steer.failed",
-            "sequence_number": self._num_steers,
-            "error": {
-                "type": "invalid_request_error",
-                "code": "steering_not_supported",
-                "message": "Steering is not supported; cancel the response and create another.",
-            },
-            "steer": {"previous_response_id": previous_id, "input": frame.get("input")},
-        }
-        if live and live.lane.name is not None:
-            event["stream_id"] = live.lane.name
-        self._num_steers += 1
+        try:
+            if live is None:
+                raise self._unsteerable(previous_id)
+            steer = self._read_steer(live, raw)
+        except SteerRefused as refusal:
+            self._fail_steer(live.lane if live else None, steering.failed(refusal, previous_id, raw))
+            return
+        self._begin(live)
+        live.steers.append(steer)
+        self._send(live, live.turn.events.note("response.steer.accepted", **steering.accepted(steer)))
+        if not live.turn.events.is_steered:
+            live.turn.events.is_steered = True
+            self._stop(live)
+
+    def _read_steer(self, live: _Live, raw: object) -> Steer:
+        items = steering.read_steer_input(raw)
+        if live.is_cancelled:
+            raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
+        if live.turn.request.prefill_only:
+            raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
+        if len(live.steers) >= MAX_STEERS or len(self._pending) >= MAX_STEERS:
+            raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
+        return Steer(self._make_id("steer"), live.id, raw, items)
+
+    def _unsteerable(self, previous_id: object) -> SteerRefused:
+        shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"
+        if isinstance(previous_id, str) and self._history.remembers(previous_id):
+            return SteerRefused(steering.ALREADY_COMPLETED, f"the response {shown} is over; create another")
+        return SteerRefused(steering.NOT_FOUND, f"no response {shown} is under way on this connection")
+
+    def _follow(self, live: _Live) -> None:
+        """Bring a response's steers to their end.
+
+        1. cancelled by the client, or failed: they come back; 2. it made calls: they wait for the create with the
+        results; 3. otherwise a successor answers them, before what waits on the lane.
+        """
+        steers = tuple(live.steers)
+        calls = steering.unanswered(live.turn.events.items)
+        if live.is_cancelled or live.turn.events.response["status"] == "failed":
+            refusal = SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' ended without a successor")
+            self._return_steers(live.lane, steers, refusal)
+        elif calls:
+            self._pending[live.id] = (live.lane, steers)
+            for steer in steers:
+                note = live.turn.events.note("response.steer.pending", **steering.pending(steer, calls))
+                self._send(live, note)
+        else:
+            create = live.turn.create.succeeded_by(live.id, _items(steers))
+            live.lane.waiting.appendleft(_Waiting(_Successor(create, steers)))
+
+    def _return_steers(self, lane: _Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
+        for steer in steers:
+            fields = steering.failed(refusal, steer.previous_id, steer.raw, steer.id)
+            self._fail_steer(lane, fields)
+
+    def _fail_steer(self, lane: _Lane | None, fields: Event) -> None:
+        event: Event = {"type": "response.steer.failed", "sequence_number": self._num_steer_failures, **fields}
+        if lane is not None and lane.name is not None:
+            event["stream_id"] = lane.name
+        self._num_steer_failures += 1
         self._actions.append(Send(event))
+
+    def _refuse(self, lane: _Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
+        """Say that a create failed before it began: to whoever sent it, or to those whose steers made it."""
+        if answers:
+            self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
+        else:
+            self._send_error(error, lane.name)
 
     def _refuse_unknown(self, kind: object) -> None:
         # While a response is under way, an error would be read as its end.
-        if self._lanes[_DEFAULT_LANE].live is None:
+        if not self._lanes[_DEFAULT_LANE].is_busy:
             shown = f"'{kind[:64]}'" if isinstance(kind, str) else "no type"
-            message = f"unknown event type: got {shown}; send response.create or response.cancel"
+            message = f"unknown event type: got {shown}; send response.create, response.cancel or response.steer"
             self._send_error(InvalidRequest(message, param="type"), None)
 
     def _send(self, live: _Live, events: list[Event], at_s: float = 0.0) -> None:
         last = len(events) - 1
         for index, event in enumerate(events):
-            is_terminal = index == last and live.turn.events.is_over
+            is_terminal = index == last and event["type"] in TERMINAL
             self._actions.append(Send(event, live.id, at_s, is_terminal))
 
     def _send_error(self, error: EdgeAgentError, stream_id: str | None) -> None:
@@ -373,3 +486,7 @@ class Session:
         if stream_id is not None:
             event["stream_id"] = stream_id
         self._actions.append(Send(event))
+
+
+def _items(steers: Sequence[Steer]) -> tuple[Item, ...]:
+    return tuple(item for steer in steers for item in steer.items)

@@ -7,12 +7,11 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from edgeagent.api.events import NewId, ResponseEvents, new_id, new_response
-from edgeagent.api.history import ConnectionHistory, StoredResponse
-from edgeagent.api.items import Item
-from edgeagent.api.schemas_responses import ResponseCreate, read_create
+from edgeagent.api.history import ConnectionHistory, Conversation, Found, StoredResponse
+from edgeagent.api.item_bodies import with_id
+from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.service import Service
 from edgeagent.errors import InternalError
 from edgeagent.types import (
@@ -30,13 +29,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """`context` is the conversation that the request answers, `num_inherited` items of it from an earlier response."""
+    """`conversation` is what the request answers."""
 
     create: ResponseCreate
     request: GenerateRequest
     events: ResponseEvents
-    context: tuple[Item, ...]
-    num_inherited: int
+    conversation: Conversation
 
     @property
     def is_empty(self) -> bool:
@@ -44,16 +42,32 @@ class Turn:
         prompt = self.request.prompt
         return isinstance(prompt, ChatPrompt) and not prompt.messages
 
+    @property
+    def partition(self) -> str:
+        """Whose it is."""
+        return self.request.cache.partition
+
     def stored(self) -> StoredResponse:
         """Return what a continuation needs. Cut-off and cancelled answers too: what was heard of them was said."""
-        partition = self.request.cache.partition
-        return StoredResponse(self.request.id, self.context, self.events.items, self.num_inherited, partition)
+        items, num_inherited = self.conversation.items, self.conversation.num_inherited
+        own = (with_id(item, new_id) for item in items[num_inherited:])
+        return StoredResponse(
+            id=self.request.id,
+            context=(*items[:num_inherited], *own),
+            output=self.events.items,
+            num_inherited=num_inherited,
+            previous_id=self.create.previous_id,
+            partition=self.partition,
+            is_storable=self.events.response["store"],
+            is_failed=self.events.response["status"] == "failed",
+        )
 
 
 def begin_turn(
-    fields: dict[str, Any],
+    create: ResponseCreate,
     service: Service,
     history: ConnectionHistory,
+    found: Found,
     *,
     default_model: str | None = None,
     stream_id: str | None = None,
@@ -61,16 +75,18 @@ def begin_turn(
     make_id: NewId = new_id,
     clock: Callable[[], float] = time.time,
 ) -> Turn:
-    """Return the turn that a create's fields ask for; raise InvalidRequest, NotSupported or ResponseNotFound."""
-    create = read_create(fields)
-    previous_id = create.body.previous_response_id
-    previous = history.get(previous_id) if previous_id is not None else None
-    context = history.continue_from(previous, create.items)
+    """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
+
+    `found` is what the store has of what the history did not remember.
+    """
+    conversation = history.continue_from(create.previous_id, create.items, found)
     model = create.body.model or default_model or service.default_model()
-    request = create.request(make_id("resp"), model, context, partition)
+    request = create.request(make_id("resp"), model, conversation.items, partition)
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
+    # What follows on something that must not be written is not written either, and says so.
+    response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
-    return Turn(create, request, events, context, len(previous.items) if previous else 0)
+    return Turn(create, request, events, conversation)
 
 
 def unrun(reason: FinishReason, why: str) -> Finished:

@@ -16,23 +16,25 @@ from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
+from edgeagent.api.access import client_of
+from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.envelope import WEBSOCKET
 from edgeagent.api.events import set_delivery
-from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.outbox import Outbox
 from edgeagent.api.output import Event
-from edgeagent.api.session import Action, Cancel, Close, Drop, Send, Session, Start
-from edgeagent.api.turn import unexpected
+from edgeagent.api.session import Session
+from edgeagent.api.turn import Turn, unexpected
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import GenerateRequest
 
 # A request that is neither refused nor started by then is announced as begun: clients time out on silence. Before it,
 # an error still goes out with its own status instead of as a failed response.
 ADMISSION_S = 0.25
 # A client that leaves its socket full for this long has gone, whatever its operating system says.
-STALL_S = 30.0
+STALL_S = 10.0
 CLOSE_S = 2.0
+# How long a terminal event may wait for its response to be stored.
+KEEP_S = 5.0
 INTERNAL_ERROR = 1011
 TRY_AGAIN_LATER = 1013
 
@@ -68,13 +70,20 @@ class Connection:
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         self._websocket = websocket
         self._service = context.service
+        self._store = context.history
+        self._turns = context.turns
+        self._max_age_s = context.config.server.max_websocket_age_s
+        self._partition = client_of(websocket)
         self._session = Session(
             context.service,
-            ConnectionHistory(context.history),
+            context.history.new_history(),
             default_model=websocket.query_params.get("model"),
+            partition=self._partition,
         )
         self._outbox = Outbox()
         self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._kept: dict[str, asyncio.Future[None]] = {}
         self._deliveries: dict[str, _Delivery] = {}
         self._is_stalled = asyncio.Event()
 
@@ -84,12 +93,15 @@ class Connection:
         metrics.open_websockets.inc()
         reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         stalled = asyncio.create_task(self._is_stalled.wait())
+        expiry = asyncio.get_running_loop().call_later(self._max_age_s, self._expire) if self._max_age_s else None
         try:
             await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             metrics.open_websockets.dec()
             self._session.disconnected()
-            await _cancel([reader, writer, stalled, *self._pumps.values()])
+            if expiry is not None:
+                expiry.cancel()
+            await _cancel([reader, writer, stalled, *self._fetches, *self._pumps.values()])
         for task in (reader, writer):
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 unexpected("a WebSocket", error)
@@ -120,6 +132,9 @@ class Connection:
                 if isinstance(entry, Close):
                     await websocket.close(entry.code, entry.reason)
                     return
+                if entry.is_terminal and (kept := self._kept.pop(entry.request_id, None)):
+                    # Who has seen the end may continue from it, whatever becomes of this process.
+                    await asyncio.wait({kept}, timeout=KEEP_S)
                 if entry.is_terminal and (delivery := self._deliveries.pop(entry.request_id, None)):
                     set_delivery(entry.event, delivery.mean_ms)
                 # The quickest encoder of a dict at hand in this layer: 0.5 µs a delta, where json.dumps takes 2.
@@ -139,9 +154,16 @@ class Connection:
             match action:
                 case Send() | Close():
                     self._outbox.push(action)
-                case Start(request):
-                    self._pumps[request.id] = task = asyncio.create_task(self._pump(request), name=request.id)
+                case Start(turn):
+                    request_id = turn.request.id
+                    self._pumps[request_id] = task = asyncio.create_task(self._pump(turn), name=request_id)
                     task.add_done_callback(self._forget)
+                case Fetch():
+                    fetch = asyncio.create_task(self._fetch(action))
+                    self._fetches.add(fetch)
+                    fetch.add_done_callback(self._fetches.discard)
+                case Keep(response, body):
+                    self._kept[response.id] = self._store.add(response, to_json(body))
                 case Cancel(request_id):
                     self._service.cancel(request_id)
                 case Drop(request_id):
@@ -149,15 +171,23 @@ class Connection:
         if self._outbox.is_flooded:
             self._is_stalled.set()
 
-    async def _pump(self, request: GenerateRequest) -> None:
+    async def _fetch(self, fetch: Fetch) -> None:
+        self._perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
+
+    def _expire(self) -> None:
+        self._perform(self._session.expire(self._max_age_s))
+
+    async def _pump(self, turn: Turn) -> None:
         """Carry one request's steps to the client; the session ends it in one terminal event, whatever happens."""
+        request = turn.request
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, request.id)
         try:
-            async with aclosing(self._service.generate(request)) as steps:
-                async for step in steps:
-                    self._perform(self._session.step(request.id, step))
-                    if self._outbox.is_full:
-                        await self._wait_for_room()
+            with self._turns.holding(turn):
+                async with aclosing(self._service.generate(request)) as steps:
+                    async for step in steps:
+                        self._perform(self._session.step(request.id, step))
+                        if self._outbox.is_full:
+                            await self._wait_for_room()
             # Of no effect after a terminal event: it holds the rule even against a backend that breaks its own.
             self._perform(self._session.failed(request.id, InternalError("the backend ended without finishing")))
         except EdgeAgentError as error:

@@ -31,6 +31,8 @@ WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
 # What a second signal leaves for the worker to go; the end of its pipe ends it anyway.
 FORCED_STOP_S = 0.5
+# What was stored is safe already; this is for a disk that hangs.
+STORE_CLOSE_S = 2.0
 
 
 class Router(Service, Protocol):
@@ -102,8 +104,10 @@ async def _run(
 async def _serve(
     config: Config, router: Router, listeners: Listeners, keys: Keys, reporter: Reporter, stop: Stop
 ) -> None:
+    from edgeagent.api.response_store import FILE, ResponseStore, stored_limits
     from edgeagent.daemon.server import make_server
 
+    store = ResponseStore(config.state_dir / FILE, stored_limits(config.server))
     runtime = _runtime(config.server, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
@@ -111,13 +115,16 @@ async def _serve(
         write_runtime(config.state_dir, runtime)
         reporter.listening(runtime, token_file)
 
-    server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix)
+    server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix, store)
     watch = asyncio.create_task(_watch(router, reporter))
     try:
         await server.serve(sockets=[listeners.tcp])
     finally:
         watch.cancel()
         remove_runtime(config.state_dir, runtime.pid)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STORE_CLOSE_S):
+                await store.close()
 
 
 def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:

@@ -18,6 +18,7 @@ from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
 
 if TYPE_CHECKING:
+    from edgeagent.api.response_store import ResponseStore
     from edgeagent.api.service import Service
     from edgeagent.config import Config
     from edgeagent.credentials import Keys
@@ -45,14 +46,18 @@ def make_server(
     reporter: Reporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
+    history: ResponseStore | None = None,
 ) -> Server:
-    """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too."""
+    """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too.
+
+    Whoever passes a `history` closes it.
+    """
     server: Server
 
     def num_connections() -> int:
         return len(server.server_state.connections)
 
-    app = create_app(config, service, keys=keys, stop=stop.request, num_connections=num_connections)
+    app = create_app(config, service, keys=keys, history=history, stop=stop.request, num_connections=num_connections)
     http = functools.partial(GuardedHttp, max_connections=config.server.max_connections)
     settings = uvicorn.Config(
         app,

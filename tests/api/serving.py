@@ -16,9 +16,10 @@ from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 
 from edgeagent.api.app import create_app
+from edgeagent.api.response_store import ResponseStore, stored_limits
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config
-from edgeagent.credentials import OwnerKey
+from edgeagent.credentials import Keys, OwnerKey
 
 # Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
 SMALL_BUFFER_BYTES = 32 << 10
@@ -82,11 +83,18 @@ def check_golden(name: str, events: list[dict[str, Any]]) -> None:
 
 
 @asynccontextmanager
-async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIterator[str]:
-    """Serve a backend on a free loopback port; yield host:port. Accepted sockets send from a small buffer."""
+async def serve(
+    backend: FakeBackend, config: Config | None = None, *, keys: Keys | None = None, store: Path | None = None
+) -> AsyncIterator[str]:
+    """Serve a backend on a free loopback port; yield host:port. Accepted sockets send from a small buffer.
+
+    `store` is the file of the stored responses; without it they live in memory.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
-    app = create_app(config or Config(), backend, keys=OwnerKey("secret"))
+    config = config or Config()
+    history = ResponseStore(store, stored_limits(config.server))
+    app = create_app(config, backend, keys=keys or OwnerKey("secret"), history=history)
     server = Server(
         uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False)
     )
@@ -100,6 +108,7 @@ async def serve(backend: FakeBackend, config: Config | None = None) -> AsyncIter
         server.force_exit = True
         await serving
         listener.close()
+        await history.close()
 
 
 async def slow_socket(address: str) -> socket.socket:

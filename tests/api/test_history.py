@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from edgeagent.api.history import ConnectionHistory, ResponseStore, StoredResponse
-from edgeagent.api.items import CallItem, CallOutputItem, Item, MessageItem, ReasoningItem, ReferenceItem, to_messages
+import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
+
+from edgeagent.api.history import MAX_RESPONSES, ConnectionHistory, Found, Missing, StoredResponse
+from edgeagent.api.item_bodies import item_body, with_id
+from edgeagent.api.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ReferenceItem,
+    compaction_item,
+    read_items,
+    to_messages,
+)
 from edgeagent.errors import InvalidRequest, ResponseNotFound
 from edgeagent.types import Message, ToolCall
 
@@ -18,97 +33,68 @@ def response(name: str, *context: Item, output: tuple[Item, ...] = (), inherited
     return StoredResponse(name, context, output or (MessageItem(f"msg_{name}", "assistant", "yes"),), inherited)
 
 
-def test_store_forgets_the_least_recently_used() -> None:
-    store = ResponseStore(2)
-    store.add(response("a"))
-    store.add(response("b"))
-    assert store.get("a")
-    store.add(response("c"))
-    assert [bool(store.get(name)) for name in "abc"] == [True, False, True]
-
-
-def test_store_is_bounded_in_bytes_by_what_responses_add() -> None:
-    store = ResponseStore(100, max_bytes=3000)
-    long = user("x" * 2000)
-    store.add(response("a", long))
-    # What it inherits is shared with its parent and counts once.
-    store.add(response("b", long, user("more"), inherited=1))
-    assert store.get("a") and store.get("b")
-    store.add(response("c", user("y" * 2000)))
-    assert [bool(store.get(name)) for name in "abc"] == [False, True, True]
-
-
-def test_one_response_larger_than_the_bound_is_kept() -> None:
-    store = ResponseStore(100, max_bytes=10)
-    store.add(response("a", user("x" * 2000)))
-    assert store.get("a")
-
-
-def test_removed_responses_free_their_bytes() -> None:
-    store = ResponseStore(100, max_bytes=3000)
-    for name in "abcdef":
-        store.add(response(name, user("x" * 2000)))
-        store.remove(name)
-    store.remove("never there")
-    store.add(response("g", user("x" * 1000)))
-    store.add(response("h", user("x" * 1000)))
-    assert store.get("g") and store.get("h")
-
-
-def test_other_partitions_see_nothing() -> None:
-    store = ResponseStore(10)
-    store.add(StoredResponse("a", (), (MessageItem("msg_a", "assistant", "x"),), partition="alice"))
-    assert store.get("a", "alice")
-    assert store.get("a") is None
-    assert store.find_item("msg_a", "alice")
-    assert store.find_item("msg_a", "bob") is None
-    with pytest.raises(ResponseNotFound):
-        ConnectionHistory(store, "bob").get("a")
-
-
-def test_unstored_responses_are_reachable_on_their_connection_alone() -> None:
-    store = ResponseStore(10)
-    first, second = ConnectionHistory(store), ConnectionHistory(store)
-    first.add(response("a"), None, is_stored=False)
-    first.add(response("b"), None, is_stored=True)
-    assert first.get("a").id == "a"
-    assert second.get("b").id == "b"
+def test_responses_are_remembered_on_their_connection_alone() -> None:
+    first, second = ConnectionHistory(), ConnectionHistory()
+    first.add(response("a"), None)
+    assert first.missing("a", ()) == Missing()
+    assert second.missing("a", ()) == Missing("a")
+    assert first.continue_from("a", (), Found()).items == response("a").items
     with pytest.raises(ResponseNotFound, match=r"^Previous response with id 'a' not found\.$") as caught:
-        second.get("a")
+        second.continue_from("a", (), Found())
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
+def test_what_is_not_remembered_is_brought_along() -> None:
+    conversation = ConnectionHistory().continue_from("a", (user("two"),), Found(response("a", user("one"))))
+    assert conversation.items == (*response("a", user("one")).items, user("two"))
+    assert conversation.num_inherited == 2
+
+
 def test_a_failed_continuation_evicts_its_parent_from_its_own_lane() -> None:
-    history = ConnectionHistory(ResponseStore(10))
-    history.add(response("a"), None, is_stored=False)
+    history = ConnectionHistory()
+    history.add(response("a"), None)
     history.evict_failed("a", "fork")
-    assert history.get("a")
+    assert history.remembers("a")
     history.evict_failed("a", None)
-    with pytest.raises(ResponseNotFound):
-        history.get("a")
+    assert not history.remembers("a")
     history.evict_failed("a", None)
-
-
-def test_a_stored_parent_can_be_loaded_again_after_eviction() -> None:
-    history = ConnectionHistory(ResponseStore(10))
-    history.add(response("a"), None, is_stored=True)
-    history.evict_failed("a", None)
-    assert history.get("a").id == "a"
 
 
 def test_a_connection_keeps_its_recent_responses_only() -> None:
-    history = ConnectionHistory(ResponseStore(1))
-    for index in range(200):
-        history.add(response(str(index)), None, is_stored=False)
-    assert history.get("199")
-    with pytest.raises(ResponseNotFound):
-        history.get("0")
+    history = ConnectionHistory()
+    for index in range(MAX_RESPONSES + 1):
+        history.add(response(str(index)), None)
+    assert not history.remembers("0")
+    assert history.remembers("1")
+    # What was continued is recent.
+    history.continue_from("1", (), Found())
+    history.add(response("last"), None)
+    assert history.remembers("1")
+
+
+def test_a_connection_is_bounded_by_what_its_responses_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeagent.api.history.MAX_BYTES", 3000)
+    history = ConnectionHistory()
+    long = user("x" * 2000)
+    history.add(response("a", long), None)
+    # What it inherits is shared with its parent and counts once.
+    history.add(response("b", long, user("more"), inherited=1), None)
+    assert history.remembers("a")
+    history.add(response("c", user("y" * 2000)), None)
+    assert [history.remembers(name) for name in "abc"] == [False, True, True]
+    history.add(response("d", user("z" * 9000)), None)
+    assert [history.remembers(name) for name in "bcd"] == [False, False, True]
+    history.forget("d")
+    history.forget("never there")
+    history.add(response("e", user("x" * 1000)), None)
+    history.add(response("f", user("x" * 1000)), None)
+    assert history.remembers("e")
 
 
 def test_the_context_is_previous_input_output_and_new_input_in_order() -> None:
-    history = ConnectionHistory(ResponseStore(10))
-    previous = response("a", user("one"))
-    assert history.continue_from(previous, (user("two"),)) == (
+    history = ConnectionHistory()
+    history.add(response("a", user("one")), None)
+    assert history.continue_from("a", (user("two"),), Found()).items == (
         user("one"),
         MessageItem("msg_a", "assistant", "yes"),
         user("two"),
@@ -116,28 +102,69 @@ def test_the_context_is_previous_input_output_and_new_input_in_order() -> None:
 
 
 def test_a_function_output_must_answer_a_call_before_it() -> None:
-    history = ConnectionHistory(ResponseStore(10))
+    history = ConnectionHistory()
     call, output = CallItem("fc_1", "call_1", "f", "{}"), CallOutputItem("", "call_1", "42")
-    previous = response("a", user("go"), output=(call,))
-    assert history.continue_from(previous, (output,))[-1] == output
-    assert history.continue_from(None, (call, output)) == (call, output)
-    for previous_, new in ((None, (output,)), (None, (output, call)), (previous, (CallOutputItem("", "x", "42"),))):
+    history.add(response("a", user("go"), output=(call,)), None)
+    assert history.continue_from("a", (output,), Found()).items[-1] == output
+    assert history.continue_from(None, (call, output), Found()).items == (call, output)
+    for previous, new in ((None, (output,)), (None, (output, call)), ("a", (CallOutputItem("", "x", "42"),))):
         with pytest.raises(InvalidRequest, match="No tool call found for function call output with call_id"):
-            history.continue_from(previous_, new)
+            history.continue_from(previous, new, Found())
 
 
 def test_references_are_resolved_or_refused() -> None:
-    store = ResponseStore(10)
-    history = ConnectionHistory(store)
-    stored, own = response("a"), response("b")
-    ConnectionHistory(store).add(stored, None, is_stored=True)
-    history.add(own, None, is_stored=False)
+    history = ConnectionHistory()
+    own, stored = response("b"), MessageItem("msg_a", "assistant", "stored")
+    history.add(own, None)
     new = (ReferenceItem("msg_a"), ReferenceItem("msg_b"))
-    assert history.continue_from(None, new) == (*stored.output, *own.output)
+    assert history.missing(None, new) == Missing(None, ("msg_a",))
+    assert history.continue_from(None, new, Found(None, {"msg_a": stored})).items == (stored, *own.output)
     # What the chain holds already is not said twice.
-    assert history.continue_from(own, (ReferenceItem("msg_b"), user("go"))) == (*own.items, user("go"))
+    assert history.continue_from("b", (ReferenceItem("msg_b"), user("go")), Found()).items == (*own.items, user("go"))
     with pytest.raises(InvalidRequest, match="Item with id 'msg_z' not found"):
-        history.continue_from(None, (ReferenceItem("msg_z"),))
+        history.continue_from(None, (ReferenceItem("msg_z"),), Found())
+
+
+def test_what_rests_on_something_unstorable_is_unstorable() -> None:
+    history = ConnectionHistory()
+    history.add(replace(response("a"), is_storable=False), None)
+    assert not history.continue_from("a", (user("go"),), Found()).is_storable
+    assert not history.continue_from(None, (ReferenceItem("msg_a"),), Found()).is_storable
+    assert history.continue_from(None, (user("go"),), Found()).is_storable
+
+
+def test_compactions_stand_for_what_was_said() -> None:
+    made = compaction_item("cmp_1", "They spoke of tea.")
+    (read,) = read_items([item_body(made)])
+    assert read == made
+    assert to_messages("Be brief.", (made, user("go"))) == (
+        Message("system", "Be brief.\n\nWhat was said before, in short:\nThey spoke of tea."),
+        Message("user", "go"),
+    )
+    assert read_items([{"type": "compaction", "encrypted_content": "gAAAAAB"}]) == ()
+    huge = compaction_item("cmp_2", "x" * (5 << 20))
+    for content in (made.content[:-6], made.content + "!", "edgeagent.1.AAAA", huge.content):
+        with pytest.raises(InvalidRequest, match="encrypted_content"):
+            read_items([{"type": "compaction", "encrypted_content": content}])
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        user("hi"),
+        MessageItem("", "system", "be"),
+        MessageItem("msg_1", "assistant", "yes", "commentary"),
+        ReasoningItem("rs_1", "hm"),
+        ReasoningItem("rs_1", ""),
+        CallItem("fc_1", "call_1", "f", "{}"),
+        CallOutputItem("", "call_1", "42"),
+    ],
+)
+def test_items_are_read_as_they_are_written_and_typed_clients_read_them(item: Item) -> None:
+    named = with_id(item, lambda prefix: f"{prefix}_new")
+    assert read_items([item_body(named)]) == (named,)
+    assert with_id(named, lambda _: "other") == named
+    TypeAdapter(ResponseItem).validate_python(item_body(named))
 
 
 def test_messages_of_a_chain() -> None:

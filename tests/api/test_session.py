@@ -11,21 +11,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.events import TERMINAL
-from edgeagent.api.history import ConnectionHistory, ResponseStore
+from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.output import Event
-from edgeagent.api.session import (
-    MAX_ACTIVE,
-    MAX_REFUSALS,
-    MAX_WAITING,
-    Action,
-    Cancel,
-    Close,
-    Drop,
-    Send,
-    Session,
-    Start,
-)
+from edgeagent.api.response_database import Limits, ResponseDatabase
+from edgeagent.api.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
 from edgeagent.backends.fake import FakeBackend, finished
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta
@@ -35,12 +26,15 @@ from tests.api.serving import validate_event
 class Client:
     """Feeds a session and sorts what comes out."""
 
-    def __init__(self, store: ResponseStore | None = None) -> None:
+    def __init__(self, store: ResponseDatabase | None = None) -> None:
         count = itertools.count(1)
-        self.store = store or ResponseStore(100)
+        self.store = store or ResponseDatabase(None, Limits(), lambda: 1_700_000_000.0)
+        self.history = ConnectionHistory()
+        self.is_store_slow = False
+        self.fetches: list[Fetch] = []
         self.session = Session(
             FakeBackend(),
-            ConnectionHistory(self.store),
+            self.history,
             make_id=lambda prefix: f"{prefix}_{next(count)}",
             clock=lambda: 1_700_000_000.0,
         )
@@ -55,9 +49,13 @@ class Client:
         events: list[Event] = []
         for action in actions:
             match action:
-                case Start(request):
-                    self.started.append(request.id)
-                    self.requests[request.id] = request
+                case Start(turn):
+                    self.started.append(turn.request.id)
+                    self.requests[turn.request.id] = turn.request
+                case Fetch():
+                    self.fetches.append(action)
+                case Keep(response, body):
+                    self.store.add(response, json.dumps(body).encode())
                 case Cancel(request_id):
                     self.cancelled.append(request_id)
                 case Drop(request_id):
@@ -69,7 +67,17 @@ class Client:
                     assert is_terminal == (event["type"] in TERMINAL)
                     events.append(event)
         self.events += events
+        while self.fetches and not self.is_store_slow:
+            events += self.fetch()
         return events
+
+    def fetch(self) -> list[Event]:
+        """Let the store answer what it was asked first."""
+        fetch = self.fetches.pop(0)
+        wanted = fetch.missing
+        previous = self.store.get(wanted.previous_id, "") if wanted.previous_id else None
+        found = Found(previous, self.store.find_items(wanted.item_ids, ""))
+        return self.take(self.session.fetched(fetch.lane, found))
 
     def send(self, kind: str, **fields: Any) -> list[Event]:
         return self.take(self.session.receive_text(json.dumps({"type": kind, **fields})))
@@ -391,21 +399,82 @@ def test_prefill_of_nothing_completes_without_a_backend() -> None:
     assert client.create(previous_response_id=events[-1]["response"]["id"]) == []
 
 
-def test_steering_is_refused_with_its_input() -> None:
+def test_a_parent_that_is_not_remembered_is_fetched_while_other_lanes_go_on() -> None:
+    first = Client()
+    parent = first.turn(input="one")
+    client = Client(first.store)
+    client.is_store_slow = True
+    assert client.create(previous_response_id=parent, input="two") == []
+    # The lane is in order: what follows waits behind the fetch.
+    assert client.create(input="three") == []
+    client.create(input="elsewhere", stream_id="a")
+    assert len(client.started) == 1
+    client.fetch()
+    assert client.requests[client.started[1]].prompt.messages[-2:] == (
+        Message("assistant", "yes"),
+        Message("user", "two"),
+    )
+    client.finish(client.started[1])
+    assert len(client.started) == 3
+
+
+def test_a_cancel_while_a_parent_is_fetched() -> None:
+    first = Client()
+    parent = first.turn()
+    client = Client(first.store)
+    client.is_store_slow = True
+    client.create(previous_response_id=parent)
+    assert client.send("response.cancel") == []
+    assert kinds(client.fetch()) == ["created", "in_progress", "incomplete"]
+    assert client.started == []
+    client.is_store_slow = False
+    client.create(previous_response_id=parent)
+    assert len(client.started) == 1
+
+
+def test_a_fetch_that_comes_after_the_disconnect_is_nothing() -> None:
     client = Client()
-    client.create(stream_id="a")
-    (event,) = client.send("response.steer", previous_response_id="resp_1", input="faster")
-    assert event == {
-        "type": "response.steer.failed",
-        "sequence_number": 0,
-        "error": {
-            "type": "invalid_request_error",
-            "code": "steering_not_supported",
-            "message": "Steering is not supported; cancel the response and create another.",
-        },
-        "steer": {"previous_response_id": "resp_1", "input": "faster"},
-        "stream_id": "a",
+    client.is_store_slow = True
+    client.create(previous_response_id="resp_x")
+    client.session.disconnected()
+    assert client.fetch() == []
+
+
+def test_what_follows_on_an_unstored_response_is_not_stored_either() -> None:
+    client = Client()
+    parent = client.turn(store=False, input="secret")
+    child = client.turn(previous_response_id=parent, input="more")
+    assert client.events[-1]["response"]["store"] is False
+    assert client.store.get(child, "") is None
+    client.create(previous_response_id=child)
+    assert len(client.started) == 3
+
+
+def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
+    client = Client()
+    client.create()
+    client.create()
+    assert client.take(client.session.expire(3600)) == []
+    assert client.closed == []
+    events = client.finish(client.started[0])
+    # The one that waited is refused, and so is whoever listens without having asked.
+    assert kinds(events)[-3:] == ["completed", "error", "error"]
+    assert events[-1]["error"] == {
+        "message": "Responses websocket connection limit reached (60 minutes). "
+        "Create a new websocket connection to continue.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "websocket_connection_limit_reached",
     }
+    assert client.closed == [1001]
+
+
+def test_an_idle_old_connection_closes_at_once() -> None:
+    client = Client()
+    client.turn()
+    assert error_of(client.take(client.session.expire(90)))["code"] == "websocket_connection_limit_reached"
+    assert client.closed == [1001]
+    assert client.take(client.session.expire(90)) == []
 
 
 def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None:
@@ -424,14 +493,11 @@ def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None
 
 
 def test_the_url_may_name_the_model() -> None:
-    session = Session(FakeBackend(), ConnectionHistory(ResponseStore(1)), default_model="other")
-    (start,) = session.receive_text('{"type":"response.create","input":"hi"}')
-    assert isinstance(start, Start)
-    assert start.request.model == "other"
-    session = Session(FakeBackend(), ConnectionHistory(ResponseStore(1)))
-    (start,) = session.receive_text('{"type":"response.create","input":"hi"}')
-    assert isinstance(start, Start)
-    assert start.request.model == "fake"
+    for model, expected in (("other", "other"), (None, "fake")):
+        session = Session(FakeBackend(), ConnectionHistory(), default_model=model)
+        (start,) = session.receive_text('{"type":"response.create","input":"hi"}')
+        assert isinstance(start, Start)
+        assert start.turn.request.model == expected
 
 
 def test_nothing_comes_after_a_disconnect() -> None:

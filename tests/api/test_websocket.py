@@ -284,11 +284,30 @@ async def test_binary_frames_close_with_1003(address: str) -> None:
         assert socket.close_code == 1003
 
 
-async def test_steering_is_refused(address: str) -> None:
-    async with connect(f"ws://{address}/v1/responses") as socket:
-        await socket.send(json.dumps({"type": "response.steer", "previous_response_id": "resp_1", "input": "x"}))
-        event = await receive(socket)
-        assert (event["type"], event["error"]["code"]) == ("response.steer.failed", "steering_not_supported")
+async def test_steering_stops_the_backend_and_a_successor_answers(address: str, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda request: (
+        (TextDelta("one"), gate, finished()) if len(backend.requests) == 1 else (TextDelta("two"), finished())
+    )
+    async with openai(address) as client, client.responses.connect() as connection:
+        await connection.response.create(model="fake", input="count")
+        created = await connection.recv()
+        assert created.type == "response.created"
+        await gate.reached.wait()
+        await connection.response.steer(previous_response_id=created.response.id, input="faster")
+        ends: list[Any] = []
+        kinds: list[str] = []
+        async for event in connection:
+            validate_event(event.to_dict())
+            kinds.append(event.type)
+            if event.type in TERMINAL:
+                ends.append(event.response)
+                if len(ends) == 2:
+                    break
+    assert "response.steer.accepted" in kinds
+    assert (ends[0].status, ends[0].incomplete_details.reason) == ("incomplete", "steered")
+    assert (ends[1].output_text, ends[1].previous_response_id) == ("two", created.response.id)
+    assert prompt_of(backend.requests[1]).messages[-1] == Message("user", "faster")
 
 
 async def test_delivery_is_measured(address: str) -> None:

@@ -1,0 +1,67 @@
+"""What a session asks of the socket around it, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeagent.api.history import Missing, StoredResponse
+from edgeagent.api.output import Event
+from edgeagent.api.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Look in the store for what a lane's next create continues, and give it to `fetched`."""
+
+    lane: str | None
+    missing: Missing
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a turn: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a request politely; its Finished(cancelled) still goes through `step`."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a request's steps, of which none has come; nothing of it is read any more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Store a response before its terminal event, which follows, is sent."""
+
+    response: StoredResponse
+    body: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send an event. `at_s` is when the engine brought it (0: not a delta); the last of a response is terminal."""
+
+    event: Event
+    request_id: str = ""
+    at_s: float = 0.0
+    is_terminal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection after what was sent."""
+
+    code: int
+    reason: str
+
+
+Action = Fetch | Start | Cancel | Drop | Keep | Send | Close
