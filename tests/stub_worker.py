@@ -22,15 +22,20 @@ from edgeagent.types import (
     ModelInfo,
     SamplingParams,
     Started,
+    TextAnswer,
     TextDelta,
     TextPrompt,
     Timings,
+    Tokenize,
     Usage,
     WorkerStatus,
 )
 from edgeagent.worker import protocol
 from edgeagent.worker.protocol import (
+    Answer,
+    Ask,
     Cancel,
+    Drop,
     Failed,
     FromWorker,
     Load,
@@ -69,6 +74,7 @@ class Stub:
         self.life = num_lives(lives)
         self.live: dict[str, bool] = {}  # id → whether it listens to a cancel
         self.streams: dict[str, int] = {}
+        self.dropped: list[str] = []
         self.num_delivered: dict[str, int] = {}
         self.num_steps = 0
         self.preparing_since_s = 0.0
@@ -94,6 +100,12 @@ class Stub:
                 case Cancel(request_id):
                     if self.live.get(request_id):
                         self.finish(request_id, FinishReason.CANCELLED)
+                case Ask(ask_id, query):
+                    assert isinstance(query, Tokenize)
+                    kind, *words = self.command(query.text.split("|"))
+                    getattr(self, "ask_" + kind)(ask_id, *words)
+                case Drop(ask_id):
+                    self.dropped.append(ask_id)
                 case Ping(nonce):
                     self.on_ping(nonce)
                 case Stop():
@@ -197,6 +209,25 @@ class Stub:
         """Be ready twice."""
         self.start_ok()
         self.ready()
+
+    def ask_answer(self, ask_id: str, num: str) -> None:
+        """Answer in several parts, the ids of what was dropped before it the text."""
+        for index in range(int(num)):
+            send(Answer(ask_id, TextAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
+        send(Answer(ask_id, TextAnswer(" ".join(self.dropped)), is_last=True))
+
+    def ask_wait(self, ask_id: str) -> None:
+        """Give no answer."""
+
+    def ask_fail(self, ask_id: str, code: str) -> None:
+        send(Failed(ask_id, code, "it would not", param="tokens"))
+
+    def ask_die(self, ask_id: str) -> None:
+        die("SIGKILL")
+
+    def ask_endless(self, ask_id: str) -> None:
+        while True:
+            send(Answer(ask_id, TextAnswer("x"), is_last=False))
 
     def do_answer(self, request_id: str, num: str) -> None:
         self.tokens(request_id, int(num))

@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 from edgeagent.api.service import Service
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
-from edgeagent.types import GenerateRequest, ModelStatus, Step
+from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,10 @@ class LiveRequests:
             if not self._live:
                 self._idle.set()
             self._settle(request, meter, code)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text; it is no request, and may be asked to the last."""
+        return await self._service.ask(model, query)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""

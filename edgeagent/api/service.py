@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from edgeagent.types import GenerateRequest, ModelStatus, Step
+from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 
 
 class Service(Protocol):
@@ -13,6 +13,10 @@ class Service(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; closing the generator cancels it."""
+        ...
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text by a model's own tokenizer and template; cancelling the task ends it."""
         ...
 
     def cancel(self, request_id: str) -> None:

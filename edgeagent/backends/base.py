@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from edgeagent.types import GenerateRequest, ModelStatus, Step
+from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 
 
 class Estimate(Struct, frozen=True):
@@ -37,6 +37,10 @@ class Backend(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract above."""
+        ...
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text by a model's own tokenizer and template; raise ModelNotFound or NotSupported."""
         ...
 
     def cancel(self, request_id: str) -> None:

@@ -15,15 +15,20 @@ from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.types import (
     ChatPrompt,
     Delta,
+    Detokenize,
     Finished,
     FinishReason,
     GenerateRequest,
     ModelStatus,
+    RenderPrompt,
     Started,
     Step,
+    TextAnswer,
     TextDelta,
     TextPrompt,
+    TextQuery,
     Timings,
+    Tokenize,
     Usage,
     WorkerState,
 )
@@ -84,8 +89,8 @@ def echo(request: GenerateRequest) -> Iterable[Act]:
 class FakeBackend:
     """Runs `script(request)` for each request. An Exception in a script is raised; a script without end is a hang.
 
-    `requests` holds what was asked, `cancelled` the ids politely cancelled while live, `closed` the ids whose generator
-    was closed before its end.
+    `requests` and `queries` hold what was asked, `cancelled` the ids politely cancelled while live, `closed` the ids
+    whose generator was closed before its end.
     """
 
     name = "fake"
@@ -93,6 +98,7 @@ class FakeBackend:
     def __init__(self, script: Script = echo, models: tuple[str, ...] = ("fake",)) -> None:
         self.script = script
         self.requests: list[GenerateRequest] = []
+        self.queries: list[TextQuery] = []
         self.cancelled: list[str] = []
         self.closed: list[str] = []
         self.is_started = False
@@ -109,8 +115,7 @@ class FakeBackend:
         """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""
         self.requests.append(request)
         self._notify()
-        if request.model not in self._names:
-            raise ModelNotFound(f"model '{request.model}' not found; there is {', '.join(self._names)}", param="model")
+        self._check_model(request.model)
         cancel = self._live[request.id] = asyncio.Event()
         is_over = False
         try:
@@ -138,6 +143,20 @@ class FakeBackend:
             if not is_over:
                 self.closed.append(request.id)
             self._notify()
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer as a model would whose tokens are the code points of the text."""
+        self.queries.append(query)
+        self._check_model(model)
+        await asyncio.sleep(0)
+        match query:
+            case Tokenize(text, add_bos):
+                text = f"^{text}" if add_bos else text
+            case Detokenize(tokens):
+                text = "".join(map(chr, tokens))
+            case RenderPrompt(prompt):
+                text = "".join(f"<{message.role}>{message.content}" for message in prompt.messages)
+        return TextAnswer(text, tuple(map(ord, text)), tuple(char.encode() for char in text))
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request; an unknown or finished id is ignored."""
@@ -173,6 +192,10 @@ class FakeBackend:
         """Return once `condition` holds; it is looked at whenever a request begins, ends or is cancelled."""
         while not condition(self):
             await self._changed.wait()
+
+    def _check_model(self, name: str) -> None:
+        if name not in self._names:
+            raise ModelNotFound(f"model '{name}' not found; there is {', '.join(self._names)}", param="model")
 
     def _notify(self) -> None:
         self._changed.set()

@@ -13,7 +13,7 @@ from edgeagent.backends.base import Estimate
 from edgeagent.backends.mailbox import Mailbox
 from edgeagent.config import EngineConfig
 from edgeagent.errors import Overloaded, RequestTimeout
-from edgeagent.types import Finished, GenerateRequest, ModelStatus, Step
+from edgeagent.types import Finished, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 from edgeagent.worker.pool import Pool
 
 _FIRST_GUESS_S = 2.0
@@ -56,6 +56,10 @@ class LocalBackend:
     def cancel(self, request_id: str) -> None:
         """End a request politely; its generator goes on to Finished(cancelled)."""
         self._pool.cancel(request_id)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text; it counts as no request and waits for none."""
+        return await self._pool.ask(model, query)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def _metadata(handle: object, key: str) -> str | None:
             return buffer.raw[:count].decode("utf-8", errors="replace")
         size = count + 1
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """What stands before the text ahead of a gap, before the text behind it, and where the gap is to be filled."""
+
+    prefix: int
+    suffix: int
+    middle: int
 
 
 class Model:
@@ -209,6 +219,16 @@ class Model:
         """The token to begin a sequence with, if the model wants one."""
         token = lib.llama_vocab_bos(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_bos(self._vocab) else None
+
+    @cached_property
+    def infill_tokens(self) -> InfillTokens | None:
+        """The tokens around a text with a gap; None where the model was not trained for that."""
+        marks = InfillTokens(
+            lib.llama_vocab_fim_pre(self._vocab),
+            lib.llama_vocab_fim_suf(self._vocab),
+            lib.llama_vocab_fim_mid(self._vocab),
+        )
+        return marks if min(marks.prefix, marks.suffix, marks.middle) >= 0 else None
 
     @property
     def bos_text(self) -> str:

@@ -15,7 +15,7 @@ from edgeagent.backends.base import Backend, Estimate
 from edgeagent.errors import BackendUnavailable, ModelNotFound, Overloaded
 from edgeagent.router.admission import Refused, admit
 from edgeagent.router.policy import Route, choose_routes
-from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, Step
+from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 
 
 class Router:
@@ -40,6 +40,16 @@ class Router:
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         return next(iter(self._backends.values())).default_model()
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text where the model is; raise ModelNotFound."""
+        unknown: ModelNotFound | None = None
+        for backend in self._backends.values():
+            try:
+                return await backend.ask(model, query)
+            except ModelNotFound as error:
+                unknown = unknown or error
+        raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def cancel(self, request_id: str) -> None:
         """End a live request politely, wherever it runs; an unknown or finished id is ignored."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
@@ -23,8 +24,8 @@ from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.text.tool_format import REASONING
-from edgeagent.types import ChatPrompt, GenerateRequest, ModelInfo
-from edgeagent.worker.prompt import PromptReader, make_template
+from edgeagent.types import ChatPrompt, GenerateRequest, ModelInfo, TextAnswer, TextQuery
+from edgeagent.worker.prompt import PromptReader, answer_query, make_template
 from edgeagent.worker.protocol import Load
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
@@ -100,6 +101,10 @@ class Host:
         Up to a second for a large vocabulary; may run beside `engine.step`, on the thread that calls `prepare`.
         """
         self._grammars.prepare()
+
+    def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
+        """Return what answers questions about text, for one thread to call beside all others."""
+        return partial(answer_query, self.model, make_template(self.model))
 
     def prepare(self, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, ModelNotFound
-from edgeagent.types import GenerateRequest, ModelStatus
+from edgeagent.types import GenerateRequest, ModelStatus, TextAnswer, TextQuery
 from edgeagent.worker.ledger import Sink
 from edgeagent.worker.protocol import Load
 from edgeagent.worker.supervisor import WORKER_COMMAND, Supervisor
@@ -89,6 +89,10 @@ class Pool:
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Give a request to its model's worker; raise ModelNotFound, or as Supervisor.submit does."""
         self._supervisor(request.model).submit(request, sink)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Return a model's answer to a question about text; raise ModelNotFound, or as Supervisor.ask does."""
+        return await self._supervisor(model).ask(query)
 
     def cancel(self, request_id: str) -> None:
         """End a request politely, whichever model has it."""

@@ -1,9 +1,9 @@
 """The worker process: one model behind a pipe.
 
-Four threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
-thread runs the engine, the writer puts frames on stdout. So a long template or prompt never holds up other streams,
-pings are answered in the middle of a step, and delivery never blocks the engine. When the daemon goes away, stdin ends
-and the process exits.
+Five threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
+thread runs the engine, one more answers questions about text, the writer puts frames on stdout. So a long template or
+prompt never holds up other streams, pings are answered in the middle of a step, and delivery never blocks the engine.
+When the daemon goes away, stdin ends and the process exits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from edgeagent.types import WorkerStatus
 from edgeagent.worker.host import Host
 from edgeagent.worker.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.protocol import (
+    Ask,
     Cancel,
+    Drop,
     FromWorker,
     Load,
     LoadFailed,
@@ -41,6 +43,7 @@ from edgeagent.worker.protocol import (
     encode,
     read_to_worker,
 )
+from edgeagent.worker.questions import Questions
 
 _PROGRESS_EVERY = 0.01  # of the file
 _IDLE_S = 1.0
@@ -49,9 +52,12 @@ _IDLE_S = 1.0
 class _Reader(threading.Thread):
     """Takes frames off stdin; answers pings itself. At the end of the stream nobody is left to serve."""
 
-    def __init__(self, stream: BinaryIO, worker: Worker, frames: SimpleQueue[FromWorker | None]) -> None:
+    def __init__(
+        self, stream: BinaryIO, worker: Worker, questions: Questions, frames: SimpleQueue[FromWorker | None]
+    ) -> None:
         super().__init__(name="reader", daemon=True)
         self._stream = stream
+        self._questions = questions
         self._worker = worker
         self._frames = frames
         self._process = psutil.Process()
@@ -74,6 +80,10 @@ class _Reader(threading.Thread):
                     self._worker.to_prepare.put(message)
                 case Cancel() | Stop():
                     self._worker.interrupt(message)
+                case Ask():
+                    self._questions.ask(message)
+                case Drop(ask_id):
+                    self._questions.drop(ask_id)
                 case Ping(nonce):
                     self._frames.put(Pong(nonce, self._status()))
                 case Load():
@@ -205,7 +215,9 @@ def main() -> int:
     worker = Worker(host, writer.frames)
     writer.frames.put(Ready(host.info))
     _Preparer(host, worker).start()
-    _Reader(sys.stdin.buffer, worker, writer.frames).start()
+    questions = Questions(host.make_answerer, writer.frames)
+    questions.start()
+    _Reader(sys.stdin.buffer, worker, questions, writer.frames).start()
     worker.run()
     writer.frames.put(None)
     writer.join()

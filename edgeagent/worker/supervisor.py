@@ -23,16 +23,28 @@ from edgeagent.errors import (
     InvalidRequest,
     ModelChanged,
     PayloadTooLarge,
+    WorkerCrashed,
     from_code,
 )
-from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, WorkerState, WorkerStatus
+from edgeagent.types import (
+    GenerateRequest,
+    ModelInfo,
+    ModelStatus,
+    TextAnswer,
+    TextQuery,
+    WorkerState,
+    WorkerStatus,
+)
 from edgeagent.worker.cause import describe_exit
 from edgeagent.worker.channel import Channel, FloodLimit
 from edgeagent.worker.ledger import Fate, Ledger, LiveRequest, Sink
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     MAX_FRAME_TO_WORKER_BYTES,
+    Answer,
+    Ask,
     Cancel,
+    Drop,
     Failed,
     FromWorker,
     Load,
@@ -46,6 +58,7 @@ from edgeagent.worker.protocol import (
     Submit,
     encode,
 )
+from edgeagent.worker.queries import Queries
 from edgeagent.worker.watchdog import LoadWatch, Patience, Quarantine, RestartPolicy, StepWatch
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.process")
@@ -83,6 +96,7 @@ class Supervisor:
         self._flood = flood or FloodLimit()
         self._clock = clock
         self._ledger = Ledger()
+        self._queries = Queries()
         self._restarts = RestartPolicy(self._patience)
         self._state = WorkerState.STOPPED
         self._is_stopped_for_good = False
@@ -148,15 +162,29 @@ class Supervisor:
         Raise BackendUnavailable or the load's error where no worker is to be had, InvalidRequest where the request
         cannot be passed on.
         """
-        if self._is_stopped_for_good:
-            raise BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
+        self._check_available()
         now_s = self._clock()
-        if self._failure is not None and now_s < self._retry_at_s:
-            raise _renewed(self._failure, self._retry_at_s - now_s)
-        _check_sendable(request, now_s)
+        _check_sendable(Submit(request, now_s))
         self._ledger.add(request, sink, now_s)
         self.start()
         self._send_waiting()
+
+    async def ask(self, question: TextQuery) -> TextAnswer:
+        """Return the answer to a question about text; raise as `submit` does, or Overloaded, or what the worker says.
+
+        Cancelling the task that waits makes the worker forget it.
+        """
+        self._check_available()
+        _check_sendable(Ask("", question))
+        query = self._queries.add(question)
+        self.start()
+        self._send_waiting()
+        try:
+            return await query.future
+        finally:
+            if self._queries.discard(query) and self._channel is not None:
+                self._channel.send(Drop(query.ask.id))
+            self._send_waiting()
 
     def cancel(self, request_id: str) -> None:
         """End a request politely: its sink gets a Finished(cancelled); an unknown id is ignored."""
@@ -167,6 +195,13 @@ class Supervisor:
         """End a request whose sink wants nothing more; an unknown id is ignored."""
         if self._ledger.abandon(request_id, self._clock()):
             self._tell_cancelled(request_id)
+
+    def _check_available(self) -> None:
+        if self._is_stopped_for_good:
+            raise BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
+        now_s = self._clock()
+        if self._failure is not None and now_s < self._retry_at_s:
+            raise _renewed(self._failure, self._retry_at_s - now_s)
 
     async def stop(self) -> None:
         """End the worker and every request, for good; return when the process is gone."""
@@ -180,6 +215,7 @@ class Supervisor:
         if self._task is not None:
             await asyncio.wait({self._task})
         self._ledger.cancel_all()
+        self._queries.fail_all(lambda: BackendUnavailable("the daemon is stopping", served_by="local"))
         self._state = WorkerState.STOPPED
 
     async def _run(self) -> None:
@@ -247,6 +283,9 @@ class Supervisor:
         cancelled_at_s = self._ledger.oldest_cancel_s()
         if hang is None and cancelled_at_s is not None and now_s - cancelled_at_s >= self._step_watch.step_limit_s():
             hang = f"hung: a cancelled request did not end within {self._step_watch.step_limit_s():g} s"
+        asked_at_s = self._queries.sent_at_s
+        if hang is None and asked_at_s is not None and now_s - asked_at_s >= self._patience.hang_timeout_s:
+            hang = f"hung: a question about text took longer than {self._patience.hang_timeout_s:g} s"
         if hang is not None:
             self._condemn(hang, Fate.HUNG)
         elif not self._is_pong_due:
@@ -279,7 +318,7 @@ class Supervisor:
         if not self._is_stopped_for_good:
             self._status = None
             self._cause = None if death.fate is Fate.REPLACED else death.cause
-            self._ledger.on_death(death.cause, death.fate)
+            self._on_death(death.cause, death.fate)
         return death
 
     def _condemn(self, cause: str, fate: Fate, error: EdgeAgentError | None = None) -> None:
@@ -291,13 +330,21 @@ class Supervisor:
         if self._channel is not None:
             self._channel.mute()
         self._cause = cause
-        self._ledger.on_death(cause, fate)
+        self._on_death(cause, fate)
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
         """Serve this model no more until somebody asks after that time. Whoever watches `status` tells people."""
         self._state, self._failure, self._cause = state, error, error.message
         self._retry_at_s = self._clock() + retry_after_s
         self._ledger.fail_all(lambda: _renewed(error, retry_after_s))
+        self._queries.fail_all(lambda: _renewed(error, retry_after_s))
+
+    def _on_death(self, cause: str, fate: Fate) -> None:
+        """Settle what a worker had: its requests go on with the next one, the question it was busy with does not."""
+        self._ledger.on_death(cause, fate)
+        self._queries.fail_sent(
+            WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
+        )
 
     def _take_identity(self, identity: str) -> None:
         """Note which file is loaded; what another one began cannot be gone on with."""
@@ -313,6 +360,12 @@ class Supervisor:
             case Steps():
                 self._step_watch.on_progress()
                 self._ledger.on_steps(message)
+                self._send_waiting()
+            case Answer():
+                self._queries.on_answer(message)
+                self._send_waiting()
+            case Failed(id=failed_id) if failed_id in self._queries:
+                self._queries.on_failed(message)
                 self._send_waiting()
             case Failed():
                 self._step_watch.on_progress()
@@ -348,9 +401,15 @@ class Supervisor:
 
     def _send_waiting(self) -> None:
         """Give the worker what it may have of the requests that wait for one."""
-        if self._state is WorkerState.READY and self._ledger.has_unsent:
+        if self._state is not WorkerState.READY:
+            return
+        if self._ledger.has_unsent:
             for live in self._ledger.sendable():
                 self._send(live)
+        query = self._queries.next()
+        if query is not None and self._channel is not None:
+            query.sent_at_s = self._clock()
+            self._channel.send(query.ask)
 
     def _send(self, live: LiveRequest) -> None:
         assert self._channel is not None and self._ready_at_s is not None
@@ -371,9 +430,9 @@ class Supervisor:
             self._channel.send(Cancel(request_id))
 
 
-def _check_sendable(request: GenerateRequest, now_s: float) -> None:
+def _check_sendable(message: Submit | Ask) -> None:
     try:
-        num_bytes = len(encode(Submit(request, now_s))) - LENGTH_BYTES
+        num_bytes = len(encode(message)) - LENGTH_BYTES
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
         raise InvalidRequest(f"the request cannot be passed on: {error}") from error
     if num_bytes > MAX_FRAME_TO_WORKER_BYTES:

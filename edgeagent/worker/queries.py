@@ -1,0 +1,104 @@
+"""The questions about text that one model's worker owes an answer to. It knows neither processes nor pipes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+from edgeagent.errors import EdgeAgentError, Overloaded, from_code
+from edgeagent.types import TextAnswer, TextQuery
+from edgeagent.worker.protocol import Answer, Ask, Failed, ProtocolError
+
+MAX_QUERIES = 64
+_MAX_PARTS = 4096
+
+
+class Query:
+    """One question, and what has come of its answer."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.future: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
+        self.sent_at_s: float | None = None
+        self.parts: list[TextAnswer] = []
+
+
+class Queries:
+    """All open questions, by id, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Query] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, ask_id: str) -> bool:
+        return ask_id in self._open
+
+    def add(self, query: TextQuery) -> Query:
+        """Take a question; raise Overloaded where too many are open."""
+        if len(self._open) >= MAX_QUERIES:
+            raise Overloaded(
+                f"{len(self._open)} questions about text are waiting and no more are taken; try again later",
+                served_by="local",
+            )
+        added = Query(Ask(f"ask-{next(self._numbers)}", query))
+        self._open[added.ask.id] = added
+        return added
+
+    @property
+    def sent_at_s(self) -> float | None:
+        """When the worker was given the question it has; None while it has none."""
+        return next((query.sent_at_s for query in self._open.values() if query.sent_at_s is not None), None)
+
+    def next(self) -> Query | None:
+        """Return the question to send: one at a time, so that how long it takes is known."""
+        return next(iter(self._open.values()), None) if self.sent_at_s is None else None
+
+    def discard(self, query: Query) -> bool:
+        """Forget a question that nobody waits for any more; True if the worker has it and must be told."""
+        return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
+
+    def on_answer(self, answer: Answer) -> None:
+        """Take a part of an answer; what comes for a question that was dropped is thrown away."""
+        query = self._open.get(answer.id)
+        if query is None:
+            return
+        query.parts.append(answer.part)
+        if len(query.parts) > _MAX_PARTS:
+            raise ProtocolError(f"an answer in more than {_MAX_PARTS} parts")
+        if answer.is_last:
+            self._settle(query, _join(query.parts))
+
+    def on_failed(self, failed: Failed) -> None:
+        """End an open question with the worker's error."""
+        self._settle(self._open[failed.id], from_code(failed.code, failed.message, param=failed.param))
+
+    def fail_sent(self, error: EdgeAgentError) -> None:
+        """End the question that the worker has."""
+        for query in [query for query in self._open.values() if query.sent_at_s is not None]:
+            self._settle(query, error)
+
+    def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every question, each with an error of its own."""
+        for query in list(self._open.values()):
+            self._settle(query, make_error())
+
+    def _settle(self, query: Query, outcome: TextAnswer | EdgeAgentError) -> None:
+        del self._open[query.ask.id]
+        if query.future.done():
+            return  # who asked has just gone
+        if isinstance(outcome, TextAnswer):
+            query.future.set_result(outcome)
+        else:
+            query.future.set_exception(outcome)
+
+
+def _join(parts: list[TextAnswer]) -> TextAnswer:
+    return TextAnswer(
+        "".join(part.text for part in parts),
+        tuple(token for part in parts for token in part.tokens),
+        tuple(piece for part in parts for piece in part.pieces),
+    )
