@@ -165,6 +165,15 @@ class LogConfig(Section):
     """Lines for people or for machines."""
 
 
+class TraceConfig(Section):
+    """OpenTelemetry traces; they never hold prompts or answers."""
+
+    flag_prefix: ClassVar[str] = "trace-"
+
+    endpoint: str | None = None
+    """OTLP/HTTP collector that traces are sent to, e.g. http://127.0.0.1:4318. Needs edgeagent[otel]."""
+
+
 class Config(BaseSettings):
     """All of edgeagent's settings."""
 
@@ -188,6 +197,7 @@ class Config(BaseSettings):
     engine: EngineConfig = EngineConfig()
     store: StoreConfig = StoreConfig()
     log: LogConfig = LogConfig()
+    trace: TraceConfig = TraceConfig()
 
     @classmethod
     def settings_customise_sources(

@@ -59,6 +59,7 @@ OWNERS: dict[str, set[str]] = {
     "httpx2": {"store"},
     "filelock": {"store"},
     "prometheus_client": {"metrics"},
+    "opentelemetry": {"daemon"},
     "psutil": {"runtime_file", "engine", "worker", "daemon", "cli"},
     "websockets": {"client", "bench"},
 }

@@ -51,6 +51,8 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        # FastAPI's own telemetry would record exceptions' texts, and export them where its environment says so.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False},
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),

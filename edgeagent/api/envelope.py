@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
 from edgeagent.api.access import template_of
-from edgeagent.api.request_id import new_request_id
+from edgeagent.api.request_id import begin_request
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Envelope:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        request_id = new_request_id()
+        request_id = begin_request(scope["headers"])
         outcome = "disconnected"
 
         async def send_named(message: Message) -> None:

@@ -20,11 +20,13 @@ from edgeagent.daemon.listeners import Listeners, listening
 from edgeagent.daemon.logs import configure_logging, log_unhandled
 from edgeagent.daemon.reporter import ConsoleReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, held
+from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_runtime
 from edgeagent.types import ModelStatus, WorkerState
 
 if TYPE_CHECKING:
+    from edgeagent.api.live import Trace
     from edgeagent.config import Config, ServerConfig
 
 WATCH_LOADING_S = 0.05
@@ -89,12 +91,12 @@ async def _run(
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
     stop = Stop()
-    with _signals(stop):
+    with _signals(stop), tracing(config.trace) as trace:
         router = build(config)
         try:
             # The worker's process starts while this one imports the web framework.
             await router.start()
-            await _serve(config, router, listeners, keys, reporter, stop)
+            await _serve(config, router, listeners, keys, reporter, stop, trace)
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FORCED_STOP_S if stop.is_forced else None):
@@ -102,7 +104,13 @@ async def _run(
 
 
 async def _serve(
-    config: Config, router: Router, listeners: Listeners, keys: Keys, reporter: Reporter, stop: Stop
+    config: Config,
+    router: Router,
+    listeners: Listeners,
+    keys: Keys,
+    reporter: Reporter,
+    stop: Stop,
+    trace: Trace | None,
 ) -> None:
     from edgeagent.api.response_store import FILE, ResponseStore, stored_limits
     from edgeagent.daemon.server import make_server
@@ -115,7 +123,7 @@ async def _serve(
         write_runtime(config.state_dir, runtime)
         reporter.listening(runtime, token_file)
 
-    server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix, store)
+    server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace)
     watch = asyncio.create_task(_watch(router, reporter))
     try:
         await server.serve(sockets=[listeners.tcp])

@@ -13,7 +13,7 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
-from edgeagent.api.live import LiveRequests
+from edgeagent.api.live import LiveRequests, Trace
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
 
@@ -47,6 +47,7 @@ def make_server(
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
     history: ResponseStore | None = None,
+    trace: Trace | None = None,
 ) -> Server:
     """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too.
 
@@ -57,7 +58,9 @@ def make_server(
     def num_connections() -> int:
         return len(server.server_state.connections)
 
-    app = create_app(config, service, keys=keys, history=history, stop=stop.request, num_connections=num_connections)
+    app = create_app(
+        config, service, keys=keys, history=history, stop=stop.request, num_connections=num_connections, trace=trace
+    )
     http = functools.partial(GuardedHttp, max_connections=config.server.max_connections)
     settings = uvicorn.Config(
         app,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from edgeagent.api.live import Trace
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys, OwnerKey
@@ -67,12 +68,14 @@ class Running:
 
 
 @asynccontextmanager
-async def running(service: Service, config: Config | None = None, keys: Keys | None = None) -> AsyncIterator[Running]:
+async def running(
+    service: Service, config: Config | None = None, keys: Keys | None = None, trace: Trace | None = None
+) -> AsyncIterator[Running]:
     """Serve on a free port of the configured host."""
     config = config or Config()
     stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
-        server = make_server(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set)
+        server = make_server(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set, trace=trace)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await listening.wait()
         try:

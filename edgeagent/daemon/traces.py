@@ -1,0 +1,175 @@
+"""OpenTelemetry traces of generations, where they are asked for: spans made at the end, of what was measured anyway.
+
+So a token costs nothing more. No content: only names, counts and times, under OpenTelemetry's GenAI conventions. It
+alone imports opentelemetry (the extra `otel`), and only once an endpoint is configured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from edgeagent import __version__
+from edgeagent.api.request_id import REQUEST_ID, TRACE_HEADERS
+from edgeagent.errors import ConfigError
+from edgeagent.types import ChatPrompt, GenerateRequest, JsonObjectFormat, JsonSchemaFormat, Timings
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+    from edgeagent.config import TraceConfig
+    from edgeagent.metrics.meter import Meter
+
+PATH = "/v1/traces"
+# What the last spans may take at the end; a collector that does not answer takes longer.
+FLUSH_S = 2.0
+
+Attributes = dict[str, str | bool | int | float | list[str]]
+
+
+class Tracer:
+    """Makes the spans of each generation; an api.live.Trace."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._tracer = provider.get_tracer("edgeagent", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+        self._kind = SpanKind.SERVER
+        self._failed = Status(StatusCode.ERROR)
+        self._under = set_span_in_context
+
+    def __call__(self, request: GenerateRequest, meter: Meter, end: str) -> None:
+        """Record a generation that has ended, under the span that the client's traceparent names."""
+        epoch_s = time.time() - time.monotonic()
+        operation = "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+        span = self._tracer.start_span(
+            f"{operation} {meter.model}",
+            self._propagator.extract(TRACE_HEADERS.get()),
+            self._kind,
+            attributes={"gen_ai.operation.name": operation, **_asked(request, meter), **_answered(request, meter, end)},
+            start_time=_nanoseconds(epoch_s + meter.began_s),
+        )
+        if meter.finished is None:
+            span.set_attribute("error.type", end)
+            span.set_status(self._failed)
+        elif span.is_recording():
+            self._stages(span, meter, epoch_s)
+        span.end(_nanoseconds(epoch_s + meter.ended_s))
+
+    def _stages(self, span: Span, meter: Meter, epoch_s: float) -> None:
+        assert meter.finished is not None
+        context = self._under(span)
+        for name, begin_s, end_s in stages(meter.finished.timings, meter.began_s, meter.ended_s):
+            self._stage(name, context, epoch_s + begin_s, epoch_s + end_s)
+
+    def _stage(self, name: str, context: Context, begin_s: float, end_s: float) -> None:
+        self._tracer.start_span(name, context, start_time=_nanoseconds(begin_s)).end(_nanoseconds(end_s))
+
+
+def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
+    """Yield each stage with its begin and end: load, render, queue, cache and prefill up to the first token; the rest.
+
+    The worker measures durations; their order is always this one, and what little is between them is nobody's.
+    """
+    at_s = began_s
+    for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):
+        if milliseconds > 0 or name == "queue":
+            yield name, at_s, at_s + milliseconds / 1000
+        at_s += milliseconds / 1000
+    if timings.cache_ms > 0:
+        yield "cache", at_s, at_s + timings.cache_ms / 1000
+    if timings.first_token_ms <= 0:
+        return
+    first_s = began_s + timings.first_token_ms / 1000
+    last_s = first_s + timings.decode_ms / 1000
+    yield "prefill", first_s - timings.prefill_ms / 1000, first_s
+    yield "decode", first_s, last_s
+    yield "deliver", last_s, max(last_s, ended_s)
+
+
+def _asked(request: GenerateRequest, meter: Meter) -> Attributes:
+    sampling = request.sampling
+    wanted = {
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+    }
+    is_json = isinstance(request.format, JsonObjectFormat | JsonSchemaFormat)
+    return {
+        "gen_ai.provider.name": "edgeagent",
+        "gen_ai.request.model": meter.model,
+        "gen_ai.output.type": "json" if is_json else "text",
+        **{name: value for name, value in wanted.items() if value is not None},
+    }
+
+
+def _answered(request: GenerateRequest, meter: Meter, end: str) -> Attributes:
+    usage = meter.usage
+    attributes: Attributes = {
+        "gen_ai.response.id": request.id,
+        "gen_ai.response.model": meter.model,
+        "gen_ai.usage.input_tokens": usage.num_prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.num_cached_tokens,
+        "gen_ai.usage.output_tokens": usage.num_output_tokens,
+        "edgeagent.request_id": REQUEST_ID.get(),
+    }
+    if meter.finished is not None:
+        attributes["gen_ai.response.finish_reasons"] = [end]
+        attributes["edgeagent.route"] = meter.finished.timings.route
+        attributes["edgeagent.route.reason"] = meter.finished.timings.reason
+    if meter.first_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = meter.first_s - meter.began_s
+    return attributes
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+@contextmanager
+def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
+    """Provide what records traces, None where none are asked for; send the last ones at the end.
+
+    Raise ConfigError where they are, and the extra is not installed.
+    """
+    if config.endpoint is None:
+        yield None
+        return
+    if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.sdk") is None:
+        raise ConfigError("trace.endpoint needs OpenTelemetry; install it with: pip install 'edgeagent[otel]'")
+    provider = _provider(config)
+    try:
+        yield Tracer(provider)
+    finally:
+        # In a thread of its own: a collector that has gone must not hold the daemon's end up.
+        closing = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(FLUSH_S)
+
+
+def _provider(config: TraceConfig) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    assert config.endpoint is not None
+    base = config.endpoint.rstrip("/")
+    # All are traced but those whose client's own trace is not.
+    resource = Resource({"service.name": "edgeagent", "service.version": __version__})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=base if base.endswith(PATH) else base + PATH)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider

@@ -1,0 +1,201 @@
+"""Traces, with OpenTelemetry's own SDK and its exporter into memory: spans, their times and names, and no content."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from websockets.asyncio.client import connect
+
+from edgeagent.api.live import Trace
+from edgeagent.backends.fake import FakeBackend, failing
+from edgeagent.config import Config, TraceConfig
+from edgeagent.daemon import traces as module
+from edgeagent.daemon.traces import Tracer, stages, tracing
+from edgeagent.errors import ConfigError, Overloaded
+from edgeagent.types import Timings
+from tests.daemon.running import Running, running
+
+CANARY = "c4n4ry"
+CHAT = {
+    "messages": [{"role": "user", "content": f"{CANARY} two"}],
+    "max_tokens": 50,
+    "temperature": 0.5,
+    "stop": [f"{CANARY}!"],
+}
+TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEADERS = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(exporter: InMemorySpanExporter) -> Iterator[Tracer]:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield Tracer(provider)
+    provider.shutdown()
+
+
+def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    spans = exporter.get_finished_spans()
+    assert len({span.name for span in spans}) == len(spans)
+    return {span.name: span for span in spans}
+
+
+async def chat(server: Running) -> int:
+    response = await server.http.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=HEADERS)
+    return response.status_code
+
+
+async def test_the_spans_of_a_generation(tracer: Trace, exporter: InMemorySpanExporter) -> None:
+    async with running(FakeBackend(), trace=tracer) as server:
+        assert await chat(server) == 200
+    spans = by_name(exporter)
+    assert set(spans) == {"chat fake", "render", "queue", "cache", "prefill", "decode", "deliver"}
+    root = spans.pop("chat fake")
+    assert root.kind is SpanKind.SERVER
+    assert root.context is not None and f"{root.context.trace_id:032x}" == TRACE_ID
+    assert root.parent is not None and f"{root.parent.span_id:016x}" == PARENT_ID
+    for span in spans.values():
+        assert span.parent is not None and span.parent.span_id == root.context.span_id
+        assert span.start_time is not None and span.end_time is not None
+        assert span.start_time <= span.end_time
+    attributes = dict(root.attributes or {})
+    assert attributes.pop("gen_ai.response.id", "")
+    assert str(attributes.pop("edgeagent.request_id", "")).startswith("req_")
+    assert attributes.pop("gen_ai.response.time_to_first_chunk", -1.0) >= 0  # type: ignore[operator]
+    assert attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "edgeagent",
+        "gen_ai.request.model": "fake",
+        "gen_ai.response.model": "fake",
+        "gen_ai.request.max_tokens": 50,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.output.type": "text",
+        "gen_ai.usage.input_tokens": 2,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "edgeagent.route": "local",
+        "edgeagent.route.reason": "fake",
+    }
+    assert CANARY not in "".join(span.to_json() for span in exporter.get_finished_spans())
+
+
+async def test_a_failure(tracer: Trace, exporter: InMemorySpanExporter) -> None:
+    async with running(FakeBackend(failing(Overloaded(CANARY))), trace=tracer) as server:
+        assert await chat(server) == 429
+    [span] = exporter.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "queue_full"
+    assert CANARY not in span.to_json()
+
+
+async def test_a_websocket_s_turns_are_under_its_handshake_s_trace(
+    tracer: Trace, exporter: InMemorySpanExporter
+) -> None:
+    async with running(FakeBackend(), trace=tracer) as server:
+        address = f"{server.url.replace('http', 'ws')}/v1/responses"
+        async with connect(address, additional_headers=HEADERS) as socket:
+            await socket.send(json.dumps({"type": "response.create", "input": "a b"}))
+            while json.loads(await socket.recv())["type"] != "response.completed":
+                pass
+    assert {f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans() if span.context} == {TRACE_ID}
+
+
+async def test_without_a_parent_a_trace_begins(tracer: Trace, exporter: InMemorySpanExporter) -> None:
+    async with running(FakeBackend(), trace=tracer) as server:
+        for headers in ({}, {"traceparent": "nonsense"}):
+            await server.http.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=headers)
+    roots = [span for span in exporter.get_finished_spans() if span.name == "chat fake"]
+    assert [root.parent for root in roots] == [None, None]
+
+
+def test_stages_are_in_order_and_the_rest_is_delivery() -> None:
+    timings = Timings(
+        queue_ms=5.0, load_ms=100.0, render_ms=2.0, cache_ms=1.0, prefill_ms=20.0, first_token_ms=130.0, decode_ms=50.0
+    )
+    found = {name: (round(begin - 10, 6), round(end - 10, 6)) for name, begin, end in stages(timings, 10.0, 10.2)}
+    assert found == {
+        "load": (0.0, 0.1),
+        "render": (0.1, 0.102),
+        "queue": (0.102, 0.107),
+        "cache": (0.107, 0.108),
+        "prefill": (0.11, 0.13),
+        "decode": (0.13, 0.18),
+        "deliver": (0.18, 0.2),
+    }
+    assert [name for name, _, _ in stages(Timings(queue_ms=3.0), 0.0, 1.0)] == ["queue"]
+
+
+def test_off_unless_asked_for() -> None:
+    with tracing(Config().trace) as off:
+        assert off is None
+    # FastAPI depends on OpenTelemetry's interface; the SDK and the exporter are what costs.
+    script = "import sys, edgeagent.daemon.server as _; sys.exit('opentelemetry.sdk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=100).returncode == 0
+
+
+async def test_the_web_framework_s_own_telemetry_is_off(
+    monkeypatch: pytest.MonkeyPatch, exporter: InMemorySpanExporter
+) -> None:
+    """It would record what exceptions say, and send it where the environment says."""
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)
+    async with running(FakeBackend()) as server:
+        assert await chat(server) == 200
+    assert exporter.get_finished_spans() == ()
+    provider.shutdown()
+
+
+def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with (
+        pytest.raises(ConfigError, match=r"pip install 'edgeagent\[otel\]'"),
+        tracing(TraceConfig(endpoint="http://127.0.0.1:1")),
+    ):
+        pass
+
+
+async def test_spans_reach_a_collector() -> None:
+    """Over OTLP/HTTP, to a collector that is only a socket; what it gets names the spans and quotes nobody."""
+    got = asyncio.Event()
+    bodies: list[bytes] = []
+
+    async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length")
+        )
+        bodies.append(head + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+        got.set()
+
+    collector = await asyncio.start_server(collect, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{collector.sockets[0].getsockname()[1]}"
+    collecting = tracing(TraceConfig(endpoint=endpoint))
+    trace = await asyncio.to_thread(collecting.__enter__)
+    async with running(FakeBackend(), trace=trace) as server:
+        assert await chat(server) == 200
+    await asyncio.to_thread(collecting.__exit__, None, None, None)
+    await asyncio.wait_for(got.wait(), 60)
+    collector.close()
+    sent = b"".join(bodies)
+    assert sent.startswith(b"POST /v1/traces ")
+    assert b"gen_ai.usage.output_tokens" in sent or b"gzip" in sent.lower()
+    assert CANARY.encode() not in sent
