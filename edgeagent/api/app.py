@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
-from edgeagent.api import admin, chat, metrics, models, ollama, responses, websocket
+from edgeagent.api import admin, chat, compaction, metrics, models, ollama, responses, stored_responses, websocket
 from edgeagent.api.context import Context
 from edgeagent.api.envelope import Envelope
 from edgeagent.api.errors import error_body, error_headers, http_status
@@ -26,7 +26,8 @@ from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError
 
-ROUTERS = tuple(module.router for module in (chat, responses, websocket, models, ollama, admin, metrics))
+_MODULES = (chat, responses, compaction, stored_responses, websocket, models, ollama, admin, metrics)
+ROUTERS = tuple(module.router for module in _MODULES)
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,13 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
         # FastAPI's own telemetry would record exceptions' texts, and export them where its environment says so.
-        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False},
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),

@@ -127,6 +127,10 @@ class ResponseEvents:
         self._end("response.failed")
         return self._take()
 
+    def so_far(self) -> Event:
+        """Return the response object with the output items that are whole."""
+        return self.response | {"output": list(self._output)}
+
     def note(self, kind: str, **fields: object) -> list[Event]:
         """Return an event that tells something of the response and is none of its own; it is numbered among them."""
         self._emit(kind, **fields)
@@ -150,7 +154,7 @@ class ResponseEvents:
 
     def _emit_response(self, kind: str) -> None:
         # A copy: events wait in buffers while the response goes on.
-        self._emit(kind, response=self.response | {"output": list(self._output)})
+        self._emit(kind, response=self.so_far())
 
     def _open_item(self, kind: type[ItemT], *details: Any) -> ItemT:
         self._close_item("completed")

@@ -143,7 +143,7 @@ class ConnectionHistory:
         if previous_id in self._recent:
             self._recent.move_to_end(previous_id)
             return self._recent[previous_id][1]
-        if found.previous is None:
+        if found.previous is None or found.previous.is_failed:
             raise ResponseNotFound(
                 f"Previous response with id '{previous_id[:128]}' not found.", param="previous_response_id"
             )

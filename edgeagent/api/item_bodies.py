@@ -32,7 +32,7 @@ _PREFIXES: dict[type[Item], str] = {
 
 def with_id(item: Item, make_id: Callable[[str], str]) -> Item:
     """Return the item with an id, which it gets where the client gave none."""
-    return item if item.id else replace(item, id=make_id(_PREFIXES[type(item)]))
+    return item if item.id or isinstance(item, ReferenceItem) else replace(item, id=make_id(_PREFIXES[type(item)]))
 
 
 def item_body(item: Item) -> Body:

@@ -71,7 +71,6 @@ Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem 
 
 # An opaque text, not a secret one: it holds nothing but what the client said and heard.
 _COMPACTION_PREFIX = "edgeagent.1."
-_SUMMARY_INTRODUCTION = "What was said before, in short:\n"
 MAX_SUMMARY_BYTES = 4 << 20
 
 _ROLES: dict[object, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -253,6 +252,6 @@ def _add(turns: list[_Turn], item: Item) -> None:
         case CallOutputItem():
             turns.append(_Turn("tool", item.output, call_id=item.call_id))
         case CompactionItem():
-            _add(turns, MessageItem(item.id, "system", f"{_SUMMARY_INTRODUCTION}{item.summary}"))
+            _add(turns, MessageItem(item.id, "system", item.summary))
         case ReferenceItem():
             raise AssertionError(f"unresolved reference {item.id}")

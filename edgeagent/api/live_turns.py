@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from edgeagent.api.turn import Turn
 
@@ -14,6 +15,7 @@ class LiveTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, tuple[Turn, asyncio.Event]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def holding(self, turn: Turn) -> Iterator[None]:
@@ -25,6 +27,12 @@ class LiveTurns:
         finally:
             del self._turns[turn.request.id]
             over.set()
+
+    def carry_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that no connection waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def get(self, response_id: str, partition: str) -> Turn | None:
         """Return a turn of this partition."""

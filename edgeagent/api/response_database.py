@@ -102,11 +102,11 @@ class ResponseDatabase:
             self._evict()
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition that can be continued, which makes it the most recently used."""
+        """Return a response of this partition, which makes it the most recently used."""
         row = self._row(response_id, partition)
-        if row is None or row[3]:
+        if row is None:
             return None
-        segment, previous_id, *_ = row
+        segment, previous_id, _, is_failed = row
         # A full disk does not keep anyone from reading.
         with suppress(sqlite3.OperationalError):
             self._execute("UPDATE responses SET used = ? WHERE id = ?", self._next_use(), response_id)
@@ -117,7 +117,9 @@ class ResponseDatabase:
             num_context = num_inherited + num_input
             items += _unpack_items(packed)
         context, output = tuple(items[:num_context]), tuple(items[num_context:])
-        return StoredResponse(response_id, context, output, num_inherited, previous_id, partition)
+        return StoredResponse(
+            response_id, context, output, num_inherited, previous_id, partition, is_failed=bool(is_failed)
+        )
 
     def body(self, response_id: str, partition: str) -> bytes | None:
         """Return the JSON of a response of this partition."""

@@ -62,6 +62,10 @@ class ResponseStore:
             return Found()
         return await self._ask(lambda shelf: shelf.find(missing, partition))
 
+    async def get(self, response_id: str, partition: str) -> StoredResponse | None:
+        """Return a response of this partition, a failed one too."""
+        return await self._ask(lambda shelf: shelf.get(response_id, partition))
+
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
         """Keep a response and its JSON, unless its client forbade it; done once it outlives this process."""
         if not response.is_storable:
@@ -107,7 +111,7 @@ class _Shelf:
     def find(self, missing: Missing, partition: str) -> Found:
         previous = None
         if missing.previous_id is not None:
-            previous = self._get(missing.previous_id, partition)
+            previous = self.get(missing.previous_id, partition)
         items: dict[str, Item] = {}
         if missing.item_ids:
             items = self._try(lambda database: database.find_items(missing.item_ids, partition), items)
@@ -115,6 +119,11 @@ class _Shelf:
             if response.partition == partition:
                 items |= {item.id: item for item in response.items if item.id in missing.item_ids}
         return Found(previous, items)
+
+    def get(self, response_id: str, partition: str) -> StoredResponse | None:
+        if (unwritten := self._unwritten_of(response_id, partition)) is not None:
+            return unwritten[0]
+        return self._try(lambda database: database.get(response_id, partition), None)
 
     def add(self, response: StoredResponse, body: bytes) -> None:
         self._unwritten[response.id] = (response, body)
@@ -141,11 +150,6 @@ class _Shelf:
             with suppress(sqlite3.Error):
                 self._database.close()
             self._database = None
-
-    def _get(self, response_id: str, partition: str) -> StoredResponse | None:
-        if (unwritten := self._unwritten_of(response_id, partition)) is not None:
-            return unwritten[0]
-        return self._try(lambda database: database.get(response_id, partition), None)
 
     def _unwritten_of(self, response_id: str, partition: str) -> tuple[StoredResponse, bytes] | None:
         entry = self._unwritten.get(response_id)

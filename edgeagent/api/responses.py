@@ -20,7 +20,7 @@ from edgeagent.api.limits import read_json_object
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.turn import Turn, begin_turn, unexpected, unrun
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest, NotSupported
 from edgeagent.types import FinishReason, Step
 
 Steps = AsyncGenerator[Step, None]
@@ -34,10 +34,12 @@ async def create_response(request: Request) -> Response:
     fields = await read_json_object(request)
     context = context_of(request)
     turn = await open_turn(read_create(fields), context, client_of(request))
+    if turn.create.body.background:
+        return _begin_in_background(turn, fields, context)
     steps = _steps(turn, context)
     if fields.get("stream") is True:
         steps = await sse.unless_disconnected(request.receive, begun(steps))
-        return sse.EventStream(_stream(turn, steps, context))
+        return sse.EventStream(_stream_held(turn, steps, context))
     await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
     return JSONResponse(turn.events.response)
 
@@ -61,20 +63,52 @@ async def _steps(turn: Turn, context: Context) -> Steps:
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))
         return
-    with context.turns.holding(turn):
-        async with aclosing(context.service.generate(turn.request)) as steps:
-            async for step in steps:
-                yield step
+    async with aclosing(context.service.generate(turn.request)) as steps:
+        async for step in steps:
+            yield step
     if not turn.events.is_over:
         raise InternalError("the backend ended without finishing")
 
 
+def _begin_in_background(turn: Turn, fields: dict[str, object], context: Context) -> Response:
+    if fields.get("stream") is True:
+        raise NotSupported("a background response cannot be streamed; ask for it by its id", param="stream")
+    if not turn.events.response["store"]:
+        raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
+    turn.events.response["background"] = True
+    turn.events.created(is_queued=True)
+    context.turns.carry_on(_finish_in_background(turn, context))
+    return JSONResponse(turn.events.so_far())
+
+
+async def _finish_in_background(turn: Turn, context: Context) -> None:
+    with context.turns.holding(turn):
+        try:
+            async with aclosing(_steps(turn, context)) as steps:
+                async for step in steps:
+                    turn.events.in_progress()
+                    turn.events.step(step.deltas)
+        except EdgeAgentError as error:
+            turn.events.fail(error)
+        except Exception as error:
+            turn.events.fail(unexpected(turn.request.id, error))
+        await keep(turn, context)
+
+
 async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
     turn.events.created()
-    async with aclosing(steps):
-        async for step in steps:
-            turn.events.step(step.deltas)
-    await keep(turn, context)
+    with context.turns.holding(turn):
+        async with aclosing(steps):
+            async for step in steps:
+                turn.events.step(step.deltas)
+        await keep(turn, context)
+
+
+async def _stream_held(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
+    with context.turns.holding(turn):
+        async with aclosing(_stream(turn, steps, context)) as frames:
+            async for frame in frames:
+                yield frame
 
 
 async def _stream(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:

@@ -84,6 +84,7 @@ class CreateBody(SamplingBody):
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(min_length=1)] | None = None
     store: bool | None = None
+    background: bool | None = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
     max_output_tokens: Count | None = None

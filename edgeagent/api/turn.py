@@ -49,13 +49,11 @@ class Turn:
 
     def stored(self) -> StoredResponse:
         """Return what a continuation needs. Cut-off and cancelled answers too: what was heard of them was said."""
-        items, num_inherited = self.conversation.items, self.conversation.num_inherited
-        own = (with_id(item, new_id) for item in items[num_inherited:])
         return StoredResponse(
             id=self.request.id,
-            context=(*items[:num_inherited], *own),
+            context=self.conversation.items,
             output=self.events.items,
-            num_inherited=num_inherited,
+            num_inherited=self.conversation.num_inherited,
             previous_id=self.create.previous_id,
             partition=self.partition,
             is_storable=self.events.response["store"],
@@ -79,7 +77,8 @@ def begin_turn(
 
     `found` is what the store has of what the history did not remember.
     """
-    conversation = history.continue_from(create.previous_id, create.items, found)
+    items = tuple(with_id(item, new_id) for item in create.items)
+    conversation = history.continue_from(create.previous_id, items, found)
     model = create.body.model or default_model or service.default_model()
     request = create.request(make_id("resp"), model, conversation.items, partition)
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))

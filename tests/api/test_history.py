@@ -138,7 +138,7 @@ def test_compactions_stand_for_what_was_said() -> None:
     (read,) = read_items([item_body(made)])
     assert read == made
     assert to_messages("Be brief.", (made, user("go"))) == (
-        Message("system", "Be brief.\n\nWhat was said before, in short:\nThey spoke of tea."),
+        Message("system", "Be brief.\n\nThey spoke of tea."),
         Message("user", "go"),
     )
     assert read_items([{"type": "compaction", "encrypted_content": "gAAAAAB"}]) == ()
