@@ -414,6 +414,9 @@ class WorkerState(StrEnum):
     QUARANTINED = "quarantined"
 
 
+UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
+
+
 class ModelStatus(Struct, frozen=True):
     """A model the daemon serves: known, loading, ready, failed or quarantined, and why.
 

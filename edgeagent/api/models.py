@@ -13,7 +13,7 @@ from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.errors import ModelNotFound
-from edgeagent.types import ModelStatus, WorkerState
+from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 router = APIRouter()
 
@@ -61,7 +61,7 @@ async def health(request: Request) -> JSONResponse:
     if service.is_draining:
         message = "Stopping"
     else:
-        message = "No model is ready" if state in (None, WorkerState.FAILED) else "Loading model"
+        message = "No model is ready" if state in (None, *UNUSABLE) else "Loading model"
     error = {"code": HTTPStatus.SERVICE_UNAVAILABLE.value, "message": message, "type": "unavailable_error"}
     return JSONResponse({"error": error}, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
 

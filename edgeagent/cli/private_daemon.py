@@ -76,7 +76,7 @@ def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
         match model["state"]:
             case "ready":
                 return True
-            case "failed":
+            case "failed" | "quarantined":
                 raise EdgeAgentError(f"{model['name']} cannot be loaded: {model['cause']}")
             case _:
                 progress(f"loading {model['name']}, {model['progress']:.0%}")

@@ -23,7 +23,7 @@ from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_runtime
-from edgeagent.types import ModelStatus, WorkerState
+from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
     from edgeagent.api.live import Trace
@@ -124,9 +124,11 @@ async def _serve(
         reporter.listening(runtime, token_file)
 
     server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace)
-    watch = asyncio.create_task(_watch(router, reporter))
+    watch = asyncio.create_task(_watch(router, reporter, stop))
     try:
         await server.serve(sockets=[listeners.tcp])
+        if watch.done():
+            await watch
     finally:
         watch.cancel()
         remove_runtime(config.state_dir, runtime.pid)
@@ -146,11 +148,20 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
     return Runtime(os.getpid(), psutil.Process().create_time(), port, url, __version__, certificate=certificate)
 
 
-async def _watch(router: Router, reporter: Reporter) -> None:
-    """Tell the reporter what becomes of the models."""
+async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
+    """Tell the reporter what becomes of the models; raise StartError, and stop, where none ever was of use.
+
+    A daemon whose only model cannot be loaded serves nobody, and whoever started it should hear so by its exit status.
+    One whose model was ready before and fell goes on: the next request tries it again.
+    """
     told: dict[str, ModelStatus] = {}
+    was_ready = False
     while True:
         models = router.models()
+        was_ready = was_ready or any(model.state is WorkerState.READY for model in models)
+        if models and not was_ready and all(model.state in UNUSABLE for model in models):
+            stop.request()
+            raise StartError("; ".join(f"{model.name} cannot be served: {model.cause}" for model in models))
         for model in models:
             before = told.get(model.name)
             if before is None or (before.state, before.progress) != (model.state, model.progress):
@@ -166,7 +177,7 @@ def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:
             reporter.loading(model)
         case WorkerState.READY if is_news:
             reporter.ready(model)
-        case WorkerState.FAILED if is_news:
+        case WorkerState.FAILED | WorkerState.QUARANTINED if is_news:
             reporter.failed(model)
 
 

@@ -27,6 +27,13 @@ class Unfindable(FakeBackend):
         raise StoreError("there is no model at /nowhere.gguf; pull one with `edgeagent pull`")
 
 
+class Unloadable(FakeBackend):
+    """A backend whose model is there, and is no model."""
+
+    def models(self) -> list[ModelStatus]:
+        return [ModelStatus("fake", WorkerState.FAILED, cause="tensor 3 lies outside the file")]
+
+
 class SlowToLoad(FakeBackend):
     """A backend whose model loads in five looks, and then falls."""
 
@@ -45,6 +52,7 @@ BACKENDS = {
     "echo": lambda: FakeBackend(echo),
     "endless": lambda: FakeBackend(endless),
     "unfindable": Unfindable,
+    "unloadable": Unloadable,
     "slow": SlowToLoad,
 }
 

@@ -159,6 +159,16 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert err == "error: there is no model at /nowhere.gguf; pull one with `edgeagent pull`\n"
 
 
+def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_path: Path) -> None:
+    with daemon(tmp_path, "unloadable") as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.FAILED
+    assert [line for line in err.splitlines() if line != "stopping"] == [
+        "error: fake cannot be served: tensor 3 lies outside the file"
+    ]
+    assert not (tmp_path / "daemon.json").exists()
+
+
 def test_progress_and_failure_are_told(tmp_path: Path) -> None:
     with daemon(tmp_path, "slow") as process:
         assert process.stderr is not None
