@@ -294,3 +294,38 @@ class OllamaPull(Answer):
     """How far a download is."""
 
     status: str
+
+
+class ResponseDeleted(Answer):
+    """A stored response is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemPage(Answer):
+    """Some of the items that a response answered."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class InputTokens(Answer):
+    """How long a prompt is."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class Compaction(Answer):
+    """A conversation made shorter: `output` is the input of a new one."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]

@@ -37,6 +37,12 @@ _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers
 
 OPERATIONS: dict[str, Operation] = {
     "POST /v1/responses": Operation("openai", bodies.ResponseRequest, events.Response, SSE),
+    "POST /v1/responses/compact": Operation("openai", bodies.ResponseRequest, answers.Compaction),
+    "POST /v1/responses/input_tokens": Operation("openai", bodies.ResponseRequest, answers.InputTokens),
+    "GET /v1/responses/{response_id}": Operation("openai", answer=events.Response),
+    "DELETE /v1/responses/{response_id}": Operation("openai", answer=answers.ResponseDeleted),
+    "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=events.Response),
+    "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=answers.ItemPage),
     "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, answers.ChatCompletion, SSE),
     "GET /v1/models": Operation("openai", answer=answers.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
