@@ -353,7 +353,10 @@ class DeviceInfo(Struct, frozen=True):
 
 
 class ModelInfo(Struct, frozen=True):
-    """A loaded model. `sampling` holds the model's defaults, complete but for the seed."""
+    """A loaded model. `sampling` holds the model's defaults, complete but for the seed.
+
+    `sandbox` names what its process may not do, in words.
+    """
 
     name: str
     path: str
@@ -376,6 +379,7 @@ class ModelInfo(Struct, frozen=True):
     draft: str | None = None
     llama_cpp_commit: str = ""
     system_description: str = ""
+    sandbox: tuple[str, ...] = ()
     load_ms: float = 0.0
     chat_template: str = ""
     supports_infill: bool = False

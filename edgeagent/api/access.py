@@ -68,6 +68,7 @@ RULES: dict[str, Rule] = {
     "/api/blobs/{digest}": _MODELS,
     "/metrics": _ADMIN,
     "/edgeagent/status": _ADMIN,
+    "/edgeagent/reload": _OWNER,
     "/edgeagent/stop": _OWNER,
 }
 _PATTERNS = [(compile_path(template)[0], template) for template in RULES]

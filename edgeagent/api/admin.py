@@ -41,6 +41,14 @@ async def get_status(request: Request) -> JSONResponse:
     )
 
 
+@router.post("/reload")
+async def reload(request: Request, model: str = "") -> JSONResponse:
+    """Load a model anew: one that failed or is quarantined gets its chance, a running one's requests go on."""
+    service = context_of(request).service
+    service.reload(model)
+    return JSONResponse({"status": "reloading", "model": model or service.default_model()}, HTTPStatus.ACCEPTED)
+
+
 @router.post("/stop")
 async def stop(request: Request) -> JSONResponse:
     """Ask the daemon to drain and end; answer before it does."""
@@ -57,6 +65,7 @@ def _model(status: ModelStatus) -> Fields:
         "progress": status.progress,
         "cause": status.cause,
         "pid": status.pid,
+        "retry_after_s": status.retry_after_s,
         "num_restarts": status.num_restarts,
         "info": None if status.info is None else _info(status.info),
         "worker": None if status.worker is None else _worker(status.worker),
@@ -78,6 +87,7 @@ def _info(info: ModelInfo) -> Fields:
         "num_gpu_layers": info.num_gpu_layers,
         "num_layers": info.num_layers,
         "devices": [_device(device) for device in info.devices],
+        "sandbox": list(info.sandbox),
         "llama_cpp_commit": info.llama_cpp_commit,
         "system_description": info.system_description,
         "load_ms": round(info.load_ms, 1),

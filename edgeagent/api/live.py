@@ -82,6 +82,10 @@ class LiveRequests:
         """Return the models that are served, loaded or not."""
         return self._service.models()
 
+    def reload(self, model: str) -> None:
+        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        self._service.reload(model)
+
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         return self._service.default_model()

@@ -51,6 +51,10 @@ class Backend(Protocol):
         """Return the models this backend serves, loaded or not."""
         ...
 
+    def reload(self, model: str) -> None:
+        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        ...
+
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         ...

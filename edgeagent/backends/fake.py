@@ -103,6 +103,7 @@ class FakeBackend:
         self.closed: list[str] = []
         self.is_started = False
         self._names = models
+        self.reloaded: list[str] = []
         self._live: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
@@ -168,6 +169,12 @@ class FakeBackend:
     def models(self) -> list[ModelStatus]:
         """Return the models it was given, all ready."""
         return [ModelStatus(name, WorkerState.READY, progress=1.0) for name in self._names]
+
+    def reload(self, model: str) -> None:
+        """Note that it was asked; raise ModelNotFound."""
+        if model and model not in self._names:
+            raise ModelNotFound(f"there is no model {model!r} here", param="model")
+        self.reloaded.append(model)
 
     def default_model(self) -> str:
         """Return the first model."""

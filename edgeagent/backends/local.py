@@ -32,6 +32,10 @@ class LocalBackend:
         self._clock = clock
         self._usual_duration_s = _FIRST_GUESS_S
 
+    def reload(self, model: str) -> None:
+        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        self._pool.reload(model)
+
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         return self._pool.default_model()

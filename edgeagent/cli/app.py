@@ -30,6 +30,7 @@ COMMANDS = {
     "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
     "status": Command("edgeagent.cli.status:status", "Show what the daemon runs and how fast."),
     "stop": Command("edgeagent.cli.status:stop", "Stop the daemon; live requests may finish first."),
+    "reload": Command("edgeagent.cli.status:reload", "Load the model anew, or give one that crashed another chance."),
     "pull": Command("edgeagent.cli.models:pull", "Download a model."),
     "list": Command("edgeagent.cli.models:list_models", "List the models on this machine."),
     "bench": Command("edgeagent.cli.bench:bench", "Measure a server, or compare two."),

@@ -1,4 +1,4 @@
-"""`edgeagent status` and `edgeagent stop`: the running daemon, looked at and ended."""
+"""`edgeagent status`, `reload` and `stop`: the running daemon, looked at, told to load anew, and ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import psutil
 import typer
@@ -48,6 +49,21 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     for model in report["models"]:
         for line in _remarks(model):
             typer.echo(line)
+
+
+def reload(
+    model: Annotated[str, typer.Argument(help="The model; the daemon's own without it.")] = "",
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Load a model anew: one that failed or crashed too often gets another chance, a running one's requests go on."""
+    state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
+    found = find_daemon(state_dir)
+    if found is None:
+        raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
+    path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
+    answer = ask(Address(found.url, found.token, found.certificate), path, "POST", accept=frozenset({202}))
+    typer.echo(f"Loading {answer['model']} anew; `edgeagent status` shows how far it is.")
 
 
 def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
@@ -113,10 +129,14 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{model['name']}: {layers}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
         )
+        lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     if model.get("num_restarts"):
         lines.append(f"{model['name']}: its worker was restarted {model['num_restarts']} times; last: {model['cause']}")
     elif model.get("cause"):
         lines.append(f"{model['name']}: {model['cause']}")
+    if model.get("retry_after_s") is not None:
+        when = f"in {_duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
+        lines.append(f"{model['name']}: tried again by a request {when}, or at once by `edgeagent reload`")
     return lines
 
 

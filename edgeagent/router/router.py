@@ -37,6 +37,17 @@ class Router:
         """Return the models of every backend."""
         return [model for backend in self._backends.values() for model in backend.models()]
 
+    def reload(self, model: str) -> None:
+        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        unknown: ModelNotFound | None = None
+        for backend in self._backends.values():
+            try:
+                return backend.reload(model)
+            except ModelNotFound as error:
+                unknown = unknown or error
+        assert unknown is not None
+        raise unknown
+
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         return next(iter(self._backends.values())).default_model()

@@ -64,3 +64,17 @@ async def test_stop_answers_before_it_happens() -> None:
         assert (reply.status_code, reply.json()) == (202, {"status": "stopping", "num_live_requests": 0})
         await daemon.serving
     assert daemon.reporter.events == ["stopping 0"]
+
+
+async def test_reload_names_the_model_and_is_the_owners() -> None:
+    backend = FakeBackend(models=("a", "b"))
+    async with running(backend) as daemon:
+        owner = {"authorization": f"Bearer {TOKEN}"}
+        assert (await daemon.http.post(f"{daemon.url}/edgeagent/reload")).status_code == 401
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/reload", headers=owner)
+        assert (reply.status_code, reply.json()) == (202, {"status": "reloading", "model": "a"})
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/reload?model=b", headers=owner)
+        assert reply.json()["model"] == "b"
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/reload?model=c", headers=owner)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert backend.reloaded == ["", "b"]

@@ -37,6 +37,7 @@ REPORT: dict[str, Any] = {
                 "num_layers": 6,
                 "draft": "mini-draft",
                 "llama_cpp_commit": "abc1234",
+                "sandbox": ["no network", "no new privileges"],
                 "devices": [
                     {
                         "name": "CPU",
@@ -62,6 +63,16 @@ REPORT: dict[str, Any] = {
             "state": "starting",
             "progress": 0.42,
             "cause": None,
+            "num_restarts": 0,
+            "info": None,
+            "worker": None,
+        },
+        {
+            "name": "killer",
+            "state": "quarantined",
+            "progress": 0.0,
+            "cause": "the process crashed too often (SIGSEGV)",
+            "retry_after_s": 150.0,
             "num_restarts": 0,
             "info": None,
             "worker": None,
@@ -123,6 +134,28 @@ def test_status_tells_models_speed_devices_and_restarts(
     assert "25% of prompts" in output
     assert "Some CPU (CPU, 3.0 GiB free)" in output
     assert "restarted 2 times; last: died of signal 11" in output
+
+
+def test_status_tells_of_a_quarantine_and_of_the_sandbox(
+    daemon: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "killer" in out and "quarantined" in out
+    assert "killer: the process crashed too often (SIGSEGV)" in out
+    assert "killer: tried again by a request in 2 min or later, or at once by `edgeagent reload`" in out
+    assert "builtin: sandbox: no network, no new privileges" in out
+
+
+def test_reload_names_the_model(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    daemon.answers["/edgeagent/reload?model=a%2Fb"] = (202, {"status": "reloading", "model": "a/b"})
+    assert main(["reload", "a/b"]) == 0
+    assert capsys.readouterr().out == "Loading a/b anew; `edgeagent status` shows how far it is.\n"
+    assert daemon.asked[-1] == ("POST", "/edgeagent/reload?model=a%2Fb", "Bearer secret")
 
 
 def test_status_json_is_the_daemons_own_report(

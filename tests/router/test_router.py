@@ -106,6 +106,10 @@ async def test_models_start_and_stop_cover_all_backends() -> None:
     assert near.is_started and far.is_started
     assert [model.name for model in router.models()] == ["a", "b", "c"]
     assert router.default_model() == "a"
+    router.reload("c")
+    assert (near.reloaded, far.reloaded) == ([], ["c"])
+    with pytest.raises(ModelNotFound, match="'d'"):
+        router.reload("d")
     await router.stop()
     assert not near.is_started and not far.is_started
 
