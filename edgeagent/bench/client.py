@@ -114,6 +114,7 @@ class WebSocketConnection:
         trace.send()
         async for event in reply:
             trace.event(time.perf_counter(), len(event["delta"]) if event["type"] in TEXT_EVENTS else 0)
+        trace.measured({"timings": reply.answer.timings, "edgeagent": reply.answer.edgeagent})
         trace.counts = _must_count(counts_of(reply.answer.usage), self.server)
 
 
@@ -157,6 +158,7 @@ class HttpConnection:
                         if "error" in event:
                             raise wire_error(_error_object(event))
                         trace.event(arrived_s, _num_chars(event))
+                        trace.measured(event)
                         counts = counts_of(event.get("usage")) or counts
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _unreachable(url, error) from None
@@ -202,6 +204,19 @@ def _http(server: Server) -> httpx.AsyncClient:
         # Reading the certificates of the world takes 30 ms, and here nobody shows one.
         verify=not server.http_base.startswith("http://"),
     )
+
+
+async def read_metrics(server: Server) -> str:
+    """Return what an edgeagent's /metrics says. Raises EdgeAgentError where there is none."""
+    url = f"{server.http_base.removesuffix('/v1')}/metrics"
+    try:
+        async with _http(server) as http:
+            response = await http.get(url, timeout=CONNECT_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _unreachable(url, error) from None
+    if response.status_code != httpx.codes.OK:
+        raise _refusal(url, response.status_code, response.content)
+    return response.text
 
 
 async def _served_models(server: Server) -> list[dict[str, Any]]:

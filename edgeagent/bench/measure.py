@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgeagent.bench.client import Server, connection_to
 from edgeagent.bench.prompts import Prompts, Size, measure_size
-from edgeagent.bench.scenarios import FEW_TOKENS, Load, Metric, Round, Scenario, Target
+from edgeagent.bench.scenario import FEW_TOKENS, Load, Metric, Round, Scenario, Target
 from edgeagent.bench.wire import Ask, Trace
 from edgeagent.errors import EdgeAgentError
 
@@ -42,13 +42,21 @@ class Run:
     measurements: list[Measurement] = field(default_factory=list)
     is_complete: bool = False
 
+    def num_rounds_of(self, scenario: Scenario) -> int:
+        """Return how often a scenario is measured."""
+        return 1 if scenario.is_once else self.num_rounds
+
+    def num_steps(self, scenarios: Sequence[Scenario]) -> int:
+        """Return how many rounds these scenarios take, of all servers together."""
+        return sum(self.num_rounds_of(scenario) for scenario in scenarios) * len(self.servers)
+
 
 async def measure(run: Run, progress: Progress) -> None:
     """Measure into `run.measurements`. A scenario that a server fails in is left with its failure; others follow.
 
     Raises EdgeAgentError where a server does not answer at all.
     """
-    total = len(run.scenarios) * len(run.servers) * run.num_rounds
+    total = run.num_steps(run.scenarios)
     done = 0
     progress("first answers", done, total)
     names = (chr(ord("A") + index) for index in range(len(run.servers)))
@@ -64,14 +72,14 @@ async def measure(run: Run, progress: Progress) -> None:
             if scenario.prepare is not None:
                 for target in targets:
                     await scenario.prepare(target, run.load)
-            for number in range(run.num_rounds):
+            for number in range(run.num_rounds_of(scenario)):
                 for target, rounds in zip(targets, measurement.rounds, strict=True):
                     rounds.append(await scenario.round(target, run.load, str(number)))
                     done += 1
                     progress(scenario.name, done, total)
         except EdgeAgentError as error:
             measurement.failure = error.message
-            done = len(run.measurements) * len(targets) * run.num_rounds
+            done = run.num_steps([each.scenario for each in run.measurements])
     run.is_complete = True
 
 

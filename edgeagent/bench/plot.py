@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.bench.measure import Measurement, Run
-from edgeagent.bench.scenarios import Metric
+from edgeagent.bench.scenario import Metric
 from edgeagent.errors import ConfigError, EdgeAgentError
 
 PANEL_INCHES = (4.0, 2.8)

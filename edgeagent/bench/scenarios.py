@@ -1,71 +1,38 @@
-"""What is measured: five situations, each a round that can be repeated, and the metrics that a round gives."""
+"""What is measured: situations, each a round that can be repeated, and the metrics that a round gives."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edgeagent.bench.client import Server, connection_to
-from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.stats import Better
-from edgeagent.bench.wire import Ask, Connection, Trace
+from edgeagent.bench.client import connection_to
+from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, idle, overhead
+from edgeagent.bench.scenario import (
+    FEW_TOKENS,
+    SHORT_PROMPT_TOKENS,
+    Load,
+    Metric,
+    Round,
+    Scenario,
+    Target,
+    answer,
+    joined,
+    length,
+    opened,
+    tasks,
+)
+from edgeagent.bench.wire import Ask, Trace
 from edgeagent.errors import BackendUnavailable
 
-SHORT_PROMPT_TOKENS = 64
-FEW_TOKENS = 2
-"""The length of an answer of which only the beginning counts."""
 NUM_WARM_ASKS = 3
 NUM_CONNECTS = 4
 LIVE_LENGTH = 4
 """How many times max_tokens the live streams beside a long prompt may write."""
 NUM_EVENTS_BEFORE = 12
 """Events of each live stream before the long prompt arrives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One row of the report. `better` is neither where a number only explains the others."""
-
-    name: str
-    unit: str
-    meaning: str
-    better: Better = "lower"
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much is asked."""
-
-    prompt_tokens: int
-    max_tokens: int
-    parallel: int
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A server with the prompts that are made for it."""
-
-    server: Server
-    prompts: Prompts
-
-
-Round = Mapping[Metric, list[float]]
-"""The samples that one round gave; a metric may have none (an answer of one event has no rate)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A situation. `prepare` is asked once for each server, unmeasured."""
-
-    name: str
-    summary: str
-    metrics: tuple[Metric, ...]
-    round: Callable[[Target, Load, str], Awaitable[Round]]
-    prepare: Callable[[Target, Load], Awaitable[None]] | None = None
 
 
 RATE = Metric("tokens/s", "tokens/s", "one stream, first text to last", "higher")
@@ -77,14 +44,14 @@ PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one ev
 
 async def decode(target: Target, load: Load, name: str) -> Round:
     """Let one stream run on a quiet server."""
-    async with _opened(target) as connection:
+    async with opened(target) as connection:
         prompt = target.prompts.cold(f"decode {name}", SHORT_PROMPT_TOKENS)
-        trace = await _answer(connection, prompt, load.max_tokens)
+        trace = await answer(connection, prompt, load.max_tokens)
     return {
         RATE: trace.tokens_per_s,
         ITL: trace.gaps_ms,
         TTFT: trace.ttft_ms,
-        LENGTH: _length(trace),
+        LENGTH: length(trace),
         PER_EVENT: [trace.tokens_per_event] if trace.tokens_per_event else [],
     }
 
@@ -98,15 +65,15 @@ WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neit
 
 async def ttft(target: Target, load: Load, name: str) -> Round:
     """Ask a prompt that no cache can know, then some that share a long beginning with earlier ones."""
-    async with _opened(target) as connection:
-        cold = await _answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
+    async with opened(target) as connection:
+        cold = await answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
         warm = [
-            await _answer(connection, target.prompts.warm(f"{name} {turn}", load.prompt_tokens), FEW_TOKENS)
+            await answer(connection, target.prompts.warm(f"{name} {turn}", load.prompt_tokens), FEW_TOKENS)
             for turn in range(NUM_WARM_ASKS)
         ]
     return {
         COLD: cold.ttft_ms,
-        WARM: _joined(trace.ttft_ms for trace in warm),
+        WARM: joined(trace.ttft_ms for trace in warm),
         COLD_PROMPT: [float(cold.counts.num_prompt)] if cold.counts else [],
         COLD_CACHED: [float(cold.counts.num_cached)] if cold.counts else [],
         WARM_CACHED: [float(trace.counts.num_cached) for trace in warm if trace.counts],
@@ -114,8 +81,8 @@ async def ttft(target: Target, load: Load, name: str) -> Round:
 
 
 async def _warm_up(target: Target, load: Load) -> None:
-    async with _opened(target) as connection:
-        await _answer(connection, target.prompts.warm("first", load.prompt_tokens), FEW_TOKENS)
+    async with opened(target) as connection:
+        await answer(connection, target.prompts.warm("first", load.prompt_tokens), FEW_TOKENS)
 
 
 ALL_RATE = Metric("all tokens/s", "tokens/s", "all tokens, first request to last text", "higher")
@@ -128,25 +95,25 @@ async def parallel(target: Target, load: Load, name: str) -> Round:
     prompts = [target.prompts.cold(f"parallel {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.parallel)]
 
     async def lane(prompt: str, trace: Trace) -> None:
-        async with _opened(target) as connection:
-            opened.release()
+        async with opened(target) as connection:
+            is_open.release()
             await start.wait()
             await connection.ask(Ask(prompt, load.max_tokens), trace)
 
-    opened, start = asyncio.Semaphore(0), asyncio.Event()
-    async with _tasks() as tasks:
+    is_open, start = asyncio.Semaphore(0), asyncio.Event()
+    async with tasks() as group:
         for prompt, trace in zip(prompts, traces, strict=True):
-            tasks.create_task(lane(prompt, trace))
+            group.create_task(lane(prompt, trace))
         for _ in traces:
-            await opened.acquire()
+            await is_open.acquire()
         start.set()
     return {
         ALL_RATE: all_rate(traces),
         LIVE_RATE: live_rate(traces),
-        RATE: _joined(trace.tokens_per_s for trace in traces),
-        ITL: _joined(trace.gaps_ms for trace in traces),
-        TTFT: _joined(trace.ttft_ms for trace in traces),
-        LENGTH: _joined(_length(trace) for trace in traces),
+        RATE: joined(trace.tokens_per_s for trace in traces),
+        ITL: joined(trace.gaps_ms for trace in traces),
+        TTFT: joined(trace.ttft_ms for trace in traces),
+        LENGTH: joined(length(trace) for trace in traces),
     }
 
 
@@ -193,7 +160,7 @@ class Live:
 
     async def run(self, target: Target, load: Load, name: str) -> None:
         """Stream without end."""
-        async with _opened(target) as connection:
+        async with opened(target) as connection:
             while True:
                 trace = Trace(on_text=self.arrival.set)
                 self.traces.append(trace)
@@ -221,8 +188,8 @@ class Live:
 async def hol(target: Target, load: Load, name: str) -> Round:
     """Let a long prompt arrive beside live streams; together they are `parallel` requests."""
     lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
-    async with _opened(target) as connection, _tasks() as tasks:
-        running = [tasks.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]
+    async with opened(target) as connection, tasks() as group:
+        running = [group.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]
         for live in lanes:
             await live.reach(1)
         all_live_s = time.perf_counter()
@@ -237,8 +204,8 @@ async def hol(target: Target, load: Load, name: str) -> Round:
     first_s = long.first_text_s or long.sent_s
     during = [live.gaps_ms(long.sent_s, first_s) for live in lanes]
     return {
-        ITL_BEFORE: _joined(live.gaps_ms(all_live_s, long.sent_s) for live in lanes),
-        ITL_DURING: _joined(during),
+        ITL_BEFORE: joined(live.gaps_ms(all_live_s, long.sent_s) for live in lanes),
+        ITL_DURING: joined(during),
         WORST_ITL: [max(gaps) for gaps in during if gaps],
         LONG_TTFT: long.ttft_ms,
         LONG_PROMPT: [float(long.counts.num_prompt)] if long.counts else [],
@@ -259,7 +226,7 @@ async def connect(target: Target, _: Load, name: str) -> Round:
         async with connection_to(target.server) as connection:
             for event, first in ((NEW_EVENT, NEW_FIRST), (OPEN_EVENT, OPEN_FIRST)):
                 prompt = target.prompts.cold(f"{event.name} {name} {turn}", SHORT_PROMPT_TOKENS // 2)
-                trace = await _answer(connection, prompt, FEW_TOKENS)
+                trace = await answer(connection, prompt, FEW_TOKENS)
                 opening_ms = connection.opening_ms if event is NEW_EVENT else 0.0
                 samples[event] += [opening_ms + value for value in trace.first_event_ms]
                 samples[first] += [opening_ms + value for value in trace.ttft_ms]
@@ -285,36 +252,14 @@ SCENARIOS = {
             hol,
         ),
         Scenario("connect", "new and open connections", (NEW_EVENT, NEW_FIRST, OPEN_EVENT, OPEN_FIRST), connect),
+        Scenario("overhead", "what the server adds to the model's own work", (BEYOND, DELIVERY), overhead),
+        Scenario(
+            "idle",
+            "WebSockets that are open and say nothing",
+            (IDLE_BYTES, IDLE_OPENING, IDLE_FIRST),
+            idle,
+            is_default=False,
+            is_once=True,
+        ),
     )
 }
-
-
-@asynccontextmanager
-async def _opened(target: Target) -> AsyncIterator[Connection]:
-    async with connection_to(target.server) as connection:
-        await connection.open()
-        yield connection
-
-
-async def _answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
-    trace = Trace()
-    await connection.ask(Ask(prompt, max_tokens), trace)
-    return trace
-
-
-def _length(trace: Trace) -> list[float]:
-    return [float(trace.counts.num_output)] if trace.counts else []
-
-
-def _joined(samples: Iterable[list[float]]) -> list[float]:
-    return [value for part in samples for value in part]
-
-
-@asynccontextmanager
-async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks side by side; the first error of one ends the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            yield tasks
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None

@@ -31,8 +31,8 @@ class Trace:
     """When the events of one answer arrived, in seconds of the monotonic clock.
 
     `texts` are the arrivals of events with text (reasoning counts), and `num_chars` how much came with each: an event
-    may carry several tokens, and only the characters tell which carried more. `counts` comes with the end. `on_text`
-    is called at each arrival.
+    may carry several tokens, and only the characters tell which carried more. `counts` comes with the end, and with it
+    what the server measured itself, if it tells. `on_text` is called at each arrival.
     """
 
     on_text: Callable[[], None] | None = None
@@ -41,6 +41,8 @@ class Trace:
     texts: list[float] = field(default_factory=list)
     num_chars: list[int] = field(default_factory=list)
     counts: Counts | None = None
+    prefill_ms: float | None = None
+    delivery_ms: float | None = None
 
     def send(self) -> None:
         """Start the clock."""
@@ -70,6 +72,19 @@ class Trace:
     def ttft_ms(self) -> list[float]:
         """The time to the first text, as a list of one, or of none where the answer has no text."""
         return [1000 * (self.texts[0] - self.sent_s)] if self.texts else []
+
+    @property
+    def beyond_prefill_ms(self) -> list[float]:
+        """What of the time to the first text was not the prompt's, as a list of one, or of none."""
+        return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
+
+    def measured(self, event: Mapping[str, Any]) -> None:
+        """Take what a server says of its own times: `timings` in llama-server's words, and edgeagent's stages."""
+        timings, ours = event.get("timings"), event.get("edgeagent")
+        if isinstance(timings, dict) and "prompt_ms" in timings:
+            self.prefill_ms = float(timings["prompt_ms"])
+        if isinstance(ours, dict) and "delivery" in (ours.get("stages_ms") or {}):
+            self.delivery_ms = float(ours["stages_ms"]["delivery"])
 
     @property
     def gaps_ms(self) -> list[float]:

@@ -32,6 +32,8 @@ class ScenarioName(StrEnum):
     PARALLEL = "parallel"
     HOL = "hol"
     CONNECT = "connect"
+    OVERHEAD = "overhead"
+    IDLE = "idle"
 
 
 def bench(
@@ -43,7 +45,8 @@ def bench(
         str | None, typer.Option("--against", metavar="URL2", help="Measure this one too, by turns, and compare.")
     ] = None,
     scenario: Annotated[
-        list[ScenarioName] | None, typer.Option("--scenario", help="What to measure; may be repeated. Default: all.")
+        list[ScenarioName] | None,
+        typer.Option("--scenario", help="What to measure; may be repeated. Default: all but idle."),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")] = 5,
     prompt_tokens: Annotated[
@@ -56,6 +59,7 @@ def bench(
         int,
         typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt."),
     ] = 4,
+    connections: Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets of idle.")] = 1000,
     transport: Annotated[
         Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")
     ] = "auto",
@@ -85,7 +89,8 @@ def bench(
 
     decode: tokens/s of one stream. ttft: time to the first token of a cold prompt and of one that differs from earlier
     ones only at its end. parallel: several streams at once. hol: what live streams notice of a long prompt that arrives
-    (head-of-line blocking). connect: time to the first event on a new and on an open connection.
+    (head-of-line blocking). connect: time to the first event on a new and on an open connection. overhead: what the
+    server adds to the model's work, before the first token and behind each. idle: memory of open WebSockets.
 
     \b
     edgeagent bench                                          the daemon here, everything
@@ -100,7 +105,8 @@ def bench(
     that it ends early shorten a round and are counted. Ctrl-C prints what has been measured so far.
     """
     from edgeagent.bench.plot import check_plot, save_plot
-    from edgeagent.bench.scenarios import SCENARIOS, Load
+    from edgeagent.bench.scenario import Load
+    from edgeagent.bench.scenarios import SCENARIOS
 
     if plot is not None:
         check_plot(plot)
@@ -118,8 +124,8 @@ def bench(
         asked += [(against, against_api_key, against_model)] if against else []
         run = Run(
             [runner.run(find_server(at, key, transport, wanted)) for at, key, wanted in asked],
-            [each for each in SCENARIOS.values() if not scenario or each.name in scenario],
-            Load(prompt_tokens, max_tokens, parallel),
+            [each for each in SCENARIOS.values() if (each.name in scenario if scenario else each.is_default)],
+            Load(prompt_tokens, max_tokens, parallel, connections),
             rounds,
             secrets.randbelow(1 << 31) if seed is None else seed,
         )

@@ -86,7 +86,6 @@ def test_curves_rise_from_the_best_sample_to_all(monkeypatch: pytest.MonkeyPatch
 
 
 def test_matplotlib_draws_it(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     path = tmp_path / "a.png"
     save_plot(run_of([decoded(100.0), decoded(80.0)], [decoded(50.0)]), path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,8 @@ import pytest
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Measurement, Run
 from edgeagent.bench.report import as_object, ratio_of, summary_of, tables
-from edgeagent.bench.scenarios import ITL, LENGTH, PER_EVENT, RATE, SCENARIOS, TTFT, Load, Round
+from edgeagent.bench.scenario import Load, Round
+from edgeagent.bench.scenarios import ITL, LENGTH, PER_EVENT, RATE, SCENARIOS, TTFT
 from edgeagent.cli.stages import aligned
 from edgeagent.client import Address
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -11,15 +12,17 @@ import pytest
 from edgeagent.backends.fake import Act, FakeBackend, Gate, finished
 from edgeagent.bench import scenarios
 from edgeagent.bench.client import Server
+from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenarios import SCENARIOS, Live, Load, Metric, Round, Target, all_rate, live_rate
+from edgeagent.bench.scenario import Load, Metric, Round, Target
+from edgeagent.bench.scenarios import SCENARIOS, Live, all_rate, live_rate
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
-from edgeagent.errors import BackendUnavailable, Overloaded
+from edgeagent.errors import BackendUnavailable, NotSupported, Overloaded
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
 from tests.daemon.running import running
 
-LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=3)
+LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
 EXPLAINS = [metric for scenario in SCENARIOS.values() for metric in scenario.metrics if metric.better == "neither"]
 
 
@@ -43,7 +46,7 @@ def all_present(samples: Round, metrics: Iterable[Metric]) -> bool:
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - {"idle"}))
 async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
     scenario = SCENARIOS[name]
     async with target_of(FakeBackend(), transport) as target:
@@ -52,7 +55,8 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
         samples = await scenario.round(target, LOAD, "0")
     assert set(samples) == set(scenario.metrics)
     # The fake answers a long prompt within the blink of an eye: live streams need not have had a gap meanwhile.
-    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL}
+    # And it says that its prompts took longer than the whole answer.
+    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL, BEYOND}
     assert all_present(samples, set(scenario.metrics) - optional), samples
 
 
@@ -190,3 +194,25 @@ def test_every_metric_explains_itself_once() -> None:
         assert len(set(names)) == len(names)
         assert all(metric.meaning and metric.unit for metric in scenario.metrics)
     assert EXPLAINS
+
+
+async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
+    async with target_of(FakeBackend()) as target:
+        samples = await scenarios.overhead(target, LOAD, "0")
+    # The fake says 8 ms for every prompt.
+    assert all(value > -8.0 for value in samples[BEYOND])
+    assert len(samples[BEYOND]) == len(samples[DELIVERY]) > 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the daemon tells its memory where there is /proc")
+async def test_idle_sockets_are_opened_measured_and_closed() -> None:
+    async with target_of(FakeBackend()) as target:
+        samples = await scenarios.idle(target, LOAD, "0")
+    assert len(samples[IDLE_BYTES]) == len(samples[IDLE_FIRST]) == 1
+    assert len(samples[IDLE_OPENING]) == LOAD.connections
+
+
+async def test_idle_is_of_websockets() -> None:
+    async with target_of(FakeBackend(), "http") as target:
+        with pytest.raises(NotSupported):
+            await scenarios.idle(target, LOAD, "0")

@@ -1,0 +1,90 @@
+"""What a server costs beside the model: time before the first token, time behind each, memory of idle connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from contextlib import AsyncExitStack
+
+from edgeagent.bench.client import connection_to, read_metrics
+from edgeagent.bench.scenario import SHORT_PROMPT_TOKENS, Load, Metric, Round, Target, answer, joined, opened, tasks
+from edgeagent.errors import BackendUnavailable, NotSupported
+
+NUM_ASKS = 8
+ANSWER_TOKENS = 16
+OPENED_AT_ONCE = 32
+SETTLE_S = 1.0
+
+BEYOND = Metric("TTFT beyond prefill", "ms", "request sent to first text, less the server's own prompt time")
+DELIVERY = Metric("delivery", "ms", "of one event, from the engine into the socket, by the server's own measure")
+
+
+async def overhead(target: Target, _: Load, name: str) -> Round:
+    """Ask short things on an open connection of a quiet server."""
+    async with opened(target) as connection:
+        traces = [
+            await answer(connection, target.prompts.cold(f"overhead {name} {turn}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
+            for turn in range(NUM_ASKS)
+        ]
+    return {
+        BEYOND: joined(trace.beyond_prefill_ms for trace in traces),
+        DELIVERY: [trace.delivery_ms for trace in traces if trace.delivery_ms is not None],
+    }
+
+
+IDLE_BYTES = Metric("memory each", "KiB", "the daemon's growth, for each open WebSocket")
+IDLE_OPENING = Metric("opening", "ms", "of one, among many that open")
+IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one of them")
+
+
+async def idle(target: Target, load: Load, name: str) -> Round:
+    """Open many WebSockets, let them be, and ask something on one more. The memory is what /metrics tells."""
+    if target.server.transport != "ws":
+        raise NotSupported("`idle` opens WebSockets, and measures only an edgeagent")
+    _allow_descriptors(load.connections + 256)
+    openings: list[float] = []
+    limit, is_open, is_over = asyncio.Semaphore(OPENED_AT_ONCE), asyncio.Semaphore(0), asyncio.Event()
+
+    async def hold() -> None:
+        async with AsyncExitStack() as stack:
+            async with limit:
+                connection = await stack.enter_async_context(connection_to(target.server))
+            openings.append(connection.opening_ms)
+            is_open.release()
+            await is_over.wait()
+
+    async with opened(target) as connection, tasks() as group:
+        before = await _resident_bytes(target)
+        for _ in range(load.connections):
+            group.create_task(hold())
+        for _ in range(load.connections):
+            await is_open.acquire()
+        await asyncio.sleep(SETTLE_S)
+        after = await _resident_bytes(target)
+        trace = await answer(connection, target.prompts.cold(f"idle {name}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
+        is_over.set()
+    return {
+        IDLE_BYTES: [(after - before) / load.connections / 1024],
+        IDLE_OPENING: openings,
+        IDLE_FIRST: trace.ttft_ms,
+    }
+
+
+async def _resident_bytes(target: Target) -> float:
+    text = await read_metrics(target.server)
+    found = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
+    if found is None:
+        raise BackendUnavailable(f"{target.server.address.url} does not tell its memory; its system has no /proc")
+    return float(found[1])
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """Raise this process's own limit of open files, where there is one."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

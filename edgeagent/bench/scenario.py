@@ -1,0 +1,100 @@
+"""What every scenario is made of: its metrics, its load, its target; and how one asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from edgeagent.bench.client import Server, connection_to
+from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.stats import Better
+from edgeagent.bench.wire import Ask, Connection, Trace
+
+SHORT_PROMPT_TOKENS = 64
+FEW_TOKENS = 2
+"""The length of an answer of which only the beginning counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the report. `better` is neither where a number only explains the others."""
+
+    name: str
+    unit: str
+    meaning: str
+    better: Better = "lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is asked."""
+
+    prompt_tokens: int
+    max_tokens: int
+    parallel: int
+    connections: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server with the prompts that are made for it."""
+
+    server: Server
+    prompts: Prompts
+
+
+Round = Mapping[Metric, list[float]]
+"""The samples that one round gave; a metric may have none (an answer of one event has no rate)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A situation. `prepare` is asked once for each server, unmeasured.
+
+    One that is no default is measured only where it is named; one that `is_once` cannot be repeated.
+    """
+
+    name: str
+    summary: str
+    metrics: tuple[Metric, ...]
+    round: Callable[[Target, Load, str], Awaitable[Round]]
+    prepare: Callable[[Target, Load], Awaitable[None]] | None = None
+    is_default: bool = True
+    is_once: bool = False
+
+
+@asynccontextmanager
+async def opened(target: Target) -> AsyncIterator[Connection]:
+    """Yield a connection on which the next answer's times have no opening in them."""
+    async with connection_to(target.server) as connection:
+        await connection.open()
+        yield connection
+
+
+async def answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
+    """Ask, and return when everything arrived."""
+    trace = Trace()
+    await connection.ask(Ask(prompt, max_tokens), trace)
+    return trace
+
+
+def length(trace: Trace) -> list[float]:
+    """Return the answer's tokens as the server counts, as a list of one, or of none."""
+    return [float(trace.counts.num_output)] if trace.counts else []
+
+
+def joined(samples: Iterable[list[float]]) -> list[float]:
+    """Return all samples as one list."""
+    return [value for part in samples for value in part]
+
+
+@asynccontextmanager
+async def tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Run tasks side by side; the first error of one ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
