@@ -10,6 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
+from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import find_daemon
 
 LOCK_FILE = "daemon.lock"
@@ -45,7 +46,7 @@ def held(state_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise StartError(f"cannot use {path}: {error.strerror}; delete it, and start again") from error
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             raise StartError(_already_running(state_dir), ExitCode.ALREADY_RUNNING)
         yield
     finally:
@@ -76,24 +77,3 @@ def _already_running(state_dir: Path) -> str:
         f"another daemon{who} holds the state folder {state_dir}; "
         "end it with `edgeagent stop`, or choose another folder with --state-dir"
     )
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

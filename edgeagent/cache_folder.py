@@ -1,0 +1,219 @@
+"""The folder of cached blocks, as every process sees it: what its files are called, whose they are, how they go.
+
+The engine's block store writes and reads the blocks; the daemon and the command line list and remove them without it.
+It knows neither a block's content nor llama.cpp. File names tell all that an index needs; they name nobody, and without
+the installation's secret nobody can tell from one what was asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import read_private
+
+FOLDER = "cache"
+SECRET_FILE = "cache.secret"  # noqa: S105 a file's name
+STATE_FILE = "state.json"
+LOCK_FILE = "lock"
+SECRET_BYTES = 32
+ROOT_BYTES = 8
+KEY_BYTES = 16
+_ABOUT_SUFFIX = ".about"
+_TEMPORARY_PREFIX = "tmp-"
+_NAME = re.compile(
+    r"(?P<root>[0-9a-f]{16})-(?P<parent>[0-9a-f]{32})-(?P<key>[0-9a-f]{32})"
+    r"-(?P<start>[0-9a-f]{1,8})-(?P<length>[0-9a-f]{1,8})-(?P<importance>[0-9])\.kv"
+)
+_ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """What a block's file name tells: the beginnings of its keys, where its tokens are, how important it is."""
+
+    root: bytes
+    parent: bytes
+    key: bytes
+    start: int
+    length: int
+    importance: int
+
+    @property
+    def file_name(self) -> str:
+        """The name as it stands in the folder: lower case and short enough for every file system."""
+        keys = "-".join(key.hex() for key in (self.root, self.parent, self.key))
+        return f"{keys}-{self.start:x}-{self.length:x}-{self.importance}.kv"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins a prefix: its parent is the root itself."""
+        return self.parent.startswith(self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A block's file. `used_s` is its time of last use in the store's own seconds, kept as its modification time."""
+
+    name: BlockName
+    num_bytes: int
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a root stands for, in words: kept beside the blocks, for listing and for purging one client."""
+
+    model: str
+    client: str
+
+
+def parse_name(file_name: str) -> BlockName | None:
+    """Return what a file name tells; None where it is no block's."""
+    match = _NAME.fullmatch(file_name)
+    if match is None:
+        return None
+    return BlockName(
+        bytes.fromhex(match["root"]),
+        bytes.fromhex(match["parent"]),
+        bytes.fromhex(match["key"]),
+        int(match["start"], 16),
+        int(match["length"], 16),
+        int(match["importance"]),
+    )
+
+
+def scan(folder: Path) -> Iterator[Found]:
+    """Yield the blocks of a folder, of names and sizes alone; raise OSError where it cannot be listed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = parse_name(entry.name)
+            if name is None:
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # another process removed it
+            if stat.S_ISREG(status.st_mode):
+                yield Found(name, status.st_size, status.st_mtime)
+
+
+def ensure_private(folder: Path) -> None:
+    """Create the folder, or make sure that it is the user's own and closed to others; raise OSError otherwise."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(20, "is no folder (a link is not followed)", str(folder))
+    if sys.platform == "win32":
+        return
+    if status.st_uid != os.getuid():
+        raise PermissionError(1, "belongs to another user", str(folder))
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def ensure_secret(state_dir: Path) -> bytes:
+    """Return this installation's secret, made on first use; raise ConfigError where others could have read it.
+
+    Whoever of two makes it first wins. One that was cut short by a crash is made again: what it kept is lost.
+    """
+    path = state_dir / SECRET_FILE
+    for _ in range(100):
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o600)
+        except FileExistsError:
+            secret = read_private(path)
+            if secret is not None and len(secret) == SECRET_BYTES:
+                return secret
+            with contextlib.suppress(OSError):
+                if time.time() - path.lstat().st_mtime > 1:
+                    path.unlink()
+            time.sleep(0.02)
+            continue
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        secret = secrets.token_bytes(SECRET_BYTES)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())
+        return secret
+    raise ConfigError(f"{path} does not hold {SECRET_BYTES} bytes; delete it, and start again")
+
+
+def temporary_name() -> str:
+    """Return a name for a file that is being written, which tells by whom."""
+    return f"{_TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def temporary_owner(file_name: str) -> int | None:
+    """Return the process that writes, or wrote, a temporary file; None where it is none."""
+    match = re.fullmatch(rf"{_TEMPORARY_PREFIX}(\d+)-[0-9a-f]+", file_name)
+    return int(match[1]) if match else None
+
+
+def about_name(root: bytes) -> str:
+    """Return the name of the file that says what a root stands for."""
+    return f"{root[:ROOT_BYTES].hex()}{_ABOUT_SUFFIX}"
+
+
+def write_about(about: About) -> bytes:
+    """Return the content of such a file."""
+    return json.dumps({"model": about.model, "client": about.client}).encode()
+
+
+def read_abouts(folder: Path) -> dict[bytes, About]:
+    """Return what is known of each root; what cannot be read is left out."""
+    known = {}
+    with contextlib.suppress(OSError):
+        for name in _names(folder):
+            if _ABOUT_NAME.fullmatch(name):
+                about = _read_about(folder / name)
+                if about is not None:
+                    known[bytes.fromhex(name.removesuffix(_ABOUT_SUFFIX))] = about
+    return known
+
+
+def _read_about(path: Path) -> About | None:
+    try:
+        match json.loads(read_private(path) or b"null"):
+            case {"model": str(model), "client": str(client)}:
+                return About(model, client)
+    except (ConfigError, ValueError, RecursionError):
+        pass
+    return None
+
+
+def purge(folder: Path, client: str | None = None) -> int:
+    """Remove all blocks, or those of one client, and return how many; a block being read is a miss for its reader.
+
+    Blocks of which nothing says whose they are go with every client's. Raise OSError where a file cannot be removed.
+    """
+    if not folder.is_dir():
+        return 0
+    abouts = read_abouts(folder)
+    num_removed = 0
+    for name in _names(folder):
+        block = parse_name(name)
+        root = block.root if block else bytes.fromhex(name[:16]) if _ABOUT_NAME.fullmatch(name) else None
+        if root is None:
+            continue
+        about = abouts.get(root)
+        if client is None or about is None or about.client == client:
+            (folder / name).unlink(missing_ok=True)
+            num_removed += block is not None
+    return num_removed
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]

@@ -1,0 +1,1 @@
+"""Blocks on disk: a tier below host memory that outlives the process."""

@@ -1,0 +1,129 @@
+"""The operations on files that the block store is made of, each of which may fail, and nothing else.
+
+Tests put a layer here that fails, tears and crashes at will.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from edgeagent import cache_folder
+from edgeagent.cache_folder import Found
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+# O_NONBLOCK: to open a planted pipe must not wait for its other end.
+_OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+Buffer = bytes | bytearray | memoryview
+
+_WORDS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EIO: "the disk reports an error",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "not permitted",
+}
+
+
+class Files:
+    """One folder's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self) -> None:
+        """Make sure that the folder is there and private."""
+        cache_folder.ensure_private(self.folder)
+
+    def list_names(self) -> list[str]:
+        """Return the names of all files."""
+        return [path.name for path in self.folder.iterdir()]
+
+    def scan(self) -> list[Found]:
+        """Return all blocks' files."""
+        return list(cache_folder.scan(self.folder))
+
+    def changed_ns(self) -> int:
+        """Return when names in the folder last changed, whoever did it."""
+        return self.folder.stat().st_mtime_ns
+
+    def create(self, name: str) -> BinaryIO:
+        """Open a file that does not exist yet, unbuffered, for this user only."""
+        return os.fdopen(os.open(self.folder / name, _NEW, 0o600), "wb", buffering=0)
+
+    def write(self, file: BinaryIO, parts: Iterable[Buffer]) -> None:
+        """Write all parts whole."""
+        for part in parts:
+            view = memoryview(part).cast("B")
+            while view:
+                view = view[file.write(view) :]
+
+    def sync(self, file: BinaryIO) -> None:
+        """Wait until a file's content is on the disk."""
+        _sync_data(file.fileno())
+
+    def sync_folder(self) -> None:
+        """Wait until the folder's names are on the disk, where a folder can be opened."""
+        if os.name == "posix":
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a file another name, at once, in place of what had it."""
+        (self.folder / name).replace(self.folder / new_name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        (self.folder / name).unlink(missing_ok=True)
+
+    def stamp(self, name: str, used_s: float) -> None:
+        """Note when a block was last used."""
+        os.utime(self.folder / name, (used_s, used_s), follow_symlinks=os.utime not in os.supports_follow_symlinks)
+
+    def read(self, name: str, num_bytes: int) -> bytes:
+        """Return the content of a regular file of exactly this size; raise OSError or ValueError where it is not.
+
+        A copy, not a map: what was checked cannot be changed behind the check, and a file cut short meanwhile is an
+        error here instead of a SIGBUS.
+        """
+        descriptor = os.open(self.folder / name, _OLD)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
+                raise ValueError(f"{name} is no regular file of {num_bytes} bytes")
+            content = os.read(descriptor, num_bytes)
+            if len(content) < num_bytes:  # 2 GiB at a time is what Linux gives
+                content += self._rest(descriptor, num_bytes - len(content))
+            return content
+        finally:
+            os.close(descriptor)
+
+    def _rest(self, descriptor: int, num_bytes: int) -> bytes:
+        parts = []
+        while num_bytes:
+            part = os.read(descriptor, num_bytes)
+            if not part:
+                raise ValueError("the file ends early")
+            parts.append(part)
+            num_bytes -= len(part)
+        return b"".join(parts)
+
+    def free_bytes(self) -> int:
+        """Return how much the disk has left for this user."""
+        return shutil.disk_usage(self.folder).free
+
+
+def in_words(error: OSError) -> str:
+    """Return what an error means, without a path."""
+    return _WORDS.get(error.errno or 0) or error.strerror or type(error).__name__

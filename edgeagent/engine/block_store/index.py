@@ -1,0 +1,125 @@
+"""Which blocks the folder holds, in memory: what a lookup asks, in a microsecond.
+
+One thread changes it, the writer's; others may ask at any time, and see a block or not. So everything that is asked
+for is one look into a dictionary of values that are replaced, never changed. A partition is forgotten at once by
+raising its epoch, whoever does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from edgeagent.cache_folder import KEY_BYTES, ROOT_BYTES, BlockName, Found
+from edgeagent.engine.block_store.policy import Held
+from edgeagent.engine.blocks import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The number that a block needs to be found: all partitions' plus its own."""
+
+    of_all: int
+    of_root: Mapping[bytes, int]
+
+    def of(self, root: bytes) -> int:
+        """Return a partition's."""
+        return self.of_all + self.of_root.get(root, 0)
+
+
+class Index:
+    """Blocks by key, lengths by parent."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, Held] = {}
+        self._lengths: dict[bytes, tuple[int, ...]] = {}
+        self._epochs: dict[bytes, int] = {}
+        self._epoch = 0  # of all partitions
+        self.num_bytes = 0
+        """Of all blocks that are there, forgotten ones included until their files are gone."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, key: BlockKey) -> Held | None:
+        """Return a block that is held and not forgotten."""
+        held = self._blocks.get(key[:KEY_BYTES])
+        return held if held is not None and held.epoch == self.epoch(held.name.root) else None
+
+    def lengths(self, parent: BlockKey) -> Collection[int]:
+        """Return the lengths of the blocks with this parent; some of them may be gone."""
+        return self._lengths.get(parent[:KEY_BYTES], ())
+
+    def all(self) -> list[Held]:
+        """Return all blocks, forgotten ones included."""
+        return list(self._blocks.values())
+
+    def epoch(self, root: bytes) -> int:
+        """Return the number that a block of this partition needs to be found."""
+        return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
+
+    def forget(self, root: BlockKey | None) -> int:
+        """Find no block of a partition (None: of any) that is held so far; return how many there were."""
+        num_found = sum(
+            1
+            for held in self.all()
+            if (root is None or held.name.root == root[:ROOT_BYTES]) and held.epoch == self.epoch(held.name.root)
+        )
+        if root is None:
+            self._epoch += 1
+        else:
+            self._epochs[root[:ROOT_BYTES]] = self._epochs.get(root[:ROOT_BYTES], 0) + 1
+        return num_found
+
+    def forgotten(self) -> list[Held]:
+        """Return the blocks whose files are to go."""
+        return [held for held in self.all() if held.epoch != self.epoch(held.name.root)]
+
+    def add(self, held: Held) -> None:
+        """Take in a block, in place of the one with its key."""
+        key, parent = held.name.key, held.name.parent
+        former = self._blocks.get(key)
+        self._blocks[key] = held
+        self.num_bytes += held.num_bytes - (former.num_bytes if former else 0)
+        lengths = self._lengths.get(parent, ())
+        if held.name.length not in lengths:
+            self._lengths[parent] = (*lengths, held.name.length)
+
+    def remove(self, key: bytes) -> None:
+        """Take out a block, if it is there. The lengths under its parent stay until `tidy`."""
+        held = self._blocks.pop(key[:KEY_BYTES], None)
+        if held is not None:
+            self.num_bytes -= held.num_bytes
+
+    def tidy(self) -> None:
+        """Forget lengths that no block has any more."""
+        lengths: dict[bytes, set[int]] = {}
+        for held in self.all():
+            lengths.setdefault(held.name.parent, set()).add(held.name.length)
+        self._lengths = {parent: tuple(sorted(each)) for parent, each in lengths.items()}
+
+    def epochs(self) -> Epochs:
+        """Return the epochs as they are; taken before a scan, so that what is forgotten meanwhile stays forgotten."""
+        return Epochs(self._epoch, dict(self._epochs))
+
+    def replace(self, found: Iterable[Found], epochs: Epochs) -> list[BlockName]:
+        """Agree with what a scan found, and return the names of blocks that are there twice.
+
+        What was known already keeps its later time of use and its epoch.
+        """
+        former, doubles = self._blocks, []
+        blocks: dict[bytes, Held] = {}
+        for each in found:
+            key, known, twin = each.name.key, former.get(each.name.key), blocks.get(each.name.key)
+            if twin is not None:
+                low, high = sorted((twin.name, each.name), key=lambda name: name.importance)
+                doubles.append(low)
+                if high is twin.name:
+                    continue
+            used_s = each.used_s if known is None else max(each.used_s, known.used_s)
+            epoch = epochs.of(each.name.root) if known is None else known.epoch
+            blocks[key] = Held(each.name, each.num_bytes, used_s, epoch)
+        self._blocks = blocks
+        self.num_bytes = sum(held.num_bytes for held in blocks.values())
+        self.tidy()
+        return doubles

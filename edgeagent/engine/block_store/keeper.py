@@ -1,0 +1,288 @@
+"""Keeps a folder of blocks in order: writes, evicts, expires, sweeps; stops writing while the disk refuses.
+
+All of it runs on the writer's thread. A name never stands for a block half written: content goes to a temporary file,
+is synced and renamed. The sync costs nobody time here and has three uses: a power cut leaves no torn blocks (they would
+be refused, but read first), a full or broken disk says so at the write it concerns, and the rate of writing is the
+disk's own. Names are synced when there is nothing else to write. `kill -9` needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import psutil
+
+from edgeagent import cache_folder
+from edgeagent.cache_folder import ROOT_BYTES, About, BlockName
+from edgeagent.engine.block_store.files import Buffer, Files, in_words
+from edgeagent.engine.block_store.index import Index
+from edgeagent.engine.block_store.ledger import Ledger
+from edgeagent.engine.block_store.policy import Held, choose_victims
+from edgeagent.engine.blocks import BlockKey, Importance
+
+# Evicting ranks all blocks; what it frees beyond the need is the number of writes until the next ranking.
+_EVICT_PART = 1 / 32
+_SCAN_EVERY_S = 10.0
+_STAMP_EVERY_S = 30.0
+_RETRY_EVERY_S = 30.0
+_TIDY_EVERY_S = 60.0
+_SAVE_EVERY_S = 300.0
+_PROBE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Room for blocks: bytes, what the disk must have left beside them, and seconds that they may lie unused."""
+
+    max_bytes: int
+    min_free_bytes: int = 0
+    ttl_s: float = float("inf")
+
+
+class Keeper:
+    """The folder's one writer in this process; other processes may have theirs."""
+
+    def __init__(
+        self,
+        files: Files,
+        index: Index,
+        ledger: Ledger,
+        limits: Limits,
+        *,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._ledger = ledger
+        self._limits = limits
+        self._ticks = ticks
+        self._abouts: dict[bytes, About] = {}
+        self._labelled: set[bytes] = set()
+        self._used: set[bytes] = set()  # whose time of use is not in the folder yet
+        self._seen_ns = 0  # of the folder's last change that is known here
+        self._is_unsynced = False
+        self._due: dict[Callable[[], None], float] = {}
+        self.trouble: str | None = None
+        self.num_evicted = 0
+
+    def open(self) -> None:
+        """Look at what the folder holds, and remove what a process left that died while it wrote."""
+        with self._guarded("use"):
+            self._files.prepare()
+            self._remove_left_over()
+            is_time_known = self._ledger.open()
+            self._scan()
+            self._set_ages(is_time_known=is_time_known)
+            self._tidy()
+            self._ledger.save()
+            self._seen_ns = self._files.changed_ns()
+
+    def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> bool:
+        """Publish a block; False where there is no room, where it was forgotten meanwhile or where the disk fails."""
+        if self.trouble is not None:
+            return False
+        with self._guarded("write to"):
+            self._look_around()
+            if not self._make_room(num_bytes):
+                return False
+            self._label(name.root)
+            temporary = cache_folder.temporary_name()
+            used_s = self._ledger.now_s
+            try:
+                with self._files.create(temporary) as file:
+                    self._files.write(file, parts)
+                    self._files.sync(file)
+                self._files.stamp(temporary, used_s)
+                if epoch != self._index.epoch(name.root):
+                    self._files.remove(temporary)
+                    return False
+                self._files.rename(temporary, name.file_name)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.remove(temporary)
+                raise
+            self._index.add(Held(name, num_bytes, used_s, epoch))
+            self._is_unsynced = True
+            self._seen_ns = self._files.changed_ns()
+            return True
+        return False
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that blocks were used just now."""
+        now_s = self._ledger.now_s
+        for key in keys:
+            held = self._index.find(key)
+            if held is not None:
+                held.used_s = now_s
+                self._used.add(held.name.key)
+
+    def set_importance(self, key: BlockKey, importance: Importance) -> None:
+        """Let a block count for more."""
+        held = self._index.find(key)
+        if held is None or held.importance >= importance:
+            return
+        with self._guarded("rename in"):
+            name = replace(held.name, importance=int(importance))
+            try:
+                self._files.rename(held.name.file_name, name.file_name)
+            except FileNotFoundError:
+                self._index.remove(held.name.key)
+                return
+            self._index.add(Held(name, held.num_bytes, held.used_s, held.epoch))
+            self._seen_ns = self._files.changed_ns()
+
+    def introduce(self, root: BlockKey, about: About) -> None:
+        """Remember what a root stands for; its first block brings the note to the folder."""
+        self._abouts[root[:ROOT_BYTES]] = about
+
+    def sweep(self) -> None:
+        """Remove the files of forgotten blocks."""
+        self._labelled.clear()
+        with self._guarded("remove from"):
+            self._remove(self._index.forgotten())
+
+    def tick(self, *, is_idle: bool) -> None:
+        """Do what is due; `is_idle` while nothing waits to be written."""
+        if self.trouble is not None:
+            self._when_due(self._retry, _RETRY_EVERY_S)
+            return
+        with self._guarded("keep"):
+            if is_idle and self._is_unsynced:
+                self._files.sync_folder()
+                self._is_unsynced = False
+            if is_idle:
+                self._look_around()
+            self._when_due(self._stamp, _STAMP_EVERY_S)
+            self._when_due(self._tidy, _TIDY_EVERY_S)
+            self._when_due(self._ledger.save, _SAVE_EVERY_S)
+
+    def close(self) -> None:
+        """Write down what is known."""
+        with self._guarded("keep"):
+            self._stamp()
+            self._ledger.save()
+            self._files.sync_folder()
+
+    def _when_due(self, action: Callable[[], None], every_s: float) -> None:
+        now_s = self._ticks()
+        due_s = self._due.setdefault(action, now_s + every_s)
+        if now_s >= due_s:
+            self._due[action] = now_s + every_s
+            action()
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Turn a disk's refusal into a state that is shown, and retried later."""
+        try:
+            yield
+        except OSError as error:
+            self.trouble = f"cannot {what} {self._files.folder}: {in_words(error)}"
+            self._due[self._retry] = self._ticks() + _RETRY_EVERY_S
+
+    def _retry(self) -> None:
+        """Write again if the disk will have it."""
+        self.trouble = None
+        self.open()
+        if self.trouble is None:
+            with self._guarded("write to"):
+                self._probe()
+
+    def _probe(self) -> None:
+        temporary = cache_folder.temporary_name()
+        try:
+            with self._files.create(temporary) as file:
+                self._files.write(file, [bytes(_PROBE_BYTES)])
+                self._files.sync(file)
+        finally:
+            self._files.remove(temporary)
+
+    def _remove_left_over(self) -> None:
+        for name in self._files.list_names():
+            owner = cache_folder.temporary_owner(name)
+            if owner is not None and (owner == os.getpid() or not psutil.pid_exists(owner)):
+                self._files.remove(name)
+
+    def _look_around(self) -> None:
+        """See what other processes did to the folder."""
+        if self._files.changed_ns() != self._seen_ns:
+            self._when_due(self._scan, _SCAN_EVERY_S)
+
+    def _scan(self) -> None:
+        epochs = self._index.epochs()
+        seen_ns = self._files.changed_ns()
+        for name in self._index.replace(self._files.scan(), epochs):
+            self._files.remove(name.file_name)
+        self._seen_ns = seen_ns
+        self._labelled = set(cache_folder.read_abouts(self._files.folder))
+
+    def _set_ages(self, *, is_time_known: bool) -> None:
+        """Bring times of use into the store's time: none lies ahead, and where no time is known all were used now."""
+        now_s = self._ledger.now_s
+        wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
+        for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
+            held.used_s = now_s - place * 1e-3
+            self._files.stamp(held.name.file_name, held.used_s)
+
+    def _stamp(self) -> None:
+        """Write down when blocks were used."""
+        used, self._used = self._used, set()
+        for key in used:
+            held = self._index.find(key)
+            if held is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.stamp(held.name.file_name, held.used_s)
+
+    def _tidy(self) -> None:
+        """Remove what is expired or out of reach, and give the disk back what it lacks."""
+        self._make_room(0)
+        self._evict(0)
+        self._index.tidy()
+        roots = {held.name.root for held in self._index.all()}
+        for root in self._labelled - roots - set(self._abouts):
+            self._files.remove(cache_folder.about_name(root))
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Evict until so many bytes fit; False if they cannot."""
+        limit = self._limit_bytes()
+        needed = self._index.num_bytes + num_bytes - limit
+        if needed <= 0:
+            return True
+        if num_bytes > limit:
+            return False
+        self._evict(needed + int(limit * _EVICT_PART))
+        return self._index.num_bytes + num_bytes <= self._limit_bytes()
+
+    def _limit_bytes(self) -> int:
+        """Return how much all blocks may take, so that the disk keeps its reserve."""
+        spare = self._files.free_bytes() - self._limits.min_free_bytes
+        return max(0, min(self._limits.max_bytes, self._index.num_bytes + spare))
+
+    def _evict(self, num_bytes: int) -> None:
+        victims = choose_victims(
+            self._index.all(),
+            num_bytes=num_bytes,
+            max_bytes=self._limits.max_bytes,
+            now_s=self._ledger.now_s,
+            ttl_s=self._limits.ttl_s,
+        )
+        self._remove(victims)
+        self.num_evicted += len(victims)
+
+    def _remove(self, blocks: Iterable[Held]) -> None:
+        for held in blocks:
+            self._index.remove(held.name.key)  # before its file: nobody is to look for what is going
+            self._files.remove(held.name.file_name)
+
+    def _label(self, root: bytes) -> None:
+        """Say in the folder what a root stands for, where that is known and not said yet."""
+        if root in self._labelled or root not in self._abouts:
+            return
+        temporary = cache_folder.temporary_name()
+        with self._files.create(temporary) as file:
+            self._files.write(file, [cache_folder.write_about(self._abouts[root])])
+        self._files.rename(temporary, cache_folder.about_name(root))
+        self._labelled.add(root)

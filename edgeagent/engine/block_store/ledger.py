@@ -1,0 +1,155 @@
+"""What the processes that share a folder agree on: the store's time, and how many bytes may still be written.
+
+Both are kept in a small file beside the blocks, so that they outlive a restart. The store's time is what blocks' ages
+are measured in. It never goes back; while a process runs it follows a clock that nobody can set, and over a restart the
+wall clock, but by no more than a bounded gap: a wall clock that is wrong neither ages all blocks to death nor keeps
+them for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from edgeagent import cache_folder
+from edgeagent.engine.block_store.files import Files
+from edgeagent.errors import ConfigError
+from edgeagent.file_lock import try_lock
+from edgeagent.runtime_file import read_private
+
+_HOUR_S = 3600.0
+# A process takes its share of the allowance in pieces, and loses at most one when it dies.
+_GRANT_PART = 1 / 32
+_LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
+
+
+def ticks_s() -> float:
+    """Return seconds of a clock that nobody can set, and that goes on while the machine sleeps, where there is one."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    now_s: float
+    wall_s: float
+    allowance_bytes: float
+    allowance_at_s: float
+    read_bytes_per_s: float = 0.0
+
+
+class Ledger:
+    """The store's clock and its allowance. Used by the writer's thread alone, but for `now_s` and `allowance_left`."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        bytes_per_hour: int,
+        max_gap_s: float,
+        ticks: Callable[[], float] = ticks_s,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`bytes_per_hour` 0: as many as come. `max_gap_s`: most that a restart can age the blocks."""
+        self._files = files
+        self._bytes_per_hour = bytes_per_hour
+        self._max_gap_s = max_gap_s
+        self._ticks = ticks
+        self._wall = wall
+        self._base_s = wall() - ticks()
+        self._granted_bytes = 0.0
+        self.allowance_left = 1.0
+        """Part of an hour's bytes that may still be written, as known at the last look."""
+        self.read_bytes_per_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """The store's time in seconds."""
+        return self._base_s + self._ticks()
+
+    def open(self) -> bool:
+        """Take up the store's time; False where none is known: then no age of a block means anything."""
+        state = self._read()
+        if state is None:
+            self._base_s = self._wall() - self._ticks()
+            return False
+        gap_s = min(max(0.0, self._wall() - state.wall_s), self._max_gap_s)
+        self._base_s = state.now_s + gap_s - self._ticks()
+        self.read_bytes_per_s = state.read_bytes_per_s
+        return True
+
+    def save(self) -> None:
+        """Write down the time, and give back what was granted and not used. Raise OSError where that fails."""
+        with self._locked() as is_locked:
+            if is_locked:
+                self._settle(0.0)
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` may be written; they count as written then."""
+        if self._bytes_per_hour == 0:
+            return True
+        if self._granted_bytes < num_bytes:
+            with self._locked() as is_locked:
+                if is_locked:
+                    self._settle(max(num_bytes, self._bytes_per_hour * _GRANT_PART))
+        if self._granted_bytes < num_bytes:
+            return False
+        self._granted_bytes -= num_bytes
+        return True
+
+    def _settle(self, wanted_bytes: float) -> None:
+        """Agree with the others: give back, take what is wanted as far as there is, and write it down."""
+        state = self._read()
+        limit, now_s = float(self._bytes_per_hour), self.now_s
+        if state is None:
+            level = limit
+        else:
+            if state.now_s > now_s:
+                self._base_s += state.now_s - now_s
+                now_s = state.now_s
+            refill = max(0.0, now_s - state.allowance_at_s) * limit / _HOUR_S
+            level = min(limit, max(0.0, state.allowance_bytes) + refill)
+        level = min(limit, level + self._granted_bytes)
+        self._granted_bytes = min(level, wanted_bytes)
+        self.allowance_left = level / limit if limit else 1.0
+        self._write(_State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s))
+
+    def _read(self) -> _State | None:
+        try:
+            fields = json.loads(read_private(self._files.folder / cache_folder.STATE_FILE) or b"")
+            state = _State(**{name: float(fields[name]) for name in _State.__slots__})
+        except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return state if all(math.isfinite(value) and value >= 0 for value in asdict(state).values()) else None
+
+    def _write(self, state: _State) -> None:
+        name = cache_folder.temporary_name()
+        file = self._files.create(name)
+        try:
+            with file:
+                self._files.write(file, [json.dumps(asdict(state)).encode()])
+            self._files.rename(name, cache_folder.STATE_FILE)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._files.remove(name)
+            raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the folder's lock; False where another process keeps it too long."""
+        path = self._files.folder / cache_folder.LOCK_FILE
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            for _ in range(_LOCK_TRIES):
+                if try_lock(descriptor):
+                    yield True
+                    return
+                time.sleep(_LOCK_WAIT_S)
+            yield False
+        finally:
+            os.close(descriptor)

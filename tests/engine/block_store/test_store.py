@@ -1,0 +1,202 @@
+"""Blocks go to disk and come back, in this process and the next; what should not be kept is not."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeagent import cache_folder
+from edgeagent.cache_folder import About
+from edgeagent.engine.block_store.format import file_bytes
+from edgeagent.engine.blocks import Importance
+from tests.engine.block_store.stores import Times, is_same, keyring, make_chain, make_store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
+    store, chain = make_store(folder), make_chain(3, draft=draft)
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    assert store.num_bytes(chain[0].key) is None  # not before it is published
+    store.work()
+    for block in chain:
+        assert store.num_bytes(block.key) == file_bytes(block)
+        assert is_same(store.read(block.key), block)
+        assert list(store.lengths(block.parent)) == [8]
+    stats = store.stats()
+    assert (stats.num_blocks, stats.num_hits, stats.num_offered, stats.num_dropped) == (3, 3, 3, 0)
+    assert stats.num_bytes == sum(file_bytes(block) for block in chain)
+    assert stats.read_bytes_per_s > 0
+
+
+def test_the_next_process_finds_them_without_reading_any(folder: Path) -> None:
+    chain = make_chain(4)
+    first = make_store(folder)
+    for block in chain:
+        first.offer(block, Importance.SYSTEM)
+    first.work()
+    second = make_store(folder)
+    second.open()
+    assert [second.num_bytes(block.key) for block in chain] == [file_bytes(block) for block in chain]
+    assert second.stats().num_bytes == first.stats().num_bytes
+    assert all(is_same(second.read(block.key), block) for block in chain)
+
+
+def test_files_are_private(folder: Path) -> None:
+    store = make_store(folder)
+    store.introduce(keyring().root(""), About("model", "client"))
+    for block in make_chain(2):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    store.close_now()
+    names = [path.name for path in folder.iterdir()]
+    assert len(names) == 5  # blocks, what their root is, state, lock
+    if sys.platform != "win32":
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_what_must_not_be_written_is_not(folder: Path) -> None:
+    store = make_store(folder)
+    store.offer(make_chain(1)[0], Importance.VOLATILE)
+    store.work()
+    assert list(cache_folder.scan(folder)) == []
+    assert store.stats().num_dropped == 1
+
+
+def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
+    store, chain = make_store(folder), make_chain(2)
+    store.offer(chain[1], Importance.SYSTEM)
+    store.work()
+    assert store.num_bytes(chain[1].key) is None
+
+
+def test_a_block_is_written_once(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    for _ in range(3):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.num_written == 1
+
+
+def test_importance_rises_and_outlives_the_process(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    store.offer(block, Importance.ONCE)
+    store.offer(block, Importance.SYSTEM)  # while the first offer waits
+    store.work()
+    assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.SYSTEM]
+    store.offer(block, Importance.ONCE)
+    store.offer(block, Importance.PINNED)
+    store.work()
+    assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.PINNED]
+    assert is_same(store.read(block.key), block)
+    assert store.num_written == 1
+
+
+def test_a_purge_forgets_at_once_and_files_follow(folder: Path) -> None:
+    mine, others = make_chain(2, partition="me"), make_chain(2, partition="you")
+    store = make_store(folder)
+    for block in (*mine, *others):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.purge(mine[0].root) == 2
+    assert store.num_bytes(mine[0].key) is None
+    assert store.read(mine[0].key) is None
+    assert is_same(store.read(others[0].key), others[0])
+    store.work()
+    assert {found.name.root for found in cache_folder.scan(folder)} == {others[0].root[: cache_folder.ROOT_BYTES]}
+    assert store.purge() == 2
+    store.work()
+    assert list(cache_folder.scan(folder)) == []
+
+
+def test_what_was_offered_before_a_purge_is_not_written_after_it(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    store.work()
+    store.offer(block, Importance.IDLE)
+    store.purge(block.root)
+    store.work()
+    assert list(cache_folder.scan(folder)) == []
+    store.offer(block, Importance.IDLE)  # asked again after the purge
+    store.work()
+    assert is_same(store.read(block.key), block)
+
+
+def test_the_quota_is_kept_and_the_longest_unused_goes(folder: Path) -> None:
+    times = Times()
+    chains = [make_chain(2, seed=seed) for seed in range(6)]
+    size = 2 * file_bytes(chains[0][0])
+    store = make_store(folder, times, max_bytes=4 * size)
+    for chain in chains[:4]:
+        for block in chain:
+            store.offer(block, Importance.IDLE)
+        store.work()
+        times.pass_s(60)
+    store.touch([block.key for block in chains[0]])
+    times.pass_s(60)
+    for block in chains[4]:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_bytes <= 4 * size
+    assert all(store.num_bytes(block.key) for block in (*chains[0], *chains[4]))
+    assert store.num_bytes(chains[1][1].key) is None
+    assert store.stats().num_evicted > 0
+
+
+def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, chain = Times(), make_chain(4)
+    size = file_bytes(chain[0])
+    store = make_store(folder, times, min_free_bytes=10 * size)
+    free = 12 * size
+    monkeypatch.setattr("edgeagent.engine.block_store.files.Files.free_bytes", lambda self: free)
+    for block in chain[:2]:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_blocks == 2
+    free = 9 * size  # another program filled the disk
+    times.pass_s(3600)
+    store.work()
+    assert store.stats().num_blocks < 2
+
+
+def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
+    times = Times()
+    chains = [make_chain(1, seed=seed) for seed in range(64)]
+    size = file_bytes(chains[0][0])
+
+    def offer_all(importance: Importance) -> int:
+        store = make_store(folder, times, bytes_per_hour=16 * size)
+        for (block,) in chains:
+            store.offer(block, importance)
+            store.work()
+        store.close_now()
+        return store.num_written
+
+    assert offer_all(Importance.ONCE) <= 9  # leaves half to what matters
+    assert offer_all(Importance.SYSTEM) in (6, 7, 8)
+    assert offer_all(Importance.SYSTEM) == 0
+    times.pass_s(1800)
+    assert offer_all(Importance.SYSTEM) in (7, 8)
+
+
+def test_close_writes_down_uses(folder: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    store = make_store(folder, times)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    before = next(cache_folder.scan(folder)).used_s
+    times.pass_s(500)
+    store.touch([block.key])
+    store.work()
+    store.close_now()
+    assert next(cache_folder.scan(folder)).used_s == pytest.approx(before + 500, abs=1)
