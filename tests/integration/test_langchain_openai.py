@@ -1,4 +1,4 @@
-"""LangChain's OpenAI client against a real daemon with the bundled model: chat and responses, whole, streamed, tools."""
+"""LangChain's OpenAI client against a real daemon: chat and responses, whole, streamed, with tools."""
 
 from __future__ import annotations
 
