@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeagent.api.extensions import Delivery
 from edgeagent.api.logprobs import token_logprobs
+from edgeagent.api.so_far import SoFar
 from edgeagent.api.usage import chat_usage, edgeagent_body, timings_body
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import (
@@ -82,6 +84,11 @@ class Answer:
             case Started() | PromptProgress() | PromptText():
                 pass
 
+    def take(self, index: int, step: Step) -> None:
+        """Take a step of one choice."""
+        for delta in step.deltas:
+            self.add(index, delta)
+
     def delivered(self, step: Step) -> None:
         """Note that a step has been handed to the client."""
         if step.at_s:
@@ -131,23 +138,33 @@ class Chunks:
     come once, one call to a chunk, and the chunk with the finish reason has an empty delta.
     """
 
-    def __init__(self, answer: Answer, is_usage_streamed: bool) -> None:
+    def __init__(self, answer: Answer, delivery: Delivery) -> None:
         self._answer = answer
-        self._is_usage_streamed = is_usage_streamed
+        self._is_usage_streamed = delivery.is_usage_streamed
+        self._has_timings = delivery.has_timings
+        self._so_far = [SoFar() for _ in answer.choices]
         self._head: Fields = {
             "id": answer.id,
             "object": "chat.completion.chunk",
             "created": answer.created,
             "model": answer.model,
         }
-        self._tail: Fields = {"usage": None} if is_usage_streamed else {}
+        self._tail: Fields = {"usage": None} if delivery.is_usage_streamed else {}
 
     def opening(self) -> list[Fields]:
         """Return each choice's first chunk."""
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answer.choices))]
 
-    def of(self, index: int, delta: Delta) -> list[Fields]:
-        """Return the chunks of one delta; raise BackendUnavailable where it says that the choice was cut short."""
+    def of(self, index: int, step: Step) -> list[Fields]:
+        """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
+        self._so_far[index].note(step)
+        chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
+        if self._has_timings:
+            timings = self._so_far[index].timings()
+            return [{"timings": timings, **chunk} for chunk in chunks]
+        return chunks
+
+    def _chunks(self, index: int, delta: Delta) -> list[Fields]:
         match delta:
             case TextDelta(text, logprobs):
                 return [self._chunk(index, {"content": text}, logprobs=logprobs)]
@@ -163,7 +180,9 @@ class Chunks:
                 choice.finished = delta
                 measures = {} if self._is_usage_streamed else self._answer.measures(choice)
                 return [{**self._chunk(index, {}, finish_reason(delta)), **measures}]
-            case Started() | PromptProgress() | PromptText():
+            case PromptProgress():
+                return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
+            case Started() | PromptText():
                 return []
 
     def closing(self) -> list[Fields]:

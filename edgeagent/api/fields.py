@@ -73,6 +73,7 @@ def _stop(value: str) -> str:
 # In characters, which may have several bytes; the bound in bytes is the check's.
 _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 Count = Annotated[int, between(1, MAX_INT32)]
+MaxTokens = Annotated[int, between(0, MAX_INT32)]
 Penalty = Annotated[float, between(-2, 2)]
 Share = Annotated[float, between(0, 1)]
 Stops = Annotated[

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgeagent.api.extensions import Delivery, ExtendedBody, choices_of
 from edgeagent.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    Body,
-    Count,
-    SamplingBody,
+    MaxTokens,
     Stops,
     TemplateKwargs,
     between,
@@ -30,7 +29,6 @@ from edgeagent.api.fields import (
 )
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
-    CachePolicy,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
@@ -56,22 +54,13 @@ _ROLES: dict[str, Role] = {
 }
 
 
-class StreamOptions(Body):
-    """`stream_options`."""
-
-    include_usage: bool | None = None
-
-
-class ChatBody(SamplingBody):
+class ChatBody(ExtendedBody):
     """The fields of a chat completion that have an effect; all but messages may be null."""
 
     messages: Annotated[list[Fields], Field(min_length=1, max_length=MAX_MESSAGES)]
-    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: Annotated[int, between(1, MAX_CHOICES)] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
@@ -80,9 +69,9 @@ class ChatBody(SamplingBody):
     parallel_tool_calls: bool | None = None
     response_format: Fields | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_format: str | None = None
+    parse_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
-    service_tier: str | None = None
-    cache_prompt: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +79,14 @@ class ChatCompletion:
     """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written."""
 
     requests: tuple[GenerateRequest, ...]
-    is_streamed: bool
-    is_usage_streamed: bool
+    delivery: Delivery
 
 
-def read_chat(fields: Fields, *, completion_id: str, default_model: str) -> ChatCompletion:
+def read_chat(fields: Fields, *, completion_id: str, default_model: str, partition: str = "") -> ChatCompletion:
     """Return a checked chat completion; raise InvalidRequest that names the field, its bounds and the value."""
     body = validate(ChatBody, fields)
+    body.check_supported()
+    _check_channels(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     tools = _read_tools(body.tools or [])
@@ -107,26 +97,32 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str) -> Chat
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
     )
-    is_cached = body.cache_prompt is not False
-    num_choices = body.n or 1
-    sampling, output = body.sampling(), _read_format(body.response_format)
-    requests = tuple(
-        GenerateRequest(
-            id=completion_id if index == 0 else f"{completion_id}-{index}",
-            model=body.model or default_model,
-            prompt=prompt,
-            sampling=sampling,
-            format=output,
-            max_tokens=body.max_completion_tokens or body.max_tokens,
-            stop=tuple(body.stop or ()),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            tier=tier(body.service_tier),
-            cache=CachePolicy(is_cached, is_cached),
-        )
-        for index in range(num_choices)
+    delivery = body.delivery()
+    request = GenerateRequest(
+        id=completion_id,
+        model=body.model or default_model,
+        prompt=prompt,
+        sampling=body.sampling(),
+        format=body.schema_format(_read_format(body.response_format)),
+        max_tokens=body.limit(body.max_completion_tokens, body.max_tokens),
+        stop=tuple(body.stop or ()),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else body.n_probs or None,
+        tier=tier(body.service_tier),
+        cache=body.cache(partition),
+        reports_progress=delivery.is_streamed and bool(body.return_progress),
     )
-    options = body.stream_options
-    return ChatCompletion(requests, bool(body.stream), bool(options and options.include_usage))
+    return ChatCompletion(choices_of(request, body.n or 1), delivery)
+
+
+def _check_channels(body: ChatBody) -> None:
+    """Raise NotSupported where reasoning or calls are to stay in the text: they never come here as text."""
+    if body.reasoning_format not in (None, "auto", "deepseek"):
+        raise NotSupported(
+            f"reasoning_format {body.reasoning_format!r:.80} is not supported; reasoning comes as reasoning_content",
+            param="reasoning_format",
+        )
+    if body.parse_tool_calls is False and body.tools:
+        raise NotSupported("parse_tool_calls: false is not supported; leave out tools", param="parse_tool_calls")
 
 
 def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:

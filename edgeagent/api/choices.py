@@ -1,0 +1,150 @@
+"""One or more generations as one answer: run side by side, then collected into a body or written as a stream.
+
+It does not know what the body or the chunks look like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from edgeagent.api.errors import error_body
+from edgeagent.api.service import Service
+from edgeagent.api.sse import DONE, EventStream, event
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.types import GenerateRequest, PromptProgress, Started, Step
+
+MAX_AT_ONCE = 8
+
+Fields = dict[str, Any]
+Steps = AsyncGenerator[tuple[int, Step], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """What comes of the choices."""
+
+    id: str
+
+    def take(self, index: int, step: Step) -> None:
+        """Take a step of one choice."""
+        ...
+
+    def delivered(self, step: Step) -> None:
+        """Note that a step has been handed to the client."""
+        ...
+
+    def body(self) -> Fields:
+        """Return the whole answer."""
+        ...
+
+
+class Chunks(Protocol):
+    """An answer as the chunks of a stream."""
+
+    def opening(self) -> list[Fields]:
+        """Return what comes first."""
+        ...
+
+    def of(self, index: int, step: Step) -> list[Fields]:
+        """Return the chunks of one choice's step."""
+        ...
+
+    def closing(self) -> list[Fields]:
+        """Return what comes last."""
+        ...
+
+
+async def run(service: Service, groups: Sequence[Sequence[GenerateRequest]]) -> Steps:
+    """Yield the steps of all requests as they come, each with its index among them all.
+
+    The requests of a group have one prompt: the first computes it, and when it has begun to answer the others find the
+    prompt computed. At most MAX_AT_ONCE run at a time.
+    """
+    requests = [request for group in groups for request in group]
+    if len(requests) == 1:
+        async with aclosing(service.generate(requests[0])) as steps:
+            async for step in steps:
+                yield 0, step
+        return
+    startable: deque[int] = deque()
+    followers: dict[int, range] = {}
+    first = 0
+    for group in groups:
+        startable.append(first)
+        followers[first] = range(first + 1, first + len(group))
+        first += len(group)
+    generators: dict[int, AsyncGenerator[Step, None]] = {}
+    waiting: dict[asyncio.Future[Step], int] = {}
+    done: set[asyncio.Future[Step]] = set()
+    try:
+        while startable or waiting:
+            while startable and len(waiting) < MAX_AT_ONCE:
+                index = startable.popleft()
+                generators[index] = service.generate(requests[index])
+                waiting[asyncio.ensure_future(anext(generators[index]))] = index
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                try:
+                    step = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(generators[index]))] = index
+                if _has_begun(step):
+                    startable.extend(followers.pop(index, ()))
+                yield index, step
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, *done, return_exceptions=True)
+        for generator in generators.values():
+            await generator.aclose()
+
+
+def _has_begun(step: Step) -> bool:
+    return any(not isinstance(delta, Started | PromptProgress) for delta in step.deltas)
+
+
+async def collect(steps: Steps, answer: Answer) -> Fields:
+    """Return the body of the whole answer."""
+    async with aclosing(steps):
+        async for index, step in steps:
+            answer.take(index, step)
+            answer.delivered(step)
+    return answer.body()
+
+
+async def events(
+    steps: Steps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
+    try:
+        async with aclosing(steps):
+            yield b"".join(map(event, chunks.opening()))
+            async for index, step in steps:
+                written = b"".join(map(event, chunks.of(index, step)))
+                if written:
+                    yield written
+                answer.delivered(step)
+        yield b"".join(map(event, chunks.closing())) + DONE
+    except EdgeAgentError as error:
+        yield _error_event(reworded(error))
+    except Exception as error:
+        logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
+        yield _error_event(InternalError("unhandled"))
+
+
+def stream(written: AsyncGenerator[bytes, None], ping_interval_s: float | None) -> EventStream:
+    """Return the stream of these events; None: pings as often as by default."""
+    return EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
+
+
+def _error_event(error: EdgeAgentError) -> bytes:
+    detail = {"served_by": error.served_by, "num_delivered_tokens": error.num_delivered_tokens}
+    return event({"error": error_body(error), "edgeagent": detail})
