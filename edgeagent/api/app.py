@@ -12,7 +12,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
-from edgeagent.api import admin, chat, compaction, metrics, models, ollama, responses, stored_responses, websocket
+from edgeagent.api import (
+    admin,
+    chat,
+    compaction,
+    completions,
+    llama_server,
+    metrics,
+    models,
+    ollama,
+    responses,
+    stored_responses,
+    text_routes,
+    websocket,
+)
 from edgeagent.api.context import Context
 from edgeagent.api.envelope import Envelope
 from edgeagent.api.errors import error_body, error_headers, http_status
@@ -26,7 +39,10 @@ from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError
 
-_MODULES = (chat, responses, compaction, stored_responses, websocket, models, ollama, admin, metrics)
+_MODULES = (
+    *(chat, completions, text_routes, llama_server),
+    *(responses, compaction, stored_responses, websocket, models, ollama, admin, metrics),
+)
 ROUTERS = tuple(module.router for module in _MODULES)
 
 logger = logging.getLogger(__name__)

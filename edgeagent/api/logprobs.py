@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from edgeagent.types import TokenLogprob
@@ -23,3 +24,30 @@ def _body(token: TokenLogprob) -> Body:
         "logprob": max(token.logprob, _MIN_LOGPROB),
         "bytes": list(token.piece),
     }
+
+
+def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> Body:
+    """Return `logprobs` as completions have them: lists side by side, null where nothing comes before a token.
+
+    The token itself is among its rivals, as it is with OpenAI.
+    """
+    return {
+        "tokens": [_name(token) for token in tokens],
+        "token_logprobs": [None if math.isnan(token.logprob) else max(token.logprob, _MIN_LOGPROB) for token in tokens],
+        "top_logprobs": [_rivals(token) for token in tokens] if num_rivals else None,
+        "text_offset": [token.start for token in tokens],
+    }
+
+
+def _rivals(token: TokenLogprob) -> dict[str, float] | None:
+    if math.isnan(token.logprob):
+        return None
+    return {_name(rival): max(rival.logprob, _MIN_LOGPROB) for rival in (*token.top, token)}
+
+
+def _name(token: TokenLogprob) -> str:
+    """Return a token's text; of a part of a character its bytes, in OpenAI's notation, so that names differ."""
+    try:
+        return token.piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.piece)

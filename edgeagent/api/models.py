@@ -50,7 +50,7 @@ def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:
     }
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
     """Say whether the default model is loaded, in llama-server's words, and nothing else: anyone may ask."""
     service = context_of(request).service
@@ -66,7 +66,7 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse({"error": error}, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> JSONResponse:
     """Say whether a token can be generated, having generated one in the last few seconds."""
     error = await context_of(request).probe.result()

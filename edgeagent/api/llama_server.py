@@ -1,0 +1,73 @@
+"""What llama-server's clients ask of the server itself: /props and /slots. No one's prompt is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from edgeagent import __version__
+from edgeagent.api.context import context_of
+from edgeagent.errors import ModelLoading, NotSupported
+from edgeagent.types import ModelInfo, ModelStatus, SamplingParams
+
+router = APIRouter()
+
+Fields = dict[str, Any]
+
+
+@router.get("/props")
+async def get_props(request: Request) -> JSONResponse:
+    """Return the default model's settings: its sampling, its context, its chat template."""
+    status, info = _loaded(request)
+    num_slots = context_of(request).config.engine.parallel
+    return JSONResponse(
+        {
+            "default_generation_settings": {"params": _params(info.sampling), "n_ctx": info.context_length},
+            "total_slots": num_slots,
+            "model_alias": status.name,
+            "model_path": info.path,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": info.chat_template,
+            "build_info": f"edgeagent {__version__}, llama.cpp {info.llama_cpp_commit or 'unknown'}",
+            "edgeagent": {"supports_infill": info.supports_infill, "supports_tools": info.supports_tools},
+        }
+    )
+
+
+@router.get("/slots")
+async def get_slots(request: Request) -> JSONResponse:
+    """Return as many slots as requests can run at a time, so many of them busy."""
+    status, info = _loaded(request)
+    num_running = status.worker.num_running if status.worker else 0
+    num_slots = context_of(request).config.engine.parallel
+    return JSONResponse(
+        [
+            {"id": index, "n_ctx": info.context_length, "is_processing": index < num_running}
+            for index in range(num_slots)
+        ]
+    )
+
+
+@router.post("/slots/{slot_id}")
+async def change_slot(slot_id: str) -> JSONResponse:
+    """Refuse to save, restore or erase a slot: prefixes are kept and found by themselves."""
+    raise NotSupported(
+        f"slot {slot_id[:32]!r} cannot be saved, restored or erased: prompts that were computed are kept, and found "
+        "again by their text",
+        param="action",
+    )
+
+
+def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
+    service = context_of(request).service
+    for status in service.models():
+        if status.name == service.default_model() and status.info is not None:
+            return status, status.info
+    raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
+
+
+def _params(sampling: SamplingParams) -> Fields:
+    names = [name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias")]
+    return {name: getattr(sampling, name) for name in names}
