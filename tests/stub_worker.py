@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from edgeagent.types import (
+    ChatPrompt,
     Finished,
     FinishReason,
+    GenerateRequest,
     MemoryKind,
     ModelInfo,
     SamplingParams,
@@ -91,10 +93,9 @@ class Stub:
         while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
             match message:
                 case Submit(request, delivered=delivered):
-                    assert isinstance(request.prompt, TextPrompt)
                     assert delivered == tuple(range(1000, 1000 + len(delivered)))
                     self.num_delivered[request.id] = len(delivered)
-                    kind, *words = self.command(request.prompt.text.split("|"))
+                    kind, *words = self.command(text_of(request).split("|"))
                     self.live[request.id] = True
                     getattr(self, "do_" + kind.replace("-", "_"))(request.id, *words)
                 case Cancel(request_id):
@@ -328,6 +329,16 @@ class Stub:
     def do_close_output(self, request_id: str) -> None:
         os.close(1)
         time.sleep(60)
+
+
+def text_of(request: GenerateRequest) -> str:
+    """Return what a request says: its text, or its last message's."""
+    match request.prompt:
+        case TextPrompt(text=text):
+            return text
+        case ChatPrompt(messages=messages):
+            return messages[-1].content
+    raise AssertionError("the stub reads text")
 
 
 def model_info(name: str) -> ModelInfo:
