@@ -95,4 +95,5 @@ def _is_same_text(first: Event, second: Event) -> bool:
 
 
 def _cost(event: Event) -> int:
-    return _ENTRY_BYTES + len(event.get("delta", ""))
+    # A text's end holds the text once more; the events after it share that one.
+    return _ENTRY_BYTES + len(event.get("delta") or event.get("text") or event.get("arguments") or "")

@@ -7,11 +7,10 @@ no I/O and keeps no time; `websocket` performs its actions in order.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from edgeagent.api import steering
@@ -20,87 +19,28 @@ from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.api.events import TERMINAL, NewId, new_id
 from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.items import Item
+from edgeagent.api.lanes import InvalidStreamId, Lane, Lanes, Live, StreamLimitReached, Successor, Waiting
 from edgeagent.api.limits import parse_json
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.service import Service
 from edgeagent.api.steering import MAX_STEERS, Steer, SteerRefused
-from edgeagent.api.turn import Turn, begin_turn, unrun
+from edgeagent.api.turn import begin_turn, unrun
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import Delta, FinishReason, Step
 
 MAX_ACTIVE = 16
-MAX_NAMED_LANES = 32
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 32 << 20
 MAX_REFUSALS = 1024
-
-_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_DEFAULT_LANE = None
 
 GOING_AWAY = 1001
 UNSUPPORTED_DATA = 1003
 TOO_MANY = 1008
 
 
-class InvalidStreamId(InvalidRequest):
-    code = "invalid_stream_id"
-
-
-class StreamLimitReached(InvalidRequest):
-    code = "websocket_stream_limit_reached"
-
-
 class ConnectionLimitReached(InvalidRequest):
     code = "websocket_connection_limit_reached"
-
-
-@dataclass(frozen=True, slots=True)
-class _Successor:
-    """A create that nobody sent: it answers what steered the response before it."""
-
-    create: ResponseCreate
-    steers: tuple[Steer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A create whose turn has not come: its fields, or why it will be refused in its turn."""
-
-    content: dict[str, Any] | _Successor | EdgeAgentError
-    num_bytes: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """`answers` are the steers that made it a successor; `steers` those that will make its own."""
-
-    turn: Turn
-    lane: _Lane
-    answers: tuple[Steer, ...] = ()
-    steers: list[Steer] = field(default_factory=list)
-    is_created: bool = False
-    has_steps: bool = False
-    is_cancelled: bool = False
-
-    @property
-    def id(self) -> str:
-        return self.turn.request.id
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """`fetching` is a create whose parent is being looked for; cancelled meanwhile, it does not run."""
-
-    name: str | None
-    live: _Live | None = None
-    fetching: ResponseCreate | None = None
-    is_fetch_cancelled: bool = False
-    waiting: deque[_Waiting] = field(default_factory=deque)
-
-    @property
-    def is_busy(self) -> bool:
-        return self.live is not None or self.fetching is not None
 
 
 class Session:
@@ -122,10 +62,10 @@ class Session:
         self._partition = partition
         self._make_id = make_id
         self._clock = clock
-        self._lanes: dict[str | None, _Lane] = {_DEFAULT_LANE: _Lane(_DEFAULT_LANE)}
-        self._live: dict[str, _Live] = {}
-        self._queued: deque[_Live] = deque()
-        self._pending: dict[str, tuple[_Lane, tuple[Steer, ...]]] = {}
+        self._lanes = Lanes()
+        self._live: dict[str, Live] = {}
+        self._queued: deque[Live] = deque()
+        self._pending: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._expiry: ConnectionLimitReached | None = None
         self._is_closed = False
         self._num_waiting_bytes = 0
@@ -140,7 +80,7 @@ class Session:
                 raise InvalidRequest("a frame must be a JSON object with a type")
         except EdgeAgentError as error:
             # It may have been a create, and then it is answered in its turn.
-            self._wait(self._lanes[_DEFAULT_LANE], _Waiting(error))
+            self._wait(self._lanes.default, Waiting(error))
             return self._take()
         match frame.get("type"):
             case "response.create":
@@ -161,7 +101,7 @@ class Session:
 
     def fetched(self, lane_name: str | None, found: Found) -> list[Action]:
         """Take what the store had of what a Fetch asked for."""
-        lane = self._lanes.get(lane_name)
+        lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
             create, lane.fetching = lane.fetching, None
             self._begin_turn(lane, create, found)
@@ -210,7 +150,7 @@ class Session:
         self._expiry = None
 
     def _take(self) -> list[Action]:
-        if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes.values()):
+        if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
             self._is_closed = True
             self._send_error(self._expiry, None)
             self._actions.append(Close(GOING_AWAY, "the connection is too old"))
@@ -219,39 +159,19 @@ class Session:
 
     def _create(self, frame: dict[str, Any], num_bytes: int) -> None:
         try:
-            lane = self._lane(frame.get("stream_id"), is_named="stream_id" in frame)
+            lane = self._lanes.use(frame.get("stream_id"), is_named="stream_id" in frame)
         except StreamLimitReached as error:
             self._send_error(error, frame["stream_id"])
         except InvalidStreamId as error:
-            self._wait(self._lanes[_DEFAULT_LANE], _Waiting(error))
+            self._wait(self._lanes.default, Waiting(error))
         else:
-            self._wait(lane, _Waiting(frame, num_bytes))
+            self._wait(lane, Waiting(frame, num_bytes))
 
-    def _lane(self, name: object, *, is_named: bool) -> _Lane:
-        if not is_named or name is None:
-            return self._lanes[_DEFAULT_LANE]
-        if not isinstance(name, str) or not _STREAM_ID.fullmatch(name):
-            raise InvalidStreamId(
-                "stream_id must be a non-empty string of at most 256 letters, numbers, underscores, hyphens or periods",
-                param="stream_id",
-            )
-        if name not in self._lanes:
-            if len(self._lanes) > MAX_NAMED_LANES:
-                raise StreamLimitReached(
-                    f"This connection has used the maximum number of distinct stream IDs ({MAX_NAMED_LANES}); "
-                    "reuse one or open another connection.",
-                    param="stream_id",
-                )
-            self._lanes[name] = _Lane(name)
-        return self._lanes[name]
-
-    def _wait(self, lane: _Lane, waiting: _Waiting) -> None:
+    def _wait(self, lane: Lane, waiting: Waiting) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
         if is_full and lane.is_busy:
             # It keeps its place, so that its error is read as its own; only its body is dropped.
-            waiting = _Waiting(
-                Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers")
-            )
+            waiting = Waiting(Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers"))
         if len(lane.waiting) >= MAX_REFUSALS:
             self._actions.append(Close(TOO_MANY, "too many requests are waiting"))
             return
@@ -259,19 +179,19 @@ class Session:
         self._num_waiting_bytes += waiting.num_bytes
         self._advance(lane)
 
-    def _advance(self, lane: _Lane) -> None:
+    def _advance(self, lane: Lane) -> None:
         while not lane.is_busy and lane.waiting:
             waiting = lane.waiting.popleft()
             self._num_waiting_bytes -= waiting.num_bytes
             match waiting.content:
                 case EdgeAgentError() as error:
                     self._send_error(error, lane.name)
-                case _Successor(create, steers):
+                case Successor(create, steers):
                     self._begin_turn(lane, create, Found(), steers)
                 case fields:
                     self._open(lane, fields)
 
-    def _open(self, lane: _Lane, fields: dict[str, Any]) -> None:
+    def _open(self, lane: Lane, fields: dict[str, Any]) -> None:
         try:
             if self._expiry:
                 raise self._expiry
@@ -286,7 +206,7 @@ class Session:
         else:
             self._begin_turn(lane, create, Found())
 
-    def _begin_turn(self, lane: _Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
+    def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
         is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
         pending = self._pending.get(create.previous_id or "")
         if pending and pending[0] is lane:
@@ -307,14 +227,14 @@ class Session:
             self._evict(create.previous_id, lane)
             self._refuse(lane, error, answers)
             return
-        live = _Live(turn, lane, answers)
+        live = Live(turn, lane, answers)
         if is_cancelled:
             lane.live = self._live[live.id] = live
             self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
         else:
             self._start(live)
 
-    def _start(self, live: _Live) -> None:
+    def _start(self, live: Live) -> None:
         live.lane.live = live
         is_full = len(self._live) - len(self._queued) >= MAX_ACTIVE
         self._live[live.id] = live
@@ -324,13 +244,13 @@ class Session:
         else:
             self._run(live)
 
-    def _run(self, live: _Live) -> None:
+    def _run(self, live: Live) -> None:
         if live.turn.is_empty:
             self._feed(live, [unrun(FinishReason.STOP, "empty prompt")])
         else:
             self._actions.append(Start(live.turn))
 
-    def _feed(self, live: _Live, deltas: Sequence[Delta], at_s: float = 0.0) -> None:
+    def _feed(self, live: Live, deltas: Sequence[Delta], at_s: float = 0.0) -> None:
         self._begin(live)
         events = live.turn.events.step(deltas)
         if live.turn.events.is_over:
@@ -339,20 +259,20 @@ class Session:
         if live.turn.events.is_over:
             self._end(live)
 
-    def _begin(self, live: _Live, *, is_queued: bool = False) -> None:
+    def _begin(self, live: Live, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
             self._pending.pop(live.turn.create.previous_id or "", None)
             self._send(live, live.turn.events.created(is_queued=is_queued))
 
-    def _keep(self, live: _Live) -> None:
+    def _keep(self, live: Live) -> None:
         stored = live.turn.stored()
         if not stored.is_failed:
             self._history.add(stored, live.lane.name)
         if stored.is_storable:
             self._actions.append(Keep(stored, live.turn.events.response))
 
-    def _end(self, live: _Live) -> None:
+    def _end(self, live: Live) -> None:
         del self._live[live.id]
         live.lane.live = None
         if live.steers:
@@ -363,15 +283,14 @@ class Session:
             self._send(following, following.turn.events.in_progress())
             self._run(following)
 
-    def _evict(self, previous_id: object, lane: _Lane) -> None:
+    def _evict(self, previous_id: object, lane: Lane) -> None:
         if isinstance(previous_id, str):
             self._history.evict_failed(previous_id, lane.name)
 
     def _cancel(self, frame: dict[str, Any]) -> None:
         response_id = frame.get("response_id")
         if response_id is None:
-            name = frame.get("stream_id")
-            lane = self._lanes.get(name) if name is None or isinstance(name, str) else None
+            lane = self._lanes.find(frame.get("stream_id"))
             live = lane.live if lane else None
             if lane and lane.fetching:
                 lane.is_fetch_cancelled = True
@@ -383,7 +302,7 @@ class Session:
             live.turn.events.is_steered = False
             self._stop(live)
 
-    def _stop(self, live: _Live) -> None:
+    def _stop(self, live: Live) -> None:
         if live in self._queued:
             self._queued.remove(live)
         elif live.has_steps:
@@ -411,7 +330,7 @@ class Session:
             live.turn.events.is_steered = True
             self._stop(live)
 
-    def _read_steer(self, live: _Live, raw: object) -> Steer:
+    def _read_steer(self, live: Live, raw: object) -> Steer:
         items = steering.read_steer_input(raw)
         if live.is_cancelled:
             raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
@@ -427,7 +346,7 @@ class Session:
             return SteerRefused(steering.ALREADY_COMPLETED, f"the response {shown} is over; create another")
         return SteerRefused(steering.NOT_FOUND, f"no response {shown} is under way on this connection")
 
-    def _follow(self, live: _Live) -> None:
+    def _follow(self, live: Live) -> None:
         """Bring a response's steers to their end.
 
         1. cancelled by the client, or failed: they come back; 2. it made calls: they wait for the create with the
@@ -445,21 +364,21 @@ class Session:
                 self._send(live, note)
         else:
             create = live.turn.create.succeeded_by(live.id, _items(steers))
-            live.lane.waiting.appendleft(_Waiting(_Successor(create, steers)))
+            live.lane.waiting.appendleft(Waiting(Successor(create, steers)))
 
-    def _return_steers(self, lane: _Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
+    def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
         for steer in steers:
             fields = steering.failed(refusal, steer.previous_id, steer.raw, steer.id)
             self._fail_steer(lane, fields)
 
-    def _fail_steer(self, lane: _Lane | None, fields: Event) -> None:
+    def _fail_steer(self, lane: Lane | None, fields: Event) -> None:
         event: Event = {"type": "response.steer.failed", "sequence_number": self._num_steer_failures, **fields}
         if lane is not None and lane.name is not None:
             event["stream_id"] = lane.name
         self._num_steer_failures += 1
         self._actions.append(Send(event))
 
-    def _refuse(self, lane: _Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
+    def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
         """Say that a create failed before it began: to whoever sent it, or to those whose steers made it."""
         if answers:
             self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
@@ -468,12 +387,12 @@ class Session:
 
     def _refuse_unknown(self, kind: object) -> None:
         # While a response is under way, an error would be read as its end.
-        if not self._lanes[_DEFAULT_LANE].is_busy:
+        if not self._lanes.default.is_busy:
             shown = f"'{kind[:64]}'" if isinstance(kind, str) else "no type"
             message = f"unknown event type: got {shown}; send response.create, response.cancel or response.steer"
             self._send_error(InvalidRequest(message, param="type"), None)
 
-    def _send(self, live: _Live, events: list[Event], at_s: float = 0.0) -> None:
+    def _send(self, live: Live, events: list[Event], at_s: float = 0.0) -> None:
         last = len(events) - 1
         for index, event in enumerate(events):
             is_terminal = index == last and event["type"] in TERMINAL
