@@ -1,0 +1,115 @@
+"""A connection's lanes: what each is called, what runs on it, and what waits there for its turn."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeagent.api.schemas_responses import ResponseCreate
+from edgeagent.api.steering import Steer
+from edgeagent.api.turn import Turn
+from edgeagent.errors import EdgeAgentError, InvalidRequest
+
+MAX_NAMED_LANES = 32
+
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_DEFAULT_LANE = None
+
+
+class InvalidStreamId(InvalidRequest):
+    code = "invalid_stream_id"
+
+
+class StreamLimitReached(InvalidRequest):
+    code = "websocket_stream_limit_reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A create that nobody sent: it answers what steered the response before it."""
+
+    create: ResponseCreate
+    steers: tuple[Steer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A create whose turn has not come: its fields, or why it will be refused in its turn."""
+
+    content: dict[str, Any] | Successor | EdgeAgentError
+    num_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A response under way. `answers` are the steers that made it a successor; `steers` those that make its own."""
+
+    turn: Turn
+    lane: Lane
+    answers: tuple[Steer, ...] = ()
+    steers: list[Steer] = field(default_factory=list)
+    is_created: bool = False
+    has_steps: bool = False
+    is_cancelled: bool = False
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return self.turn.request.id
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """`fetching` is a create whose parent is being looked for; cancelled meanwhile, it does not run."""
+
+    name: str | None
+    live: Live | None = None
+    fetching: ResponseCreate | None = None
+    is_fetch_cancelled: bool = False
+    waiting: deque[Waiting] = field(default_factory=deque)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the next create has to wait."""
+        return self.live is not None or self.fetching is not None
+
+
+class Lanes:
+    """The default lane, which has no name, and up to MAX_NAMED_LANES that clients name."""
+
+    def __init__(self) -> None:
+        self.default = Lane(_DEFAULT_LANE)
+        self._lanes: dict[str | None, Lane] = {_DEFAULT_LANE: self.default}
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
+    def find(self, name: object) -> Lane | None:
+        """Return a lane that is in use."""
+        return self._lanes.get(name) if name is None or isinstance(name, str) else None
+
+    def use(self, name: object, *, is_named: bool) -> Lane:
+        """Return the lane that a frame names, opened at its first use; raise InvalidStreamId or StreamLimitReached."""
+        if not is_named or name is None:
+            return self.default
+        if not isinstance(name, str) or not _STREAM_ID.fullmatch(name):
+            raise InvalidStreamId(
+                "stream_id must be a non-empty string of at most 256 letters, numbers, underscores, hyphens or periods",
+                param="stream_id",
+            )
+        if name not in self._lanes:
+            if len(self._lanes) > MAX_NAMED_LANES:
+                raise StreamLimitReached(
+                    f"This connection has used the maximum number of distinct stream IDs ({MAX_NAMED_LANES}); "
+                    "reuse one or open another connection.",
+                    param="stream_id",
+                )
+            self._lanes[name] = Lane(name)
+        return self._lanes[name]
+
+    def clear(self) -> None:
+        """Forget every lane."""
+        self._lanes.clear()
