@@ -30,6 +30,7 @@ CONTEXT_LENGTH = 2048
 LOGIT_STD = 3.0
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+INFILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 # Each merge is a pair of pieces; a piece must be merged before another merge uses it.
 MERGES = [
@@ -81,9 +82,13 @@ def make_tiny_model(
     seed: int = 0,
     num_layers: int = NUM_LAYERS,
     matrix_type: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+    infill: bool = False,
 ) -> Path:
-    """Write a model with this kind of memory to `path` and return it. All share one vocabulary."""
-    return _TinyModel(path, kind, seed, num_layers, matrix_type).write()
+    """Write a model with this kind of memory to `path` and return it.
+
+    All share one vocabulary; with `infill` it has the tokens to fill gaps with too.
+    """
+    return _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill).write()
 
 
 def add_vocabulary(writer: GGUFWriter, pieces: list[str], merges: list[str], controls: int, markers: int) -> None:
@@ -107,7 +112,14 @@ class _TinyModel:
     """One model being written."""
 
     def __init__(
-        self, path: Path, kind: MemoryKind, seed: int, num_layers: int, matrix_type: GGMLQuantizationType
+        self,
+        path: Path,
+        kind: MemoryKind,
+        seed: int,
+        num_layers: int,
+        matrix_type: GGMLQuantizationType,
+        *,
+        infill: bool,
     ) -> None:
         self._path = path
         self._kind = kind
@@ -115,16 +127,17 @@ class _TinyModel:
         self._matrix_type = matrix_type
         self._random = np.random.default_rng(seed)
         self._writer = GGUFWriter(path, ARCHITECTURES[kind])
+        self._controls = (*CONTROL_TOKENS, *(INFILL_TOKENS if infill else ()))
         self._pieces = [
             *byte_alphabet(),
             *(merge.replace(" ", "") for merge in MERGES),
-            *CONTROL_TOKENS,
+            *self._controls,
             *MARKER_TOKENS,
         ]
 
     def write(self) -> Path:
         self._add_metadata()
-        add_vocabulary(self._writer, self._pieces, MERGES, len(CONTROL_TOKENS), len(MARKER_TOKENS))
+        add_vocabulary(self._writer, self._pieces, MERGES, len(self._controls), len(MARKER_TOKENS))
         self._add_embeddings()
         for layer in range(self._num_layers):
             self._add_layer(layer)
@@ -170,7 +183,7 @@ class _TinyModel:
         self._add_ones("output_norm.weight", WIDTH)
         output = self._normal((num_vocab, WIDTH), LOGIT_STD * WIDTH**-0.5)
         # control tokens get a logit of 0, so that they never end a greedy answer
-        output[[self._pieces.index(piece) for piece in CONTROL_TOKENS]] = 0.0
+        output[[self._pieces.index(piece) for piece in self._controls]] = 0.0
         self._add("output.weight", output, self._matrix_type)
 
     def _add_layer(self, layer: int) -> None:
