@@ -1,0 +1,75 @@
+"""What a daemon and its worker hold: memory, descriptors, threads, connections, KV cells; read from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.request
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import psutil
+
+from tests.integration.conftest import Daemon
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """One look. Memory in MiB; descriptors are handles on Windows."""
+
+    daemon_mib: float
+    worker_mib: float
+    daemon_descriptors: int
+    worker_descriptors: int
+    daemon_threads: int
+    worker_threads: int
+    num_connections: int
+    num_live: int
+    num_cells_used: int
+
+
+def status_of(url: str) -> dict[str, Any]:
+    """Return what the daemon says of itself."""
+    with urllib.request.urlopen(f"{url}/edgeagent/status", timeout=30) as response:
+        status: dict[str, Any] = json.load(response)
+    return status
+
+
+def holdings(daemon: Daemon) -> Holdings:
+    """Look now."""
+    status = status_of(daemon.url)
+    (model,) = status["models"]
+    process, worker = psutil.Process(daemon.process.pid), psutil.Process(model["pid"])
+    return Holdings(
+        daemon_mib=process.memory_info().rss / MIB,
+        worker_mib=worker.memory_info().rss / MIB,
+        daemon_descriptors=_num_descriptors(process),
+        worker_descriptors=_num_descriptors(worker),
+        daemon_threads=process.num_threads(),
+        worker_threads=worker.num_threads(),
+        # The look itself is one.
+        num_connections=status["num_connections"] - 1,
+        num_live=status["num_live_requests"],
+        num_cells_used=model["worker"]["num_cells_used"],
+    )
+
+
+async def settled(daemon: Daemon) -> Holdings:
+    """Look once nothing is open or live, and the worker has told of it."""
+    while True:
+        await asyncio.sleep(0.1)
+        now = await asyncio.to_thread(holdings, daemon)
+        if now.num_connections <= 0 and now.num_live == 0:
+            break
+    # The worker's own numbers are as old as its last pong, and a look's own connection may outlast it by a moment.
+    await asyncio.sleep(2.5)
+    looks = [await asyncio.to_thread(holdings, daemon) for _ in range(5)]
+    return Holdings(*map(min, zip(*(astuple(look) for look in looks), strict=True)))
+
+
+def _num_descriptors(process: psutil.Process) -> int:
+    number: int = process.num_handles() if sys.platform == "win32" else process.num_fds()
+    return number
