@@ -141,6 +141,8 @@ class EngineConfig(Section):
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """A load without progress for this long has failed."""
+    sandbox: bool = True
+    """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """A step that takes longer than this (and 20 times the usual) is a hang: the worker is replaced."""
 

@@ -27,6 +27,8 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         # Run from a checkout: with `-P` the child does not look in the current folder, which may be anyone's.
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(_PACKAGE_ROOT)]))
+    # numpy's library would start a thread for each core, before the sandbox closes and for nothing: no matrices here.
+    kept["OPENBLAS_NUM_THREADS"] = "1"
     return kept | {"GGML_NO_BACKTRACE": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 

@@ -46,8 +46,8 @@ class Prepared:
 class Host:
     """One model, ready to serve. `prepare` may run beside `engine.step` on another thread; nothing else may."""
 
-    def __init__(self, load: Load, on_progress: Callable[[float], None]) -> None:
-        """Load the model. Raise ModelLoadFailed with what to do about it."""
+    def __init__(self, load: Load, on_progress: Callable[[float], None], sandbox: tuple[str, ...] = ()) -> None:
+        """Load the model. Raise ModelLoadFailed with what to do about it. `sandbox` is told to whoever asks."""
         started_s = time.monotonic()
         config = EngineConfig.model_validate_json(load.engine_config)
         self.model = Model(Path(load.path), config, on_progress)
@@ -69,7 +69,7 @@ class Host:
         self._template = make_template(self.model)
         self._prompts = PromptReader(self.model, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model)
-        self.info = self._describe(load, (time.monotonic() - started_s) * 1000)
+        self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def request_abort(self) -> None:
         """Interrupt the running decode; any thread may call it."""
@@ -193,7 +193,7 @@ class Host:
         _warm_up(runner)
         return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model))
 
-    def _describe(self, load: Load, load_ms: float) -> ModelInfo:
+    def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
         model = self.model
         return ModelInfo(
             name=load.name,
@@ -217,6 +217,7 @@ class Host:
             draft=load.draft_path,
             llama_cpp_commit=commit(),
             system_description=system_description(),
+            sandbox=sandbox,
             load_ms=load_ms,
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,

@@ -16,12 +16,15 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 import psutil
 from msgspec import structs
 
+from edgeagent.config import EngineConfig
+from edgeagent.engine.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import WorkerStatus
 from edgeagent.worker.host import Host
@@ -44,6 +47,7 @@ from edgeagent.worker.protocol import (
     read_to_worker,
 )
 from edgeagent.worker.questions import Questions
+from edgeagent.worker.sandbox import enclose, set_limits
 
 _PROGRESS_EVERY = 0.01  # of the file
 _IDLE_S = 1.0
@@ -163,14 +167,10 @@ def _detach_from_terminal() -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask for SIGKILL when the daemon dies, and allow no core file (it would hold prompts). Where the platform can."""
+    """Ask for SIGKILL when the daemon dies, where the platform can; the end of the pipe tells the others."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.name == "posix":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _claim_stdout() -> BinaryIO:
@@ -180,7 +180,15 @@ def _claim_stdout() -> BinaryIO:
     return frames
 
 
-def _load(message: Load, frames: SimpleQueue[FromWorker | None]) -> Host:
+def _enclose(load: Load) -> tuple[str, ...]:
+    """Enter the sandbox, unless it is switched off; return its state."""
+    if not EngineConfig.model_validate_json(load.engine_config).sandbox:
+        return ("off",)
+    models = [Path(path) for path in (load.path, load.draft_path) if path is not None]
+    return enclose([part for model in models for part in split_parts(model)], map(Path, load.writable))
+
+
+def _load(message: Load, sandbox: tuple[str, ...], frames: SimpleQueue[FromWorker | None]) -> Host:
     last = -1.0
 
     def report(fraction: float) -> None:
@@ -189,15 +197,15 @@ def _load(message: Load, frames: SimpleQueue[FromWorker | None]) -> Host:
             last = fraction
             frames.put(LoadProgress(fraction))
 
-    return Host(message, report)
+    return Host(message, report, sandbox)
 
 
 def main() -> int:
     """Run a worker on stdin and stdout; return the exit code."""
     _die_with_parent()
+    set_limits()
     _detach_from_terminal()
     writer = _Writer(_claim_stdout())
-    writer.start()
     try:
         message = read_to_worker(sys.stdin.buffer)
     except ProtocolError:
@@ -205,8 +213,10 @@ def main() -> int:
     if not isinstance(message, Load):
         _complain("the first message must be Load; this program is started by the daemon")
         return 2
+    sandbox = _enclose(message)
+    writer.start()
     try:
-        host = _load(message, writer.frames)
+        host = _load(message, sandbox, writer.frames)
     except EdgeAgentError as error:
         writer.frames.put(LoadFailed(error.code, error.message))
         writer.frames.put(None)

@@ -24,7 +24,8 @@ MAX_FRAME_TO_WORKER_BYTES = 32 << 20
 class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
-    `identity` tells the model's file from another that took its place.
+    `identity` tells the model's file from another that took its place. `writable` are folders of the worker's own: in
+    its sandbox it can write nowhere else.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Load(Struct, frozen=True, tag="load"):
     draft_path: str | None
     engine_config: bytes
     identity: str = ""
+    writable: tuple[str, ...] = ()
 
 
 class Submit(Struct, frozen=True, tag="submit"):

@@ -1,0 +1,99 @@
+"""What a worker gives up before it opens a model: network, programs, privileges, other people's files.
+
+A model file comes from anywhere, and parsers have bugs: whoever takes the worker over should find nothing there but the
+model, the conversation and a pipe. What a platform cannot do is left out, and what was done is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edgeagent.worker import landlock, privileges, seccomp
+
+NO_NETWORK = "no-network"
+NO_PROGRAMS = "no-programs"
+NO_NEW_PRIVILEGES = "no-new-privileges"
+READ_ONLY_FILES = "read-only files"
+
+_MAX_OPEN_FILES = 4096
+_OOM_SCORE = 500
+# Where programs, libraries and drivers are; what they read of the system; nobody's home.
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_GPU_DEVICES = ("dri", "nvidia*", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap")
+# Drivers compile kernels into these, which takes seconds that a next start should not pay again.
+_GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
+
+
+def set_limits() -> None:
+    """Bound what a worker can take from the machine, where the platform can.
+
+    No core files (they would hold prompts), no descriptors without end, and out of memory the worker goes before the
+    daemon. Address space is not bounded: mapped models and GPU drivers reserve far more than they ever use.
+    """
+    if os.name == "posix":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(f"{_OOM_SCORE}\n", encoding="ascii")
+
+
+def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
+    """Give up what a worker does not need, for good; return what was given up, in words.
+
+    `read` are the model's files, `write` folders of its own. Call it while the process has one thread: Landlock binds
+    the thread that asks and those it starts.
+    """
+    if sys.platform != "linux":
+        return ()
+    state: list[str] = []
+    # An old kernel, or a container that forbids it, is no reason not to serve: the state says what is missing.
+    with contextlib.suppress(OSError):
+        privileges.give_up()
+        state.append(NO_NEW_PRIVILEGES)
+    with contextlib.suppress(OSError):
+        if _num_threads() == 1:
+            landlock.restrict(read=[*read, *_libraries()], write=[*write, *_gpu_caches()], devices=_devices())
+            state.append(READ_ONLY_FILES)
+    with contextlib.suppress(OSError):
+        seccomp.refuse_calls()
+        state += [NO_NETWORK, NO_PROGRAMS]
+    return tuple(sorted(state))
+
+
+def _num_threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _libraries() -> Iterator[Path]:
+    """Yield the folders of the interpreter, its packages, the system and whatever the loader was told to look in."""
+    yield from (Path(name) for name in _SYSTEM)
+    yield from (Path(name) for name in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    yield from (Path(name) for name in sys.path if name)
+    for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if Path(name).is_absolute():
+            yield Path(name)
+
+
+def _devices() -> Iterator[Path]:
+    yield from (Path("/dev") / name for name in _DEVICES)
+    for pattern in _GPU_DEVICES:
+        yield from Path("/dev").glob(pattern)
+
+
+def _gpu_caches() -> Iterator[Path]:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return
+    for folder in (home, Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")):
+        yield from (folder / name for name in _GPU_CACHES)
