@@ -106,15 +106,16 @@ class Connection:
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 unexpected("a WebSocket", error)
                 await self._close(INTERNAL_ERROR, "internal error")
-        if self._is_stalled.is_set():
+        # Where even the close frame is not taken, the transport cuts the connection, and counts it.
+        if self._is_stalled.is_set() and await self._close(TRY_AGAIN_LATER, "the client does not read"):
             metrics.slow_clients_cut_total.labels("websocket").inc()
-            await self._close(TRY_AGAIN_LATER, "the client does not read")
 
-    async def _close(self, code: int, reason: str) -> None:
-        # A full socket may never take the close frame; then the server's own timeouts end it.
+    async def _close(self, code: int, reason: str) -> bool:
         with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
             async with asyncio.timeout(CLOSE_S):
                 await self._websocket.close(code, reason)
+                return True
+        return False
 
     async def _read(self) -> None:
         while True:

@@ -1,0 +1,39 @@
+"""The daemon's own router, backend and pool, with a scripted worker at their end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.backends.local import LocalBackend
+from edgeagent.config import Config, EngineConfig
+from edgeagent.router.router import Router
+from edgeagent.types import WorkerState
+from edgeagent.worker.pool import Pool
+from tests.stub_worker import stub_command
+from tests.worker.support import QUICK, eventually
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A model that only the stub can load."""
+
+    name: str = "stub"
+    path: Path = Path("stub.gguf")
+    draft_path: Path | None = None
+
+
+@asynccontextmanager
+async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting: int = 3) -> AsyncIterator[Router]:
+    """Run a service whose worker does what a request's text says; ready when it is yielded."""
+    config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
+    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=QUICK)
+    router = Router([LocalBackend(config.engine, pool)])
+    await router.start()
+    try:
+        await eventually(lambda: bool(router.models()) and router.models()[0].state is WorkerState.READY)
+        yield router
+    finally:
+        await router.stop()
