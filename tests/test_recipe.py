@@ -8,6 +8,7 @@ import pytest
 
 from models.builtin.recipe.corpus import EVALUATION, evaluation_set, prompt_key, question_key, stream
 from models.builtin.recipe.held_out import HELD_OUT
+from models.builtin.recipe.met import is_met
 from models.builtin.recipe.samples import Draw, Pool, is_held_out, is_sealed, lines
 from models.builtin.recipe.sealed import check_sealed, named_pools, sealed_wordings
 
@@ -30,6 +31,11 @@ def test_sealed_wordings_have_the_slots_of_their_pool() -> None:
             assert all(SLOT.search(w) for w in wordings), name
         if name.endswith(".asks"):
             assert all(slots((w,)) == slots(known) for w in wordings), name
+
+
+def test_the_test_set_leaves_out_what_training_met_before_it_was_sealed() -> None:
+    asked = [wording for wordings in sealed_wordings().values() for wording in wordings]
+    assert len(asked) > 500 and not any(is_met(wording) for wording in asked)
 
 
 def test_there_are_enough_sealed_wordings_and_none_comes_twice() -> None:

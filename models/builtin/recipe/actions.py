@@ -11,7 +11,7 @@ from .asks import AMENDS, ASKS
 from .household import ACTIONS as _PLAIN_ACTIONS
 from .household import Slots, number, room
 from .phrasing import more, worded
-from .samples import Draw, Pool, Tool, lines, pool, words
+from .samples import Draw, Tool, lines, pool, words
 
 ACTIONS = {
     kind: replace(
@@ -160,7 +160,7 @@ def household(draw: Draw, kind: str | None = None, *, renamed: bool = False, fra
 def amended(draw: Draw, order: Order) -> Order | None:
     """Draw a follow-up that changes one value of an order, as in 'and in the bedroom'."""
     action = ACTIONS[order.kind]
-    if action.amends is None:
+    if action.amends is None or not draw.offers(action.amends):
         return None
     template = worded(draw, action.amends, 0.3)
     fresh = action.fill(draw)
@@ -228,10 +228,3 @@ def unseen(draw: Draw) -> Order:
     description = str(draw.pick(_DESCRIBE)).format(verb=verb, Verb=verb.capitalize(), noun=noun)
     tool = schema(_spell(draw, verb, noun), description, properties, required)
     return Order(text, tool, arguments, "", "unseen", {}, {})
-
-
-POOLS: tuple[Pool, ...] = (
-    _FRAMES,
-    *(a.asks for a in ACTIONS.values()),
-    *(a.amends for a in ACTIONS.values() if a.amends),
-)

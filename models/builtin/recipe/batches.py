@@ -19,7 +19,8 @@ from .substitution import Substitution
 from .sums import drill
 from .tokenizer import START, STOP
 
-PROMPT_WEIGHT = 0.03
+DECISION_WEIGHT = 3.0  # of the tokens that choose: a reply's first ones, and the first one of a tool's name or a value
+NUM_OPENING = 3
 DRILL_EVERY = 16  # every so many batches hold bare arithmetic
 LONG_EVERY = 16  # so many for one of long rows and one of random repeats
 
@@ -37,25 +38,28 @@ class Batch:
 
 
 class Encoder:
-    """Encodes conversations and marks what the assistant says."""
+    """Encodes conversations and marks what the assistant says, and in it the tokens that choose."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_weight: float) -> None:
         self.tokenizer = tokenizer
+        self.prompt_weight = prompt_weight
         self.start = tokenizer.token_to_id(START)
         self.stop = tokenizer.encode(STOP).ids[0]
         self.opening = tokenizer.encode("assistant\n").ids
+        self.quote = tokenizer.encode(' "').ids[0]
 
     def encode(self, sample: Sample, sort_keys: bool) -> tuple[list[int], list[float]]:
         """Give the tokens, and for each the weight of predicting it."""
         ids = self.tokenizer.encode(render(sample.messages, sample.tools, sort_keys=sort_keys)).ids
-        weights = [PROMPT_WEIGHT] * len(ids)
+        weights = [self.prompt_weight] * len(ids)
         span = len(self.opening)
         at = 0
         while at < len(ids):
             if ids[at] == self.start and ids[at + 1 : at + 1 + span] == self.opening:
                 end = ids.index(self.stop, at)
                 for i in range(at + 1 + span, end + 1):
-                    weights[i] = 1.0
+                    decides = i < at + 1 + span + NUM_OPENING or ids[i - 1] == self.quote
+                    weights[i] = DECISION_WEIGHT if decides else 1.0
                 at = end
             at += 1
         return ids, weights
@@ -90,8 +94,8 @@ def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], li
 class Packer:
     """Fills rows with whole conversations; each row's first fit wins, what is left over waits for the next batch."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
-        self.encoder = Encoder(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, seed: str, prompt_weight: float) -> None:
+        self.encoder = Encoder(tokenizer, prompt_weight)
         self.vocab = tokenizer.get_vocab_size()
         self.seed = seed
         self.rng = np.random.default_rng(int.from_bytes(seed.encode(), "little"))
@@ -173,12 +177,12 @@ def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
     return "mixture", 8, 512
 
 
-def batches(tokenizer: Tokenizer, seed: str, first: int, copying_steps: int) -> Iterator[Batch]:
+def batches(tokenizer: Tokenizer, seed: str, first: int, copying_steps: int, prompt_weight: float) -> Iterator[Batch]:
     """Yield batches from step `first` on, made ahead of time by a thread."""
     queue: Queue[Batch] = Queue(maxsize=4)
 
     def produce() -> None:
-        packer = Packer(tokenizer, f"{seed}:{first}")
+        packer = Packer(tokenizer, f"{seed}:{first}", prompt_weight)
         step = first
         while True:
             queue.put(packer.rows(*batch_kind(step, copying_steps)))

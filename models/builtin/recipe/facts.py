@@ -403,6 +403,3 @@ def follow_up(draw: Draw) -> Sample:
         reply(second.answer),
     ]
     return Sample("follow_up", messages, Check("contains", (second.value,)))
-
-
-POOLS: tuple[Pool, ...] = (_VALUE_ASKS, _PLACE_ASKS, _PRICE_ASKS, _HOURS_ASKS, _NEXT_ASKS, _LEADS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import pools
 from .facts import Fact
-from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, user
+from .samples import Check, Draw, Message, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
 
 NO_NAME = "You have not told me your name yet."
@@ -185,6 +185,3 @@ def repeated(draw: Draw) -> Sample:
     text = " ".join(pieces)
     request = str(draw.pick(_SAY)).format(x=text)
     return Sample("follow_up", [*_before(draw), user(request), reply(text)], Check("exact", (text,)))
-
-
-POOLS: tuple[Pool, ...] = (_MY_NAME, _WHO_AM_I, _REMEMBER, _RECALL, _SAY)

@@ -120,14 +120,22 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=depth * parameter.shape[1] ** -0.5)
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Map token ids (rows, length) to logits; positions count from the start of each packed conversation."""
+        """Map token ids (rows, length) to logits."""
+        return self.logits(self.trunk(ids, positions, mask))
+
+    def trunk(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Map token ids to the last layer's output; positions count from the start of each packed conversation."""
         x = self.token_embd(ids)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         x = x.to(mask.dtype)
         cos, sin = cos.to(mask.dtype), sin.to(mask.dtype)
         for block in self.blk:
             x = block(x, cos, sin, mask)
-        return functional.linear(self.output_norm(x), self.token_embd.weight.to(x.dtype))
+        return self.output_norm(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Map outputs of the last layer to logits."""
+        return functional.linear(x, self.token_embd.weight.to(x.dtype))
 
 
 def causal_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:

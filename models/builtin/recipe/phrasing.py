@@ -8,15 +8,16 @@ from functools import cache
 
 from .samples import Draw, Pool, is_sealed, normal
 
-_VERBS = frozenset(
-    """set start turn switch play put make give get call phone ring dial telephone stop pause halt cut end add append
-    write note jot buy remind create schedule nudge notify alert warn tell show check read look find fetch open close
-    dim bring lower raise reduce increase brighten change adjust heat warm cool keep hold light colour color tint paint
-    stream queue stick pop throw crank drop move slide mute silence kill shut connect place patch reach contact
-    wake beep ding ping buzz count time run begin launch add book cancel order announce say repeat convert calculate
-    compute solve work save include insert enter record remember prompt help let activate sound power flip have fade
-    express double halve subtract take explain describe {state}""".split()
-)
+_VERBS = """
+set start turn switch play put make give get call phone ring dial telephone stop pause halt cut end add append
+write note jot buy remind create schedule nudge notify alert warn tell show check read look find fetch open close
+dim bring lower raise reduce increase brighten change adjust heat warm cool keep hold light colour color tint paint
+stream queue stick pop throw crank drop move slide mute silence kill shut connect place patch reach contact
+wake beep ding ping buzz count time run begin launch add book cancel order announce say repeat convert calculate
+compute solve work save include insert enter record remember prompt help let activate sound power flip have fade
+express double halve subtract take explain describe {state}
+"""
+_IMPERATIVE = frozenset(_VERBS.split())
 _ORDERED = (
     "please {x}",
     "please {x}",
@@ -180,7 +181,7 @@ def more(pool: Pool, text: str) -> Pool:
 def is_order(template: str) -> bool:
     """Tell whether a wording is a plain imperative that 'could you' can stand before."""
     plain = not any(mark in template for mark in ("?", "please", ",", ": "))
-    return plain and template.split(" ", 1)[0].lower() in _VERBS
+    return plain and template.split(" ", 1)[0].lower() in _IMPERATIVE
 
 
 def framed(draw: Draw, text: str, share: float = 0.45, *, orderly: bool | None = None) -> str:

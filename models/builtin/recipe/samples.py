@@ -137,6 +137,10 @@ class Draw:
             )
         return self.sealed[source]
 
+    def offers(self, source: Pool) -> bool:
+        """Tell whether this split has anything to pick from a pool."""
+        return self.split != "test" or not source.is_wording or source in self.sealed
+
     def any(self, items: Sequence[Any]) -> Any:
         """Pick from a closed class that both splits share."""
         return self.random.choice(items)

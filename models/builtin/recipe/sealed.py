@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import actions, facts, memory, sums, talk, tools
 from .actions import ACTIONS
 from .held_out import HELD_OUT
+from .met import is_met
 from .samples import Pool, is_sealed
 
 _MODULES = {"talk": talk, "facts": facts, "memory": memory, "sums": sums, "actions": actions, "tools": tools}
@@ -27,12 +28,13 @@ def named_pools() -> dict[str, Pool]:
 
 
 def sealed_wordings() -> dict[Pool, tuple[str, ...]]:
-    """Pair each pool with its sealed wordings; a pool that only training draws from needs none."""
+    """Pair each pool with the sealed wordings that no training has met; some, and training's own pools, have none."""
     pools = named_pools()
     unknown = sorted(HELD_OUT.keys() - pools.keys())
     if unknown:
         raise LookupError(f"sealed wordings for pools that do not exist: {', '.join(unknown)}; keep the pools' names")
-    return {pools[name]: wordings for name, wordings in HELD_OUT.items()}
+    fresh = {name: tuple(w for w in wordings if not is_met(w)) for name, wordings in HELD_OUT.items()}
+    return {pools[name]: wordings for name, wordings in fresh.items() if wordings}
 
 
 def check_sealed() -> None:

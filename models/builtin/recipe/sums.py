@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, user
+from .samples import Check, Draw, Message, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
 
 _ASK = lines("""
@@ -235,6 +235,3 @@ def sum_follow_up(draw: Draw) -> Sample:
     text, answer, result = step
     turns += [user(restyle(draw, text)), reply(answer)]
     return Sample("follow_up", [*any_system(draw), *turns], Check("contains", (f"is {result}",)))
-
-
-POOLS: tuple[Pool, ...] = (_ASK, _CONVERT, _DOUBLE, _HALVE, _ADD, _TAKE)

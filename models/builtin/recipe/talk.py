@@ -762,16 +762,3 @@ def opening_turns(draw: Draw) -> list[Message]:
     """Draw one exchange of small talk to stand before another conversation."""
     answer, phrases = _INTENTS[draw.any(("greet", "wellbeing", "thanks", "fine", "abilities"))]
     return [user(restyle(draw, str(draw.pick(phrases)))), reply(answer)]
-
-
-def pools_of_text() -> tuple[Pool, ...]:
-    """Give every pool of wording in this module."""
-    return (
-        PERSONAS,
-        PLAIN_SYSTEMS,
-        _WHO,
-        _ALIEN_FRAMES,
-        _ALIEN_TOPICS,
-        _ALIEN_WHOLE,
-        *(phrases for _, phrases in _INTENTS.values()),
-    )

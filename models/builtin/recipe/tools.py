@@ -8,7 +8,7 @@ from typing import Any
 from . import facts, pools, sums, talk
 from .actions import ACTIONS, Order, amended, household, unseen
 from .phrasing import framed, is_order, worded
-from .samples import Check, Draw, Message, Pool, Sample, Tool, lines, reply, restyle, user
+from .samples import Check, Draw, Message, Sample, Tool, lines, reply, restyle, user
 
 NO_TOOL = "I have no tool for that here."
 
@@ -240,6 +240,33 @@ def errands(draw: Draw) -> Sample:
     return Sample("sessions", messages, Check("exact", (messages[-1]["content"],)), tools)
 
 
+def busy(draw: Draw) -> Sample:
+    """Several requests in a row for the same tools, one or two at once, some of them for a tool that is not offered."""
+    orders = {order.kind: order for order in (household(draw) for _ in range(draw.any((2, 3, 3))))}
+    if len(orders) < 2:
+        return busy(draw)
+    messages = _prefix(draw)
+    for _ in range(draw.whole(3, 5)):
+        turn, roll = draw.random.sample(list(orders.values()), 2), draw.random.random()
+        first, second = (amended_twin(draw, order) or order for order in turn)
+        if roll < 0.3:
+            missing = _order(draw, 0.1)
+            if missing.kind not in orders:
+                messages += [user(restyle(draw, missing.text)), reply(NO_TOOL)]
+        elif roll < 0.75:
+            told = (_small_record(draw), _small_record(draw))
+            results = [_result(record[0], order) for record, order in zip(told, (first, second), strict=True)]
+            answer = reply(f"{told[0][1]} {told[1][1]}")
+            text = _joined(draw, first.text, second.text)
+            messages += [user(restyle(draw, text)), _call(first, second), *results, answer]
+        else:
+            messages += exchange(draw, first)
+    if not messages or messages[-1]["role"] != "assistant":
+        messages += exchange(draw, next(iter(orders.values())))
+    tools = draw.shuffled([order.tool for order in orders.values()])
+    return Sample("sessions", messages, Check("exact", (messages[-1]["content"],)), tools)
+
+
 def single_call(draw: Draw) -> Sample:
     """One household request, one call."""
     return _single(draw, household(draw), "tool_calls")
@@ -259,22 +286,22 @@ def _single(draw: Draw, order: Order, category: str) -> Sample:
 
 def parallel_calls(draw: Draw) -> Sample:
     """One request for two things, two calls."""
-    framing = draw.any((0.0, 0.0, 0.45)) if draw.split == "train" else 0.0
+    framing = draw.any((0.0, 0.0, 0.0, 0.45)) if draw.split == "train" else 0.0
     first, second = household(draw, framing=framing), household(draw, framing=framing)
-    if second.kind == first.kind or (draw.split == "train" and draw.chance(0.12)):
+    if second.kind == first.kind or (draw.split == "train" and draw.chance(0.07)):
         second = amended_twin(draw, first) or second
     if second.name == first.name and second.tool is not first.tool:
         return parallel_calls(draw)
     text = _joined(draw, first.text, second.text)
     if draw.split == "train" and not framing:
-        text = framed(draw, text, 0.5, orderly=is_order(first.text) and is_order(second.text))
+        text = framed(draw, text, 0.35, orderly=is_order(first.text) and is_order(second.text))
     messages = [*_prefix(draw), user(restyle(draw, text)), _call(first, second)]
     return Sample("tool_calls", messages, _expect(first, second), _offer(draw, first, second, most=2))
 
 
 def _joined(draw: Draw, first: str, second: str) -> str:
     a, b = first.rstrip("?.").removesuffix(" please"), second.rstrip("?.")
-    join = str(draw.any(_JOIN if draw.split != "train" or draw.chance(0.3) else _MORE_JOINS))
+    join = str(draw.any(_JOIN if draw.split != "train" or draw.chance(0.5) else _MORE_JOINS))
     return join.format(a=a, b=b, B=b[:1].upper() + b[1:])
 
 
@@ -397,6 +424,8 @@ def tool_missing(draw: Draw) -> Sample:
     """A request that needs a tool which is not offered."""
     order = _order(draw, 0.1)
     tools = [] if draw.chance(0.3) else [t for t in _offer(draw, order, most=3) if t is not order.tool]
+    if not tools and draw.split == "train" and draw.chance(0.6):
+        return tool_missing(draw)
     messages = [*_prefix(draw), user(restyle(draw, order.text)), reply(NO_TOOL)]
     return Sample("no_tool", messages, Check("exact", (NO_TOOL,)), tools)
 
@@ -410,6 +439,3 @@ def tool_not_needed(draw: Draw) -> Sample:
     tools = _offer(draw, _order(draw), most=2)
     category = sample.category if sample.category == "out_of_domain" else "tools_not_needed"
     return Sample(category, sample.messages, sample.check, tools)
-
-
-POOLS: tuple[Pool, ...] = (_WHAT_ADDED, _WHAT_DONE, _ERRORS, _RESULT_KEYS, _STATES)

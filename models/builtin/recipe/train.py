@@ -10,6 +10,7 @@ import argparse
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from torch.nn import functional
 from .batches import Batch, batches
 from .model import SHAPES, Llama, causal_mask
 
+Trunk = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 SEED = "edgeagent-mini-1"
 WARMUP_STEPS = 60
 DECAY_SHARE = 0.3
@@ -30,11 +33,12 @@ EMA = 0.996
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to train, how many of the first steps are mostly copying, and how fast to learn."""
+    """How long to train, how many of the first steps are mostly copying, how fast, and how much of the prompts."""
 
     steps: int
     copying_steps: int
     rate: float
+    prompt_weight: float
     is_compiled: bool
     is_taught: bool
 
@@ -89,18 +93,22 @@ def learning_rate(step: int, steps: int) -> float:
     return 1.0 if step < fall else max(0.0, (steps - step) / (steps - fall))
 
 
-def loss_of(model: nn.Module, batch: Batch, teacher: Llama | None) -> Tensor:
-    """Compute the weighted cross-entropy, and for a draft mostly the distance from the teacher's distribution."""
+def loss_of(model: Llama, trunk: Trunk, batch: Batch, teacher: Llama | None) -> Tensor:
+    """Compute the weighted cross-entropy, and for a draft mostly the distance from the teacher's distribution.
+
+    `trunk` is the model's own, compiled or not; only what has a weight is mapped to logits.
+    """
     mask = causal_mask(batch.documents, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(batch.ids, batch.positions, mask).flatten(0, 1)
         weights, targets = batch.weights.flatten(), batch.targets.flatten()
         chosen = weights.nonzero().squeeze(1)
-        logits, weights, targets = logits[chosen].float(), weights[chosen], targets[chosen]
+        weights, targets = weights[chosen], targets[chosen]
+        logits = model.logits(trunk(batch.ids, batch.positions, mask).flatten(0, 1)[chosen]).float()
         each = functional.cross_entropy(logits, targets, reduction="none")
         if teacher is not None:
             with torch.no_grad():
-                wanted = teacher(batch.ids, batch.positions, mask).flatten(0, 1)[chosen].float().softmax(-1)
+                seen = teacher.trunk(batch.ids, batch.positions, mask).flatten(0, 1)[chosen]
+                wanted = teacher.logits(seen).float().softmax(-1)
             each = 0.3 * each + 0.7 * functional.cross_entropy(logits, wanted, reduction="none")
     return (each * weights).sum() / weights.sum()
 
@@ -170,15 +178,15 @@ def train(name: str, work: Path, plan: Plan) -> None:
     run = Run(name, work, plan.rate)
     teacher = load_average("target", work) if plan.is_taught else None
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    compiled: nn.Module = torch.compile(run.model, dynamic=False) if plan.is_compiled else run.model  # type: ignore[assignment]
+    trunk: Trunk = torch.compile(run.model.trunk, dynamic=False) if plan.is_compiled else run.model.trunk
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     started = saved = time.monotonic()
     tokens, losses = 0, dict[str, list[float]]()
-    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, plan.copying_steps):
+    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, plan.copying_steps, plan.prompt_weight):
         if run.step >= plan.steps or stopping:
             break
-        loss = loss_of(compiled, batch, teacher)
+        loss = loss_of(run.model, trunk, batch, teacher)
         run.update(loss, plan.steps)
         tokens += batch.ids.numel()
         losses.setdefault(batch.kind, []).append(loss.item())
@@ -211,12 +219,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--copying-steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1.0, help="share of the usual learning rate")
+    parser.add_argument("--prompt-weight", type=float, default=0.0, help="what a token of a prompt counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="learn from the target's distribution (the draft)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    plan = Plan(arguments.steps, arguments.copying_steps, arguments.rate, arguments.compile, arguments.teacher)
+    plan = Plan(
+        arguments.steps,
+        arguments.copying_steps,
+        arguments.rate,
+        arguments.prompt_weight,
+        arguments.compile,
+        arguments.teacher,
+    )
     train(arguments.model, arguments.work, plan)
 
 
