@@ -119,6 +119,11 @@ class Files:
             num_bytes -= len(part)
         return b"".join(parts)
 
+    def open_lock(self) -> int:
+        """Return a descriptor of the file that is locked to agree with other processes; the caller closes it."""
+        flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+        return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
+
     def free_bytes(self) -> int:
         """Return how much the disk has left for this user."""
         return shutil.disk_usage(self.folder).free

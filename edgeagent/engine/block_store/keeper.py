@@ -82,12 +82,12 @@ class Keeper:
             self._seen_ns = self._files.changed_ns()
 
     def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> bool:
-        """Publish a block; False where there is no room, where it was forgotten meanwhile or where the disk fails."""
+        """Publish a block; False where there is no room, or no allowance, or the disk fails, or it was forgotten."""
         if self.trouble is not None:
             return False
         with self._guarded("write to"):
             self._look_around()
-            if not self._make_room(num_bytes):
+            if not self._make_room(num_bytes) or not self._ledger.take(num_bytes):
                 return False
             self._label(name.root)
             temporary = cache_folder.temporary_name()

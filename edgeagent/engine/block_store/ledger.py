@@ -142,8 +142,7 @@ class Ledger:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
         """Hold the folder's lock; False where another process keeps it too long."""
-        path = self._files.folder / cache_folder.LOCK_FILE
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = self._files.open_lock()
         try:
             for _ in range(_LOCK_TRIES):
                 if try_lock(descriptor):

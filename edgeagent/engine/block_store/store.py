@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -225,9 +226,14 @@ class BlockStore:
 
     def run(self) -> None:
         """Serve until `close`."""
-        self.open()
-        while self._turn(_TICK_S):
-            pass
+        try:
+            self.open()
+            while self._turn(_TICK_S):
+                pass
+        except Exception as error:  # the thread's edge: a cache that broke must not take the model with it
+            traceback.print_exc()
+            self._keeper.trouble = f"the block store broke: {error!r}"
+            self._closed.put(None)
 
     def open(self) -> None:
         """Look at what is there; afterwards blocks are found. No block is read."""
@@ -290,8 +296,6 @@ class BlockStore:
 
     def _publish(self, command: _Write) -> bool:
         block, num_bytes = command.block, file_bytes(command.block)
-        if num_bytes > self._limits.max_bytes or not self._ledger.take(num_bytes):
-            return False
         name = BlockName(
             block.root[:ROOT_BYTES],
             block.parent[:KEY_BYTES],
