@@ -6,7 +6,7 @@ BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format documents eval-builtin clean
+.PHONY: help setup demo test test-slow check format documents golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -15,6 +15,7 @@ help:
 	@echo "make check         formatting, lint, types, then every test"
 	@echo "make format        format and fix what can be fixed"
 	@echo "make documents     docs/openapi.json and docs/asyncapi.json, from the code"
+	@echo "make golden        the golden files of event sequences, from what is sent now; look at what changed"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
 	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
 	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
@@ -40,6 +41,10 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+golden: setup
+	WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/api/test_events.py tests/api/test_golden.py tests/api/test_responses.py \
+		tests/api/test_websocket.py
 
 documents: setup
 	$(BIN)/python -m edgeagent.api.documents docs
