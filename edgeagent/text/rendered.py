@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from edgeagent.text.long_text import any_of
 from edgeagent.text.tool_format import ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
@@ -84,9 +85,7 @@ def control_pattern(control_texts: Collection[str] | None) -> re.Pattern[str]:
     """Return what finds these texts; None: whatever looks like the text of a control token."""
     if control_texts is None:
         return _LOOKS_LIKE_CONTROL
-    if not control_texts:
-        return re.compile(r"(?!)")
-    return re.compile("|".join(map(re.escape, sorted(control_texts, key=len, reverse=True))))
+    return any_of(filter(None, map(str.strip, control_texts)))
 
 
 def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:

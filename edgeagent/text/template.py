@@ -69,9 +69,9 @@ _RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name=
 class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
-    `control_texts` are the texts of the vocabulary's control tokens (vocabulary.control_texts); without them whatever
-    looks like one is kept from being one. `marker_texts` are further texts that become tokens, which users and tools
-    must not write (vocabulary.marker_texts).
+    `control_texts` are the texts of the vocabulary's control tokens; without them whatever looks like one is kept from
+    being one. `marker_texts` are further texts that become tokens, which users and tools must not write. See
+    vocabulary.SpecialTexts.
     """
 
     def __init__(

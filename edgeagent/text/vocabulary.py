@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 _MARKUP = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
@@ -55,20 +56,31 @@ class Vocabulary(Protocol):
         ...
 
 
-def control_texts(vocabulary: Vocabulary) -> frozenset[str]:
-    """Return the texts of all control tokens (one pass over the vocabulary: keep the result)."""
-    pieces = (vocabulary.piece(token) for token in range(vocabulary.num_tokens) if vocabulary.is_control(token))
-    return frozenset(text for piece in pieces if (text := piece.decode("utf-8", "replace").strip()))
+@dataclass(frozen=True, slots=True)
+class SpecialTexts:
+    """The texts that become tokens of their own: control tokens' where that is asked for, user-defined ones' always."""
+
+    control: frozenset[str]
+    user_defined: frozenset[str]
+
+    def markers(self, known: str) -> frozenset[str]:
+        """Return the user-defined texts that look like markup and occur in `known`.
+
+        There are others, such as <table> or runs of blanks, which are but a short way to write common text.
+        """
+        return frozenset(text for text in self.user_defined if _MARKUP.fullmatch(text) and text in known)
 
 
-def marker_texts(vocabulary: Vocabulary, known: str) -> frozenset[str]:
-    """Return the texts of user-defined tokens that look like markup and occur in `known`.
-
-    There are others, such as <table> or runs of blanks, which are but a short way to write common text.
-    """
-    tokens = (token for token in range(vocabulary.num_tokens) if vocabulary.is_user_defined(token))
-    texts = (vocabulary.piece(token).decode("utf-8", "replace") for token in tokens)
-    return frozenset(text for text in texts if _MARKUP.fullmatch(text) and text in known)
+def special_texts(vocabulary: Vocabulary) -> SpecialTexts:
+    """Return all special texts (one pass over the vocabulary: keep the result)."""
+    control: set[str] = set()
+    user_defined: set[str] = set()
+    for token in range(vocabulary.num_tokens):
+        if vocabulary.is_control(token):
+            control.add(vocabulary.piece(token).decode("utf-8", "replace"))
+        elif vocabulary.is_user_defined(token):
+            user_defined.add(vocabulary.piece(token).decode("utf-8", "replace"))
+    return SpecialTexts(frozenset(control), frozenset(user_defined))
 
 
 def control_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:

@@ -21,9 +21,11 @@ from edgeagent.engine.speculation import DraftLength, DraftModel
 from edgeagent.engine.threads import ThreadGovernor
 from edgeagent.errors import InvalidRequest, ModelLoadFailed
 from edgeagent.text.grammar import GrammarCompiler
+from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.text.tool_format import REASONING
+from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import ChatPrompt, GenerateRequest, ModelInfo, TextAnswer, TextQuery
 from edgeagent.worker.prompt import PromptReader, answer_query, make_template
 from edgeagent.worker.protocol import Load
@@ -66,8 +68,10 @@ class Host:
             drafter=self._make_drafter(load, config),
         )
         self._sampling = self.model.default_sampling()
-        self._template = make_template(self.model)
-        self._prompts = PromptReader(self.model, self._template, self.engine.context_length)
+        self._special = special_texts(self.model)
+        self._vocabulary = LongTextVocabulary(self.model, self._special)
+        self._template = make_template(self.model, self._special)
+        self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model)
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
@@ -104,7 +108,7 @@ class Host:
 
     def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
         """Return what answers questions about text, for one thread to call beside all others."""
-        return partial(answer_query, self.model, make_template(self.model))
+        return partial(answer_query, self.model, self._vocabulary, make_template(self.model, self._special))
 
     def prepare(self, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.

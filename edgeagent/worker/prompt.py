@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from edgeagent.engine.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
+from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.template import ChatTemplate, tokenize_rendered
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
-from edgeagent.text.vocabulary import control_texts, marker_texts
+from edgeagent.text.vocabulary import SpecialTexts
 from edgeagent.types import (
     ChatPrompt,
     Detokenize,
@@ -37,7 +38,7 @@ class ReadPrompt:
     open_reasoning: ReasoningMarkers | None = None
 
 
-def make_template(model: Model) -> ChatTemplate:
+def make_template(model: Model, special: SpecialTexts) -> ChatTemplate:
     """Return the model's chat template. One thread uses it; another one makes its own."""
     source = model.chat_template
     return ChatTemplate(
@@ -45,16 +46,19 @@ def make_template(model: Model) -> ChatTemplate:
         bos_text=model.bos_text,
         eos_text=model.eos_text,
         architecture=model.metadata("general.architecture") or "",
-        control_texts=control_texts(model),
-        marker_texts=marker_texts(model, f"{source}{KNOWN_MARKERS}"),
+        control_texts=special.control,
+        marker_texts=special.markers(f"{source}{KNOWN_MARKERS}"),
     )
 
 
 class PromptReader:
     """Reads prompts for a context of `context_length` tokens."""
 
-    def __init__(self, model: Model, template: ChatTemplate, context_length: int) -> None:
+    def __init__(
+        self, model: Model, vocabulary: LongTextVocabulary, template: ChatTemplate, context_length: int
+    ) -> None:
         self._model = model
+        self._vocabulary = vocabulary
         self._template = template
         self._context_length = context_length
 
@@ -64,7 +68,7 @@ class PromptReader:
             case ChatPrompt():
                 rendered = self._template.render(prompt)
                 self._check_length(rendered.text)
-                tokens = tokenize_rendered(rendered, self._model)
+                tokens = tokenize_rendered(rendered, self._vocabulary)
                 return ReadPrompt(tokens, rendered.text, open_reasoning=rendered.open_reasoning)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special):
                 self._check_length(text + (suffix or ""))
@@ -79,7 +83,7 @@ class PromptReader:
         bos = self._model.bos_text
         # A client that writes the beginning token itself does not want it twice.
         add_bos = not (parse_special and bos and text.startswith(bos))
-        tokens = self._model.tokenize(text, parse_special=parse_special, add_bos=add_bos)
+        tokens = self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
         return ReadPrompt(tokens, text, int(add_bos and self._model.bos_token is not None))
 
     def _infill_tokens(self, prefix: str, suffix: str) -> list[int]:
@@ -92,7 +96,7 @@ class PromptReader:
                 param="suffix",
             )
         bos = self._model.bos_token
-        head, tail = (self._model.tokenize(text, parse_special=False) for text in (prefix, suffix))
+        head, tail = (self._vocabulary.tokenize(text, parse_special=False) for text in (prefix, suffix))
         return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
 
     def _check_length(self, text: str) -> None:
@@ -110,18 +114,18 @@ class PromptReader:
             )
 
 
-def answer_query(model: Model, template: ChatTemplate, query: TextQuery) -> TextAnswer:
+def answer_query(model: Model, vocabulary: LongTextVocabulary, template: ChatTemplate, query: TextQuery) -> TextAnswer:
     """Answer a question about text; raise InvalidRequest where it names tokens that there are not."""
     match query:
         case Tokenize(text, add_bos, parse_special):
-            tokens = model.tokenize(text, parse_special=parse_special, add_bos=add_bos)
+            tokens = vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
             return TextAnswer(tokens=tuple(tokens), pieces=tuple(map(model.piece, tokens)))
         case Detokenize(tokens):
             _check_tokens(model, tokens, "tokens")
             return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
         case RenderPrompt(prompt):
             rendered = template.render(prompt)
-            return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, model)))
+            return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
 
 
 def _check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from edgeagent.text.rendered import Marker, Rendered, control_pattern, tokenize_rendered
 from edgeagent.text.template import ChatTemplate
 from edgeagent.text.tool_format import KNOWN_MARKERS
-from edgeagent.text.vocabulary import control_texts, marker_texts
+from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import ChatPrompt, Message, Tool, ToolCall
 from tests.text import templates
 from tests.text.fake_vocabulary import FakeVocabulary
@@ -18,7 +18,7 @@ ENDS = VOCABULARY.token("<|im_end|>")
 
 
 def chat(source: str | None = templates.HERMES, *, exact: bool = True) -> ChatTemplate:
-    texts = control_texts(VOCABULARY) if exact else None
+    texts = special_texts(VOCABULARY).control if exact else None
     return ChatTemplate(source, bos_text="<s>", eos_text="<|end|>", control_texts=texts)
 
 
@@ -59,8 +59,8 @@ def marked_chat(source: str | None = templates.HERMES) -> ChatTemplate:
         source,
         bos_text="",
         eos_text="<|end|>",
-        control_texts=control_texts(MARKED),
-        marker_texts=marker_texts(MARKED, known),
+        control_texts=special_texts(MARKED).control,
+        marker_texts=special_texts(MARKED).markers(known),
     )
 
 

@@ -1,0 +1,139 @@
+"""A vocabulary whose tokenizer takes time in proportion to the text.
+
+llama.cpp looks for special tokens' texts by walking a list from its head for each one that it finds: a text of 10,000
+of them took 14 s. So such a text is cut behind every few hundred, where a cut changes no token, and tokenized in parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from edgeagent.text.vocabulary import SpecialTexts, Vocabulary
+
+_LONG = 4096  # characters; shorter texts cannot hold enough to matter
+_MAX_SPECIALS = 256
+
+Trie = dict[str, "Trie"]
+
+
+class LongTextVocabulary:
+    """Another vocabulary's tokens; only `tokenize` differs, in how long it takes. `special` is of that vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, special: SpecialTexts) -> None:
+        self._vocabulary = vocabulary
+        self._always = _Cutter(special.user_defined)
+        self._all = _Cutter(special.user_defined | special.control)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return self._vocabulary.num_tokens
+
+    @property
+    def bos_text(self) -> str:
+        """The text of the token that begins a sequence."""
+        return self._vocabulary.bos_text
+
+    @property
+    def eos_text(self) -> str:
+        """The text of the token that ends a sequence."""
+        return self._vocabulary.eos_text
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Every token that ends generation."""
+        return self._vocabulary.end_tokens
+
+    def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+        """Return the tokens of a text, as the vocabulary itself would."""
+        if len(text) < _LONG:
+            return self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
+        tokens: list[int] = []
+        for part in (self._all if parse_special else self._always).cut(text):
+            tokens += self._vocabulary.tokenize(part, parse_special=parse_special, add_bos=add_bos and not tokens)
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        """Return a token's bytes."""
+        return self._vocabulary.piece(token)
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token."""
+        return self._vocabulary.is_control(token)
+
+    def is_user_defined(self, token: int) -> bool:
+        """Whether text becomes the token whatever parse_special says."""
+        return self._vocabulary.is_user_defined(token)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends generation."""
+        return self._vocabulary.is_end(token)
+
+
+class _Cutter:
+    """Cuts texts next to some special texts."""
+
+    def __init__(self, special: Iterable[str]) -> None:
+        texts = [text for text in special if text]
+        self._pattern = any_of(texts)
+        self._longest = max(map(len, texts), default=0)
+
+    def cut(self, text: str) -> Iterator[str]:
+        """Yield the parts of a text, each with a few hundred special texts at most."""
+        start = num = 0
+        for match in self._pattern.finditer(text):
+            num += 1
+            if num < _MAX_SPECIALS:
+                continue
+            place = self._place(text, match, is_urgent=num >= 4 * _MAX_SPECIALS)
+            if place is not None and place > start:
+                yield text[start:place]
+                start, num = place, 0
+        yield text[start:]
+
+    def _place(self, text: str, match: re.Match[str], *, is_urgent: bool) -> int | None:
+        """Return where a cut beside a special text changes nothing.
+
+        1. Not inside another special text that begins earlier: llama.cpp takes the longest first.
+        2. Not beside white space, which a few vocabularies' special tokens swallow; unless there is no other place.
+        """
+        behind = (match.end(), text[match.end() : match.end() + 1])
+        before = (match.start(), text[match.start() - 1 : match.start()])
+        for place, neighbour in (behind, before):
+            if (is_urgent or not neighbour.isspace()) and not self._is_inside(text, place):
+                return place
+        return None
+
+    def _is_inside(self, text: str, place: int) -> bool:
+        for start in range(max(0, place - self._longest + 1), place):
+            match = self._pattern.match(text, start)
+            if match is not None and match.end() > place:
+                return True
+        return False
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return what finds the longest of these texts at a place, in time that does not depend on how many there are."""
+    root: Trie = {}
+    for text in texts:
+        node = root
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return re.compile(_regex(root) if root else "(?!)")
+
+
+def _regex(node: Trie) -> str:
+    branches = []
+    for char, child in node.items():
+        if char:
+            literal = re.escape(char)
+            while len(child) == 1 and "" not in child:
+                ((char, child),) = child.items()
+                literal += re.escape(char)
+            branches.append(literal + _regex(child))
+    if not branches:
+        return ""
+    group = f"(?:{'|'.join(branches)})"
+    return f"{group}?" if "" in node else group
