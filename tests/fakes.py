@@ -107,6 +107,9 @@ class FakeRunner:
         kept = held[start:end] if self.memory_kind is MemoryKind.FULL_ATTENTION else held[:end]
         return memoryview(np.asarray([start, end, *kept], np.int32).tobytes())
 
+    def state_bytes(self, seq_id: int) -> int:
+        return 0 if self.memory_kind is MemoryKind.FULL_ATTENTION else 4 * len(self._sequences[seq_id])
+
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
         start, stop, *kept = np.frombuffer(payload, np.int32).tolist()
         held = self._sequences[seq_id]
@@ -155,6 +158,9 @@ class FakeTier:
 
     def lengths(self, parent: BlockKey) -> Collection[int]:
         return {len(block.tokens) for block in self.blocks.values() if block.parent == parent}
+
+    def children(self, parent: BlockKey) -> Collection[BlockKey]:
+        return [block.key for block in self.blocks.values() if block.parent == parent]
 
     def num_bytes(self, key: BlockKey) -> int | None:
         block = self.blocks.get(key)

@@ -12,6 +12,9 @@ from edgeagent.engine.radix_tree import common_length, to_array
 
 # A beginning of a block shorter than this is computed in the step that the rest of the prompt needs anyway.
 MIN_PART = 16
+# The same for a block that must be read before one knows whether it begins so, and how many of them to read.
+_MIN_GUESS = 64
+_MAX_GUESSES = 4
 # Chains of a memory with a state may fork and meet again; a search longer than this is given up.
 _MAX_VISITS = 2000
 
@@ -44,18 +47,46 @@ class BlockCache:
         self._can_cut = can_cut
         self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything can be kept at all."""
+        return self.host.max_bytes > 0
+
     def find(self, partition: str, tokens: Sequence[int], max_length: int) -> list[Link]:
         """Return the chain of blocks that restores the most of tokens[:max_length]."""
         wanted = to_array(tokens)[:max_length]
         root = self._keyring.root(partition)
         return self._find_cuttable(root, wanted) if self._can_cut else self._find_exact(root, wanted)
 
+    def guess(self, partition: str, tokens: Sequence[int], max_length: int) -> list[Link]:
+        """Return blocks of the tier below that may begin with what of tokens[:max_length] no chain restores.
+
+        Only their tokens can tell, and those must be read; where too many come into question there are none.
+        """
+        if self.below is None or not self._can_cut:
+            return []
+        links = self.find(partition, tokens, max_length)
+        if max_length - (links[-1].end if links else 0) < _MIN_GUESS:
+            return []
+        whole = [link for link in links if link.num_tokens == MAX_BLOCK_TOKENS]
+        parent, at = (whole[-1].key, whole[-1].end) if whole else (self._keyring.root(partition), 0)
+        known = {link.key for link in links}
+        guesses = [
+            Link(self.below, key, at, 0, 0, num_bytes)
+            for key in self.below.children(parent)
+            if key not in known
+            and self.host.num_bytes(key) is None
+            and (num_bytes := self.below.num_bytes(key)) is not None
+        ]
+        return guesses if len(guesses) <= _MAX_GUESSES else []
+
     def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
         """Return how many of the leading tokens some block in host memory shares, restorable there or not."""
         wanted = to_array(tokens)[:max_length]
         links = self._find_exact(self._keyring.root(partition), wanted)
         at, parent = (links[-1].end, links[-1].key) if links else (0, self._keyring.root(partition))
-        return at + max((common_length(block.tokens, wanted[at:]) for block in self.host.children(parent)), default=0)
+        children = (self.host.peek(key) for key in self.host.children(parent))
+        return at + max((common_length(block.tokens, wanted[at:]) for block in children), default=0)
 
     def make(self, partition: str, links: Sequence[Link], tokens: array[int], start: int, payload: memoryview) -> Block:
         """Return the block of tokens[start:] that hangs on the last of `links` (none: on the root)."""
@@ -103,7 +134,8 @@ class BlockCache:
 
     def _longest_part(self, parent: BlockKey, start: int, wanted: array[int]) -> Link | None:
         rest, best, longest = wanted[start:], None, MIN_PART - 1
-        for block in self.host.children(parent):
+        for key in self.host.children(parent):
+            block = self.host.peek(key)
             shared = common_length(block.tokens, rest)
             if shared > longest:
                 best, longest = block, shared
@@ -122,3 +154,8 @@ class BlockCache:
             best = max(best, (at, -len(path), path), key=lambda found: found[:2])
             stack.extend((link.key, link.end, (*path, link)) for link in self._held(parent, at, wanted))
         return list(best[2])
+
+
+def no_blocks() -> BlockCache:
+    """Return a cache that keeps nothing."""
+    return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)

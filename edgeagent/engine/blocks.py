@@ -102,6 +102,13 @@ class BlockTier(Protocol):
         """
         ...
 
+    def children(self, parent: BlockKey) -> Collection[BlockKey]:
+        """Return the keys of the blocks held whose parent this is; some may be gone.
+
+        Where no key fits, a few of these are read to see whether one begins with the tokens that are wanted.
+        """
+        ...
+
     def num_bytes(self, key: BlockKey) -> int | None:
         """Return how many bytes a read of this block moves; None if it is not held."""
         ...

@@ -13,8 +13,12 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edgeagent.engine.block_cache import BlockCache, no_blocks
+from edgeagent.engine.blocks import TierStats
+from edgeagent.engine.chores import Chores
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.prefix_cache import PrefixCache
+from edgeagent.engine.intake import Intake
+from edgeagent.engine.mover import Mover
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sampling import Logprob, score
 from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
@@ -25,6 +29,8 @@ from edgeagent.types import FinishReason
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
 _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
+_RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
+_LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
 
 def _never() -> bool:
@@ -71,6 +77,8 @@ class EngineStatus:
     num_waiting: int
     num_cells_used: int
     num_idle_prefixes: int
+    host: TierStats
+    disk: TierStats | None
 
 
 class Engine:
@@ -83,17 +91,25 @@ class Engine:
         max_running: int,
         itl_budget_s: float = 0.1,
         drafter: Callable[[CostModel], Drafter] | None = None,
+        blocks: BlockCache | None = None,
         max_forced: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none)."""
+        """`blocks` keeps prefixes that left the cells (None: they are gone then).
+
+        `max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none).
+        """
         self._runner = runner
         self._clock = clock
         # Each running sequence has a token in every batch.
         self._max_running = min(max_running, runner.max_batch)
         self._cost_model = CostModel(runner.max_batch)
         self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model, max_outputs=runner.max_outputs)
-        self._cache = PrefixCache(runner)
+        self._mover = Mover(runner, blocks or no_blocks(), clock)
+        self._cells = self._mover.cells
+        self._intake = Intake(runner, self._mover, self._cost_model, clock)
+        self._chores = Chores(self._mover, clock)
+        self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         self._drafter = drafter(self._cost_model) if drafter is not None else None
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
@@ -107,7 +123,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._mover.has_unsaved)
 
     @property
     def context_length(self) -> int:
@@ -120,8 +136,10 @@ class Engine:
             num_steps=self._num_steps,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_cells_used=self._cache.num_cells_used,
-            num_idle_prefixes=self._cache.num_idle,
+            num_cells_used=self._cells.num_cells_used,
+            num_idle_prefixes=self._cells.num_idle,
+            host=self._mover.blocks.host.stats(),
+            disk=None if self._mover.blocks.below is None else self._mover.blocks.below.stats(),
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
@@ -167,32 +185,34 @@ class Engine:
 
         `step` does so too; called before it, what is known of a prompt can be told before the prompt is computed.
         """
-        outputs = []
+        outputs = self._restore_running()
         for sequence in by_urgency(self._waiting.values()):
             if len(self._running) >= self._max_running:
                 break
-            spec = sequence.spec
-            limit = (len(sequence.tokens) - (0 if spec.prefill_only else 1)) if spec.read_cache else 0
-            started_s = self._clock()
-            if self._running:
-                known = self._cache.match(spec.partition, sequence.tokens, limit)
-                if not self._cache.can_hold(len(sequence.tokens) - known + 1):
-                    break
-            claimed = self._cache.claim(spec.partition, sequence.tokens, limit)
-            if claimed is None:
+            if self._intake.must_wait(sequence, self._running.values()):
+                continue
+            if not self._intake.claim(sequence, is_alone=not self._running):
                 break
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
-            sequence.seq_id, sequence.num_computed = claimed
-            if sequence.marks.claimed_s == 0.0:  # one that was preempted has been told of
-                sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-                sequence.marks.claimed_s = self._clock()
-                sequence.marks.cache_s = sequence.marks.claimed_s - started_s
-            output = Output(sequence)
-            if sequence.num_pending == 0:
-                self._finish(output, FinishReason.STOP)
-            outputs.append(output)
+            outputs += self._advance_intake(sequence)
         return outputs
+
+    def _restore_running(self) -> list[Output]:
+        """Go on with what running sequences have in blocks, and return those that are ready to be computed."""
+        outputs = []
+        for sequence in by_urgency(self._running.values()):
+            if sequence.restoring is not None:
+                outputs += self._advance_intake(sequence)
+        return outputs
+
+    def _advance_intake(self, sequence: Sequence) -> list[Output]:
+        if not self._intake.advance(sequence, self._restore_budget_s):
+            return []
+        output = Output(sequence)
+        if sequence.num_pending == 0:
+            self._finish(output, FinishReason.STOP)
+        return [output]
 
     def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
         """Advance all sequences by one batch and return what came of it.
@@ -205,7 +225,12 @@ class Engine:
         outputs = self.admit()
         works = self._plan()
         if not works:
+            if self._running:
+                self._mover.wait(_LOAD_WAIT_S)
+            else:
+                self._chores.run_idle()
             return outputs
+        self._mover.shed()
         num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
@@ -226,7 +251,8 @@ class Engine:
         finally:
             self.is_in_long_step = False
             self._num_steps += 1
-        self._cost_model.observe(num_tokens, depth, self._clock() - started_s)
+        step_s = self._clock() - started_s
+        self._cost_model.observe(num_tokens, depth, step_s)
         row = 0
         for work in works:
             if work.sequence.marks.prefill_s == 0.0:
@@ -237,18 +263,30 @@ class Engine:
             has_news = output.tokens or output.prompt_logprobs or (in_prompt and work.sequence.spec.reports_progress)
             if has_news or output.finish_reason is not None or output.error is not None:
                 outputs.append(output)
+        self._chores.run_beside(step_s)
         return outputs
+
+    def close(self) -> None:
+        """Keep what can be kept beyond the process; afterwards no method is called."""
+        for sequence_id in [*self._waiting, *self._running]:
+            self.cancel(sequence_id)
+        self._mover.close()
+
+    def purge(self, partition: str | None = None) -> int:
+        """Forget the cached prefixes of a partition (None: of all) but for what runs; return how many blocks went."""
+        return self._mover.purge(partition)
 
     def check_integrity(self) -> None:
         """Assert every invariant between steps; for tests."""
-        self._cache.check_integrity()
+        self._mover.check_integrity()
         assert len(self._running) <= self._max_running
         for sequence in self._waiting.values():
             assert sequence.seq_id is None
             assert sequence.num_computed == 0
         for sequence in self._running.values():
             assert sequence.seq_id is not None
-            assert self._cache.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+            if sequence.restoring is None:
+                assert self._cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
             assert len(sequence.tokens) <= sequence.max_length
             assert sequence.num_cached <= sequence.num_prompt
 
@@ -257,14 +295,14 @@ class Engine:
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
-            running = list(self._running.values())
+            running = [sequence for sequence in self._running.values() if sequence.restoring is None]
             drafts = self._draft(running)
             works = self._scheduler.plan(running, drafts, MIN_CHUNK if self._is_making_up else None)
-            if self._cache.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
+            if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # One alone always has room: its length and its drafts end where the cells do.
-            assert len(running) > 1
-            self._preempt(by_urgency(running)[-1])
+            assert len(self._running) > 1
+            self._preempt(by_urgency(self._running.values())[-1])
         return []
 
     @property
@@ -313,6 +351,7 @@ class Engine:
         if work.num_scored:
             self._score(work, row, output)
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
+        self._intake.checkpoint(sequence)
         if work.num_logits == work.num_scored:
             if sequence.num_pending == 0:
                 self._finish(output, FinishReason.STOP)
@@ -374,13 +413,13 @@ class Engine:
 
     def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
         assert sequence.seq_id is not None
-        self._cache.append(sequence.seq_id, tokens)
+        self._cells.append(sequence.seq_id, tokens)
         sequence.num_computed += len(tokens)
 
     def _rewind(self, sequence: Sequence) -> None:
         """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
         assert sequence.seq_id is not None
-        sequence.num_computed = self._cache.restore(sequence.seq_id)
+        sequence.num_computed = self._cells.restore(sequence.seq_id)
 
     def _restore(self, works: Items[Work], *, is_state_known: bool) -> None:
         """Take an interrupted batch back."""
@@ -388,13 +427,13 @@ class Engine:
             sequence, num_computed = work.sequence, work.sequence.num_computed
             if not is_state_known:
                 assert sequence.seq_id is not None
-                self._cache.reset(sequence.seq_id)
+                self._cells.reset(sequence.seq_id)
             self._rewind(sequence)
             sequence.num_lost += work.num_tokens + num_computed - sequence.num_computed
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
         """The runner found no cells although the ledger did: evict, else preempt, else fail the one that is left."""
-        if self._cache.evict_one():
+        if self._cells.evict_one():
             return []
         if len(self._running) > 1:
             self._preempt(by_urgency(self._running.values())[-1])
@@ -408,7 +447,7 @@ class Engine:
             sequence = work.sequence
             assert sequence.seq_id is not None
             del self._running[sequence.id]
-            self._cache.reset(sequence.seq_id)
+            self._cells.reset(sequence.seq_id)
             self._release(sequence)
             outputs.append(Output(sequence, error=error))
         return outputs
@@ -422,6 +461,4 @@ class Engine:
         assert sequence.seq_id is not None
         if self._drafter is not None:
             self._drafter.release(sequence)
-        # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
-        self._cache.restore(sequence.seq_id)
-        self._cache.release(sequence.seq_id, keep=sequence.spec.write_cache)
+        self._intake.release(sequence)

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from edgeagent.engine.blocks import Block, BlockKey, BlockTier, Importance, TierStats
@@ -68,7 +68,7 @@ class HostTier:
         below: BlockTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._can_cut = can_cut
         self._below = below
         self._clock = clock
@@ -89,9 +89,13 @@ class HostTier:
         entry = self._entries.get(key)
         return None if entry is None else entry.block.num_bytes
 
-    def children(self, parent: BlockKey) -> Iterator[Block]:
-        """Yield the blocks whose parent this is, the newest first."""
-        return (self._entries[key].block for key in reversed(self._children.get(parent, ())))
+    def children(self, parent: BlockKey) -> Collection[BlockKey]:
+        """See BlockTier; the oldest first."""
+        return self._children.get(parent, ())
+
+    def peek(self, key: BlockKey) -> Block:
+        """Return a block that is held, to look at."""
+        return self._entries[key].block
 
     def read(self, key: BlockKey) -> Block | None:
         """See BlockTier; takes no time here."""
@@ -160,7 +164,7 @@ class HostTier:
         return TierStats(
             num_blocks=len(self._entries),
             num_bytes=self._num_bytes,
-            max_bytes=self._max_bytes,
+            max_bytes=self.max_bytes,
             num_hits=self._num_hits,
             num_misses=self._num_misses,
             num_offered=self._num_offered,
@@ -174,7 +178,7 @@ class HostTier:
 
     def check_integrity(self) -> None:
         """Assert every invariant; for tests."""
-        assert self._num_bytes == sum(entry.block.num_bytes for entry in self._entries.values()) <= self._max_bytes
+        assert self._num_bytes == sum(entry.block.num_bytes for entry in self._entries.values()) <= self.max_bytes
         children = sorted(key for keys in self._children.values() for key in keys)
         assert children == sorted(self._entries)
         for entry in self._entries.values():
@@ -221,9 +225,9 @@ class HostTier:
 
     def _make_room(self, block: Block) -> bool:
         """Evict until a block fits; False if it never will."""
-        if block.num_bytes > self._max_bytes:
+        if block.num_bytes > self.max_bytes:
             return False
-        while self._num_bytes + block.num_bytes > self._max_bytes:
+        while self._num_bytes + block.num_bytes > self.max_bytes:
             victim = self._choose_victim(block)
             if victim is None:
                 return False
@@ -240,7 +244,7 @@ class HostTier:
         """
         now_s = self._clock()
         stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}
-        share = self._max_bytes / len({*self._partitions, block.root} - stale | {block.root})
+        share = self.max_bytes / len({*self._partitions, block.root} - stale | {block.root})
         over = [
             partition
             for root, partition in self._partitions.items()

@@ -14,7 +14,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
-from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import MemoryKind
@@ -230,6 +230,12 @@ class LlamaRunner:
         if written == 0:
             raise InternalError(f"llama.cpp could not read positions {start} to {end} of a sequence out of its cells")
         return payload.data[:written].toreadonly()
+
+    def state_bytes(self, seq_id: int) -> int:
+        """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""
+        if self.memory_kind in CUTTABLE:
+            return 0
+        return int(lib.llama_state_seq_get_size_ext(self._context, seq_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
         """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.

@@ -50,6 +50,15 @@ class PrefixCache:
         """Return how many tokens a sequence has in cells."""
         return self._tree.length(seq_id)
 
+    @property
+    def span(self) -> int:
+        """About how far up the used cells reach."""
+        return self._cells.span
+
+    def highest_cell(self, seq_id: int) -> int:
+        """Return about how far up a sequence's cells reach."""
+        return self._cells.highest(seq_id)
+
     def tokens(self, seq_id: int) -> array[int]:
         """Return a sequence's tokens."""
         return self._tree.tokens(seq_id)
@@ -62,6 +71,14 @@ class PrefixCache:
         """Return how many of the leading tokens, at most `max_length`, a claim would find. No side effect."""
         found = self._find(partition, tokens, max_length)
         return found[0] if found else 0
+
+    def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
+        """Return how many of the leading tokens some sequence has, whether or not its memory can be cut there."""
+        return next((length for length, _ in self._tree.match(partition, tokens[:max_length])), 0)
+
+    def is_idle(self, seq_id: int) -> bool:
+        """Whether a sequence ended and its prefix stayed."""
+        return seq_id in self._idle
 
     def can_hold(self, num_tokens: int) -> bool:
         """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""

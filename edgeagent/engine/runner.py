@@ -86,6 +86,10 @@ class Runner(Protocol):
         """Return the bytes of positions [start, end), with the state at `end` where the memory has one."""
         ...
 
+    def state_bytes(self, seq_id: int) -> int:
+        """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""
+        ...
+
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
         """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.
 

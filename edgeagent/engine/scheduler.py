@@ -48,7 +48,7 @@ def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
     """Return sequences in the order in which they are served: tier, then arrival."""
-    return sorted(sequences, key=lambda sequence: (_RANK[sequence.spec.tier], sequence.order))
+    return sorted(sequences, key=lambda sequence: (_RANK[sequence.tier], sequence.order))
 
 
 class Scheduler:
@@ -83,7 +83,7 @@ class Scheduler:
         # Each sequence that samples needs a row; what is scored takes from those that are left.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - (len(running) - len(decoding))
         for sequence in by_urgency(sequence for sequence in running if not sequence.is_decoding):
-            num_tokens = min(sequence.num_pending, room)
+            num_tokens = min(sequence.num_until_stop, room)
             if sequence.is_scoring:
                 num_tokens = min(num_tokens, num_spare, MAX_SCORED)
                 num_spare -= num_tokens

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from edgeagent.engine.mover import Restoring
 from edgeagent.engine.sampling import Sampler
 from edgeagent.types import Tier
 
@@ -19,6 +21,8 @@ class SequenceSpec:
     tokens of the output that are there already (another engine generated them); the sampler has accepted them. With
     `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
     must be computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
+    `boundaries` are positions in the prompt worth coming back to: the end of the system prompt, then others. What it
+    leaves in the cache may be written to disk if `persist`, and stays until it is purged if `pin`.
     """
 
     id: str
@@ -33,6 +37,9 @@ class SequenceSpec:
     delivered: Tokens[int] = ()
     num_prompt_logprobs: int | None = None
     reports_progress: bool = False
+    boundaries: Tokens[int] = ()
+    persist: bool = True
+    pin: bool = False
 
 
 @dataclass(slots=True)
@@ -47,7 +54,7 @@ class Marks:
     last_token_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A prompt and what has been generated; the engine moves `num_computed` towards `len(tokens)`.
 
@@ -69,11 +76,37 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
+    tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent one that waits for its prompt
+    follows: tuple[Sequence, int] | None = None  # waits until that one has computed so many tokens
+    restoring: Restoring | None = None  # while blocks of its beginning are still to come
+    restore_started_s: float = 0.0
+    num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
+    stops: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
+
+    def __post_init__(self) -> None:
+        self.tier = self.spec.tier
 
     @property
     def id(self) -> str:
         """The request's id."""
         return self.spec.id
+
+    @property
+    def num_usable(self) -> int:
+        """How many leading tokens may come from a cache: one must be computed where something is to be sampled."""
+        if not self.spec.read_cache:
+            return 0
+        return len(self.tokens) - (0 if self.spec.prefill_only else 1)
+
+    def add_stop(self, position: int) -> None:
+        """Make a chunk of the prompt end at a position, if that is still to come."""
+        if self.num_computed < position < self.num_prompt and position not in self.stops:
+            bisect.insort(self.stops, position)
+
+    @property
+    def num_until_stop(self) -> int:
+        """Pending tokens up to where the next chunk must end."""
+        return next((stop for stop in self.stops if stop > self.num_computed), len(self.tokens)) - self.num_computed
 
     @property
     def num_output(self) -> int:

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import pytest
 
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftLength, DraftModel
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
-from tests.fakes import FakeRunner, next_token
+from tests.fakes import FakeRunner, FakeTier, next_token
 
 END = 0
 GREEDY = SamplingParams(
@@ -70,12 +73,22 @@ def run(engine: Engine, check: bool = True) -> dict[str, tuple[list[int], Finish
     raise AssertionError("the engine does not come to an end")
 
 
-def make_engine(runner: FakeRunner, *, max_running: int = 4, draft: FakeRunner | None = None) -> Engine:
+def make_engine(
+    runner: FakeRunner,
+    *,
+    max_running: int = 4,
+    draft: FakeRunner | None = None,
+    host_bytes: int = 0,
+    below: FakeTier | None = None,
+) -> Engine:
     def drafter(cost_model: CostModel) -> DraftModel:
         assert draft is not None
         return DraftModel(draft, DraftLength(4, cost_model))
 
-    return Engine(runner, max_running=max_running, drafter=drafter if draft else None)
+    can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
+    host = HostTier(host_bytes, can_cut=can_cut, below=below)
+    blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
+    return Engine(runner, max_running=max_running, drafter=drafter if draft else None, blocks=blocks)
 
 
 class TestOne:
@@ -378,15 +391,19 @@ class TestFailure:
 def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative: bool) -> None:
     rng = random.Random(seed)
     runner = FakeRunner(
-        num_cells=rng.choice((48, 96, 256)),
+        num_cells=rng.choice((48, 96, 256, 1024)),
         num_sequences=rng.choice((4, 6, 12)),
         max_batch=rng.choice((8, 16, 64)),
         memory_kind=kind,
     )
     # The draft agrees by chance only where its own function of the prefix is the same: give it the same one.
     draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None
-    engine = make_engine(runner, max_running=rng.choice((1, 2, 4)), draft=draft)
+    host_bytes = rng.choice((0, 3000, 20_000, 1 << 20))
+    below = rng.choice((None, FakeTier()))
+    engine = make_engine(runner, max_running=rng.choice((1, 2, 4)), draft=draft, host_bytes=host_bytes, below=below)
     known: list[list[int]] = [[rng.randrange(1, 50) for _ in range(10)]]
+    if runner.num_cells == 1024:
+        known.append([rng.randrange(1, 50) for _ in range(700)])
     expected: dict[str, Expected] = {}
     outputs: dict[str, list[int]] = {}
     finished: dict[str, FinishReason] = {}
@@ -411,6 +428,11 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         # One that has the memory to itself and is refused has failed; see TestFailure.
         if rng.random() < 0.02 and engine.status().num_running > 2:
             runner.refuse_next = True
+        runner.refuse_restores = rng.random() < 0.05
+        if below is not None and below.blocks and rng.random() < 0.02:
+            below.lost.add(rng.choice(list(below.blocks)))
+        if rng.random() < 0.005:
+            engine.purge()
         for output in engine.step():
             name = output.sequence.id
             assert output.error is None
@@ -431,3 +453,4 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         room = runner.num_cells - len(want.prompt)
         tokens, reason = naive(want.prompt, min(want.max_tokens, room))
         assert (outputs[name], finished[name]) == (tokens, reason), name
+    engine.close()

@@ -1,0 +1,47 @@
+"""When idle prefixes are read out of the cells: all at once while nothing else is to do, else beside live streams.
+
+A block takes about a millisecond. Beside live streams so few steps carry one that neither the rate nor the tail of the
+gaps between tokens shows it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edgeagent.engine.mover import Mover
+
+_SHARE = 0.01  # of the time of steps
+_NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
+_IDLE_BUDGET_S = 0.003  # until commands are looked at again
+# Idle prefixes that keep the used cells spread over this many more than they are leave when nothing runs.
+_MAX_GAP = 512
+
+
+class Chores:
+    """Spends spare time on one mover's work."""
+
+    def __init__(self, mover: Mover, clock: Callable[[], float] = time.monotonic) -> None:
+        self._mover = mover
+        self._clock = clock
+        self._credit_s = 0.0
+        self._num_steps = 0
+
+    def run_beside(self, step_s: float) -> None:
+        """Do what may be done after a step that took so long."""
+        if not self._mover.has_unsaved:
+            self._credit_s = self._num_steps = 0
+            return
+        self._credit_s += step_s * _SHARE
+        self._num_steps += 1
+        if self._num_steps >= _NUM_STEPS_BETWEEN and self._credit_s >= self._mover.next_save_s:
+            self._mover.save_one()
+            self._credit_s = self._num_steps = 0
+
+    def run_idle(self) -> None:
+        """Use a moment in which nothing is to be computed."""
+        started_s = self._clock()
+        while self._mover.has_unsaved and self._clock() - started_s < _IDLE_BUDGET_S:
+            self._mover.save_one()
+        if not self._mover.has_unsaved:
+            self._mover.compact(_MAX_GAP)

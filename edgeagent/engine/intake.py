@@ -1,0 +1,147 @@
+"""How a waiting sequence gets its beginning: from another's prefill, from cells, from blocks.
+
+It decides for one sequence at a time; whose turn it is and what a step computes is the engine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from edgeagent.engine.block_cache import Link
+from edgeagent.engine.blocks import Importance
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.mover import Mover
+from edgeagent.engine.radix_tree import common_length
+from edgeagent.engine.runner import CUTTABLE, Runner
+from edgeagent.engine.sequence import Sequence
+from edgeagent.types import MemoryKind
+
+# Fewer tokens than this are computed again rather than waited for, and get no state of their own.
+_MIN_SHARED = 32
+
+
+class Intake:
+    """Claims, restores and joins for one runner."""
+
+    def __init__(
+        self, runner: Runner, mover: Mover, cost_model: CostModel, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._runner = runner
+        self._mover = mover
+        self._cost_model = cost_model
+        self._clock = clock
+
+    def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a running sequence is about to compute more of this one's prompt than is to be had now.
+
+        That one then gets this one's urgency, and keeps a state there where its memory is one.
+        """
+        if sequence.follows is not None:
+            leader, length = sequence.follows
+            if leader.seq_id is not None and leader.num_computed < length and leader in running:
+                return True
+            sequence.follows = None
+        best: tuple[int, Sequence] | None = None
+        wanted = sequence.tokens[: sequence.num_usable]
+        for other in running:
+            if other.spec.partition == sequence.spec.partition and other.num_computed < other.num_prompt:
+                shared = common_length(other.tokens[: other.num_prompt], wanted)
+                if shared > max(other.num_computed, best[0] if best else 0):
+                    best = shared, other
+        if best is None:
+            return False
+        length, leader = best
+        known, links = self._find(sequence)
+        if length < max(known, links[-1].end if links else 0) + _MIN_SHARED:
+            return False
+        sequence.follows = leader, length
+        leader.tier = min(leader.tier, sequence.tier, key=list(type(leader.tier)).index)
+        if self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+            leader.add_stop(length)
+        return True
+
+    def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
+        """Give a sequence an id with what is known of its prompt, and begin to restore the rest; False if it must wait.
+
+        One that is alone needs no proof that there is room for it.
+        """
+        started_s = self._clock()
+        length, links = self._find(sequence)
+        if not is_alone and not self._mover.cells.can_hold(len(sequence.tokens) - length + 1):
+            return False
+        claimed = self._mover.claim(sequence.spec.partition, sequence.tokens, length)
+        if claimed is None:
+            return False
+        sequence.seq_id, sequence.num_computed = claimed
+        sequence.restore_started_s = started_s
+        wanted = links if sequence.num_computed == length else []
+        sequence.restoring = self._mover.begin(sequence.seq_id, sequence.tokens, sequence.num_usable, wanted)
+        return True
+
+    def advance(self, sequence: Sequence, budget_s: float) -> bool:
+        """Restore for about so long; True when the sequence may be computed, which the first time tells its usage."""
+        assert sequence.seq_id is not None
+        if sequence.restoring is not None:
+            if not self._mover.advance(sequence.restoring, budget_s):
+                return False
+            sequence.num_restored = dict(sequence.restoring.num_restored)
+            sequence.restoring = None
+        sequence.num_computed = self._mover.cells.length(sequence.seq_id)
+        if sequence.marks.claimed_s == 0.0:  # one that was preempted has been told of
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            sequence.marks.claimed_s = self._clock()
+            sequence.marks.cache_s = sequence.marks.claimed_s - sequence.restore_started_s
+        self._add_stops(sequence)
+        return True
+
+    def checkpoint(self, sequence: Sequence) -> None:
+        """Keep what of a prompt that was computed so far could not be kept later."""
+        if sequence.spec.write_cache and self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+            is_due = self._runner.memory_kind in CUTTABLE or sequence.num_computed in sequence.stops
+            if is_due:
+                assert sequence.seq_id is not None
+                self._mover.checkpoint(sequence.seq_id, self.importance(sequence))
+
+    def release(self, sequence: Sequence) -> None:
+        """End a sequence; what it computed stays as a prefix where it may."""
+        assert sequence.seq_id is not None
+        if sequence.restoring is not None:
+            self._mover.stop(sequence.restoring)
+            sequence.restoring = None
+        # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
+        self._mover.cells.restore(sequence.seq_id)
+        self._mover.release(sequence.seq_id, keep=sequence.spec.write_cache, importance=self.importance(sequence))
+
+    @staticmethod
+    def importance(sequence: Sequence) -> Importance:
+        """Return how much what a sequence leaves is worth."""
+        if not sequence.spec.persist:
+            return Importance.VOLATILE
+        return Importance.PINNED if sequence.spec.pin else Importance.IDLE
+
+    def _find(self, sequence: Sequence) -> tuple[int, list[Link]]:
+        return self._mover.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)
+
+    def _prefill_s(self, num_tokens: int, depth: int) -> float | None:
+        """Return the expected seconds of computing so many tokens of a prompt from a depth on."""
+        per_step = min(num_tokens, self._runner.max_batch)
+        step_s = self._cost_model.predict(per_step, depth + num_tokens // 2)
+        return None if step_s is None else step_s * num_tokens / per_step
+
+    def _add_stops(self, sequence: Sequence) -> None:
+        """Choose where a prompt's chunks end, for a memory whose state can only be kept where it is.
+
+        1. At boundaries that the text names (the end of the system prompt, of the last message), else before the last
+           token, for the same prompt again. 2. Where it leaves another prompt that was seen. 3. Every so often.
+        """
+        if self._runner.memory_kind in CUTTABLE or not sequence.spec.write_cache:
+            return
+        spec, prompt = sequence.spec, sequence.tokens[: sequence.num_prompt]
+        for boundary in spec.boundaries or (sequence.num_prompt - 1,):
+            sequence.add_stop(boundary)
+        sequence.add_stop(self._mover.num_shared(spec.partition, prompt, sequence.num_usable))
+        interval = self._mover.checkpoint_interval()
+        for position in range(interval, sequence.num_prompt, interval):
+            if all(abs(position - stop) >= _MIN_SHARED for stop in sequence.stops):
+                sequence.add_stop(position)

@@ -1,0 +1,72 @@
+"""Reads blocks from a slow tier on a thread of its own, so that no token waits for a disk."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+from edgeagent.engine.blocks import Block, BlockKey, BlockTier
+
+
+class BlockLoader:
+    """Asked for keys, it has their blocks some time later. All but the reading is for the engine's thread."""
+
+    def __init__(self, tier: BlockTier) -> None:
+        self._tier = tier
+        self._asked: SimpleQueue[BlockKey | None] = SimpleQueue()
+        self._read: SimpleQueue[tuple[BlockKey, Block | None]] = SimpleQueue()
+        self._loaded: dict[BlockKey, Block | None] = {}
+        self._num_wanted: dict[BlockKey, int] = {}
+        self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
+        self._thread.start()
+
+    def request(self, key: BlockKey) -> None:
+        """Ask for a block; each request is ended by one `take` that finds it, or by `forget`."""
+        self._num_wanted[key] = self._num_wanted.get(key, 0) + 1
+        if self._num_wanted[key] == 1:
+            self._asked.put(key)
+
+    def is_loaded(self, key: BlockKey) -> bool:
+        """Whether the answer to a request is there."""
+        self._collect(timeout_s=None)
+        return key in self._loaded
+
+    def take(self, key: BlockKey) -> Block | None:
+        """Return a block that is loaded; None if the tier could not give it."""
+        block = self._loaded[key]
+        self.forget(key)
+        return block
+
+    def forget(self, key: BlockKey) -> None:
+        """Take back a request."""
+        self._num_wanted[key] -= 1
+        if self._num_wanted[key] == 0:
+            del self._num_wanted[key]
+            self._loaded.pop(key, None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something more is loaded, for a while."""
+        self._collect(timeout_s)
+
+    def close(self) -> None:
+        """End the thread; what it reads just now it reads to its end."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def _collect(self, timeout_s: float | None) -> None:
+        try:
+            while True:
+                key, block = self._read.get(block=timeout_s is not None, timeout=timeout_s)
+                timeout_s = None
+                if key in self._num_wanted:
+                    self._loaded[key] = block
+        except Empty:
+            pass
+
+    def _run(self) -> None:
+        while (key := self._asked.get()) is not None:
+            try:
+                block = self._tier.read(key)
+            except Exception:  # the thread's edge: a tier that fails has nothing
+                block = None
+            self._read.put((key, block))

@@ -1,0 +1,293 @@
+"""Prefixes beyond the cells: host memory, a slow tier below, and prompts computed once for several requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.blocks import Importance, Keyring
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.types import FinishReason, MemoryKind, Tier
+from tests.engine.test_engine import greedy, naive, run
+from tests.fakes import FakeClock, FakeRunner, FakeTier
+
+KINDS = [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT]
+SECRET = b"s" * 32
+
+
+def make_engine(
+    runner: FakeRunner,
+    *,
+    below: FakeTier | None = None,
+    host_bytes: int = 1 << 20,
+    max_running: int = 4,
+    clock: Callable[[], float] | None = None,
+) -> Engine:
+    """Make an engine whose clock stands still, unless it is given one: then it only restores what is worth it."""
+    can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
+    host = HostTier(host_bytes, can_cut=can_cut, below=below)
+    blocks = BlockCache(Keyring(b"fake", SECRET), host, below, can_cut=can_cut)
+    return Engine(runner, max_running=max_running, blocks=blocks, clock=clock or FakeClock())
+
+
+def prompt_of(length: int, seed: int = 1) -> list[int]:
+    return [1 + (seed * 7 + index * index) % 49 for index in range(length)]
+
+
+def ask(engine: Engine, name: str, prompt: list[int], **options: object) -> Sequence:
+    """Run one request to its end, and check its answer."""
+    sequence = engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3, **options))  # type: ignore[arg-type]
+    results = run(engine)
+    assert results[name] == naive(prompt, 3)
+    return sequence
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_evicted_from_the_cells_comes_back_from_host_memory(kind: MemoryKind) -> None:
+    runner = FakeRunner(num_cells=700, max_batch=64, memory_kind=kind)
+    engine = make_engine(runner)
+    prompts = [prompt_of(600, seed) for seed in range(3)]
+    for index, prompt in enumerate(prompts):
+        assert ask(engine, f"first {index}", prompt).num_cached == 0
+    for index, prompt in enumerate(prompts):
+        before = runner.num_tokens_computed
+        sequence = ask(engine, f"again {index}", prompt)
+        assert sequence.num_cached == 599, "the last token must be computed for its logits"
+        assert runner.num_tokens_computed - before <= 3
+        assert index == 2 or sum(sequence.num_restored.values()) >= 580
+
+
+def test_host_memory_gives_part_of_a_block() -> None:
+    runner = FakeRunner(num_cells=700, max_batch=64)
+    engine = make_engine(runner)
+    prompt = prompt_of(600)
+    ask(engine, "a", prompt)
+    ask(engine, "b", prompt_of(600, 2))
+    edited = ask(engine, "c", [*prompt[:345], *prompt_of(50, 3)])
+    assert edited.num_cached == 345
+    assert edited.num_restored == {"host": 345}
+
+
+def test_an_idle_prefix_leaves_the_cells_when_another_computes() -> None:
+    runner = FakeRunner(num_cells=2048, max_batch=64)
+    engine = make_engine(runner)
+    ask(engine, "a", prompt_of(600))
+    assert engine.status().num_idle_prefixes == 1
+    engine.add(SequenceSpec("b", prompt_of(10, 5), greedy(), max_tokens=3))
+    engine.step()
+    assert (engine.status().num_idle_prefixes, engine.status().num_cells_used) == (0, 10)
+    run(engine)
+    assert ask(engine, "c", prompt_of(600)).num_cached == 599
+
+
+def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> None:
+    runner = FakeRunner(num_cells=2048, max_batch=64, end_token=-1)
+    engine = make_engine(runner)
+    engine.add(SequenceSpec("live", prompt_of(5), greedy(), max_tokens=400))
+    engine.step()
+    engine.add(SequenceSpec("short", prompt_of(300, 4), greedy(), max_tokens=1))
+    while engine.status().num_running + engine.status().num_waiting > 1:
+        engine.step()
+    num_steps = engine.status().num_steps
+    assert engine.status().num_idle_prefixes == 1
+    while engine.status().num_idle_prefixes:
+        engine.step()
+        engine.check_integrity()
+    assert engine.status().num_steps - num_steps >= 50, "two blocks, 25 steps apart"
+    engine.cancel("live")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_prompt_in_flight_is_computed_once(kind: MemoryKind) -> None:
+    runner = FakeRunner(num_cells=4096, max_batch=64, memory_kind=kind)
+    engine = make_engine(runner)
+    system = prompt_of(500)
+    prompts = {f"s{index}": [*system, *prompt_of(20, index + 3)] for index in range(4)}
+    sequences = {
+        name: engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3)) for name, prompt in prompts.items()
+    }
+    assert run(engine) == {name: naive(prompt, 3) for name, prompt in prompts.items()}
+    assert sequences["s0"].num_cached == 0
+    assert all(sequences[name].num_cached >= 500 for name in ("s1", "s2", "s3"))
+    assert runner.num_tokens_computed < 500 + 4 * 20 + 4 * 3 + 1
+
+
+def test_who_is_waited_for_gets_the_urgency_of_those_that_wait() -> None:
+    runner = FakeRunner(num_cells=4096, max_batch=64)
+    engine = make_engine(runner)
+    system = prompt_of(300)
+    slow = engine.add(SequenceSpec("slow", [*system, 3], greedy(), max_tokens=1, tier=Tier.BATCH))
+    engine.step()
+    engine.add(SequenceSpec("urgent", [*system, 5], greedy(), max_tokens=1, tier=Tier.REALTIME))
+    engine.step()
+    assert slow.tier is Tier.REALTIME
+    run(engine)
+
+
+def test_who_waits_for_one_that_is_cancelled_goes_on_with_what_it_left() -> None:
+    runner = FakeRunner(num_cells=4096, max_batch=64)
+    engine = make_engine(runner)
+    system = prompt_of(300)
+    engine.add(SequenceSpec("first", [*system, 3], greedy(), max_tokens=1))
+    engine.step()
+    second = engine.add(SequenceSpec("second", [*system, 5], greedy(), max_tokens=1))
+    engine.step()
+    assert second.seq_id is None
+    engine.cancel("first")
+    assert run(engine)["second"] == naive([*system, 5], 1)
+    assert second.num_cached == 128
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_finds_everything_in_the_tier_below(kind: MemoryKind) -> None:
+    below = FakeTier()
+    first = make_engine(FakeRunner(num_cells=4096, memory_kind=kind), below=below)
+    prompt = prompt_of(600)
+    ask(first, "a", prompt)
+    ask(first, "private", prompt_of(300, 9), persist=False)
+    first.close()
+    second = make_engine(FakeRunner(num_cells=4096, memory_kind=kind), below=below)
+    again = ask(second, "a", [*prompt, 7, 7])
+    assert again.num_cached == (600 if kind is MemoryKind.FULL_ATTENTION else 599)
+    assert again.num_restored == {"disk": again.num_cached}
+    assert ask(second, "private", prompt_of(300, 9)).num_cached == 0, "it was not to leave memory"
+
+
+def test_a_damaged_block_ends_a_restore_where_it_is() -> None:
+    below = FakeTier()
+    first = make_engine(FakeRunner(num_cells=4096), below=below)
+    prompt = prompt_of(800)
+    ask(first, "a", prompt)
+    first.close()
+    below.lost.update(key for key, block in below.blocks.items() if block.start == 512)
+    second = make_engine(FakeRunner(num_cells=4096), below=below)
+    assert ask(second, "a", prompt).num_cached == 512
+    assert ask(second, "b", [*prompt[:300], 9]).num_cached == 300
+
+
+def test_streams_go_on_while_another_waits_for_the_disk() -> None:
+    class SlowTier(FakeTier):
+        def read(self, key: bytes):  # type: ignore[no-untyped-def]
+            time.sleep(0.002)
+            return super().read(key)
+
+    below = SlowTier()
+    first = make_engine(FakeRunner(num_cells=4096), below=below)
+    prompt = prompt_of(1500)
+    ask(first, "a", prompt)
+    first.close()
+    engine = make_engine(FakeRunner(num_cells=4096, end_token=-1), below=below)
+    engine.add(SequenceSpec("live", prompt_of(5), greedy(), max_tokens=100_000))
+    engine.step()
+    waiting = engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=1))
+    num_steps = engine.status().num_steps
+    while waiting.num_cached == 0:
+        engine.step()
+    assert engine.status().num_steps - num_steps > 1
+    assert waiting.num_cached == 1499
+    engine.cancel("live")
+    engine.cancel("b")
+    engine.check_integrity()
+
+
+def test_a_cancel_in_the_middle_of_a_restore_leaves_nothing_open() -> None:
+    below = FakeTier()
+    first = make_engine(FakeRunner(num_cells=4096), below=below)
+    prompt = prompt_of(1500)
+    ask(first, "a", prompt)
+    first.close()
+    engine = make_engine(FakeRunner(num_cells=4096), below=below)
+    engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=1))
+    engine.admit()
+    assert engine.cancel("b") is not None
+    engine.check_integrity()
+    assert ask(engine, "c", prompt).num_cached == 1499
+
+
+def test_blocks_that_would_take_longer_than_computing_are_left_alone() -> None:
+    clock = FakeClock()
+
+    class Slow(FakeRunner):
+        def restore(self, seq_id: int, payload: memoryview, end: int) -> bool:  # type: ignore[override]
+            clock.advance(2.0)
+            return super().restore(seq_id, payload, end)
+
+        def decode(self, slices: list[Slice]) -> None:  # type: ignore[override]
+            clock.advance(0.1)
+            super().decode(slices)
+
+    engine = make_engine(Slow(num_cells=1100, max_batch=64), clock=clock)
+    for seed in (1, 2, 1, 2):
+        ask(engine, f"{seed}", prompt_of(900, seed))
+    assert ask(engine, "b", prompt_of(900, 1)).num_cached == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_purge_forgets_a_partition_in_all_tiers(kind: MemoryKind) -> None:
+    below = FakeTier()
+    engine = make_engine(FakeRunner(num_cells=4096, memory_kind=kind), below=below)
+    for partition in ("mine", "yours"):
+        ask(engine, partition, prompt_of(300), partition=partition)
+        ask(engine, partition, [*prompt_of(300), 5], partition=partition)
+    assert engine.purge("mine") > 0
+    engine.check_integrity()
+    assert ask(engine, "a", prompt_of(300), partition="mine").num_cached == 0
+    assert ask(engine, "b", prompt_of(300), partition="yours").num_cached == 299
+
+
+class TestCheckpoints:
+    """A memory that is a state can be kept only where it is."""
+
+    def test_they_are_at_the_boundaries_that_the_text_names(self) -> None:
+        runner = FakeRunner(num_cells=4096, memory_kind=MemoryKind.RECURRENT)
+        engine = make_engine(runner)
+        system, question = prompt_of(200), prompt_of(100, 2)
+        ask(engine, "a", [*system, *question, 7, 7], boundaries=(200, 300))
+        assert ask(engine, "other question", [*system, *prompt_of(50, 3)]).num_cached == 200
+        assert ask(engine, "other answer", [*system, *question, 8, 8]).num_cached == 300
+
+    def test_a_prompt_without_boundaries_can_be_asked_again(self) -> None:
+        runner = FakeRunner(num_cells=4096, memory_kind=MemoryKind.RECURRENT)
+        engine = make_engine(runner)
+        ask(engine, "a", prompt_of(100))
+        assert ask(engine, "b", prompt_of(100)).num_cached == 99
+
+    def test_where_two_prompts_part_the_third_goes_on(self) -> None:
+        runner = FakeRunner(num_cells=4096, memory_kind=MemoryKind.RECURRENT)
+        engine = make_engine(runner)
+        cached = [ask(engine, f"{n}", [*prompt_of(170), *prompt_of(60, n + 3)]).num_cached for n in range(3)]
+        assert cached == [0, 0, 170]
+
+    def test_long_prompts_have_them_every_so_often(self) -> None:
+        runner = FakeRunner(num_cells=4096, memory_kind=MemoryKind.RECURRENT)
+        engine = make_engine(runner)
+        ask(engine, "a", prompt_of(1000))
+        assert ask(engine, "b", [*prompt_of(600), 1, 1, 1]).num_cached == 512
+
+
+def test_pinned_prefixes_stay_when_others_flood_the_cache() -> None:
+    runner = FakeRunner(num_cells=700)
+    engine = make_engine(runner, host_bytes=8000)
+    ask(engine, "kiosk", prompt_of(200), pin=True)
+    for seed in range(20):
+        ask(engine, f"{seed}", prompt_of(400, seed + 2))
+    assert ask(engine, "again", prompt_of(200)).num_cached == 199
+
+
+def test_finish_reason_of_a_prefill_that_is_wholly_in_blocks() -> None:
+    runner = FakeRunner(num_cells=700)
+    engine = make_engine(runner)
+    ask(engine, "a", prompt_of(600))
+    ask(engine, "b", prompt_of(600, 2))
+    engine.add(SequenceSpec("c", prompt_of(600), greedy(), prefill_only=True))
+    assert run(engine) == {"c": ([], FinishReason.STOP)}
+
+
+def test_importance_orders_as_documented() -> None:
+    assert list(Importance) == sorted(Importance)
