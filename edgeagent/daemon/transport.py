@@ -13,6 +13,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from edgeagent import metrics
 from edgeagent.api.security import MAX_HEADER_BYTES
@@ -22,8 +23,14 @@ MAX_TARGET_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 10.0
 # The session closes a socket that does not drain with a reason of its own; this is for when even that gets stuck.
-SOCKET_STALL_TIMEOUT_S = 40.0
+SOCKET_STALL_TIMEOUT_S = 11.0
+# A message's size is bounded, the number of its pieces is not: they may be empty.
+MAX_FRAGMENTS = 16_384
+# What a client still sends when its connection has failed is read and dropped for this long: closing at once would
+# reset the connection, and the close frame that says why might be lost.
+LINGER_S = 1.0
 GOING_AWAY = 1001
+TOO_BIG = 1009
 
 _MESSAGES = {
     HTTPStatus.BAD_REQUEST: "the request is not valid HTTP/1.1, or its target is not a path",
@@ -125,6 +132,13 @@ class GuardedHttp(HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
         super().on_headers_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        """Let the WebSocket's protocol go on, where RFC 6455 (section 4.1) allows the request to ask for it."""
+        if self.scope["method"] != "GET" or self.scope["http_version"] != "1.1":
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        else:
+            super().handle_websocket_upgrade()
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_in_head = True
@@ -189,6 +203,41 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         self._stall.stop()
         super().resume_writing()
+
+    def handle_parser_exception(self) -> None:
+        """Say why the connection has failed, and let what is on its way run out."""
+        if self.close_sent:
+            return
+        if self.conn.close_sent is None:
+            # No WebSocket yet: the library refused the handshake itself.
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+            return
+        self.close_sent = True
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.stop_keepalive()
+        self.close_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a piece of a message."""
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.conn.fail(TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Answer, unless the client does not read: of many pings one must be answered (RFC 6455, section 5.5.3)."""
+        answer = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(answer))
 
     def shutdown(self) -> None:
         """Close with 1001, which clients take as a reason to connect again elsewhere or later."""
