@@ -14,15 +14,21 @@ from edgeagent.errors import EdgeAgentError
 
 # openai clients ignore Retry-After over 120 s and then give up altogether.
 MAX_RETRY_AFTER_S = 120.0
+DEFAULT_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a class of error looks on the wire. `retry` False tells openai clients not to try a 5xx again."""
+    """How a class of error looks on the wire.
+
+    `retry` False tells openai clients not to try a 5xx again; `may_pass`, that trying again may help: when, it says in
+    Retry-After.
+    """
 
     status: int
     type: str
     retry: bool | None = None
+    may_pass: bool = False
 
 
 SHAPES: dict[type[EdgeAgentError], Shape] = {
@@ -39,13 +45,13 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.ResponseNotFound: Shape(400, "invalid_request_error"),
     errors.Unauthorized: Shape(401, "authentication_error"),
     errors.Forbidden: Shape(403, "permission_error"),
-    errors.Overloaded: Shape(429, "rate_limit_error"),
-    errors.ModelLoading: Shape(503, "unavailable_error"),
+    errors.Overloaded: Shape(429, "rate_limit_error", may_pass=True),
+    errors.ModelLoading: Shape(503, "unavailable_error", may_pass=True),
     errors.RequestTimeout: Shape(504, "timeout_error", retry=False),
     errors.ModelLoadFailed: Shape(500, "model_error", retry=False),
-    errors.WorkerCrashed: Shape(503, "server_error"),
-    errors.ModelChanged: Shape(503, "server_error"),
-    errors.BackendUnavailable: Shape(503, "unavailable_error"),
+    errors.WorkerCrashed: Shape(503, "server_error", may_pass=True),
+    errors.ModelChanged: Shape(503, "server_error", may_pass=True),
+    errors.BackendUnavailable: Shape(503, "unavailable_error", may_pass=True),
     errors.InternalError: Shape(500, "server_error"),
     errors.ConfigError: Shape(500, "server_error", retry=False),
     errors.StoreError: Shape(500, "server_error", retry=False),
@@ -84,8 +90,8 @@ def error_headers(error: EdgeAgentError) -> dict[str, str]:
     if shape.retry is not None:
         headers["x-should-retry"] = "true" if shape.retry else "false"
     delay_s = error.retry_after_s
-    if delay_s is None and isinstance(error, errors.Overloaded | errors.ModelLoading):
-        delay_s = 1.0
+    if delay_s is None and shape.may_pass:
+        delay_s = DEFAULT_RETRY_AFTER_S
     if delay_s is not None:
         delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)
         headers["retry-after"] = str(math.ceil(delay_s))

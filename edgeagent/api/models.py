@@ -63,7 +63,7 @@ async def health(request: Request) -> JSONResponse:
     else:
         message = "No model is ready" if state in (None, *UNUSABLE) else "Loading model"
     error = {"code": HTTPStatus.SERVICE_UNAVAILABLE.value, "message": message, "type": "unavailable_error"}
-    return JSONResponse({"error": error}, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse({"error": error}, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
