@@ -63,8 +63,8 @@ OWNERS: dict[str, set[str]] = {
     "psutil": {"runtime_file", "engine", "worker", "daemon", "cli"},
     "websockets": {"client", "bench"},
 }
-# The engine's only threads: those that wait for a disk. They talk through queues.
-WAIT_FOR_DISKS = {Path("engine/loader.py"), Path("engine/block_store/store.py"), Path("engine/block_store/keeper.py")}
+# The engine's only thread, which waits for a disk. It talks through queues.
+WAIT_FOR_DISKS = {Path("engine/loader.py")}
 # pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
 BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
 
