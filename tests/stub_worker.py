@@ -296,6 +296,12 @@ class Stub:
         self.live[request_id] = False
         self.preparing_since_s = time.monotonic()
 
+    def do_spin(self, request_id: str, num: str = "0") -> None:
+        """Give some tokens, then compute for ever without looking up."""
+        self.tokens(request_id, int(num))
+        while True:
+            pass
+
     def do_fail(self, request_id: str, code: str) -> None:
         del self.live[request_id]
         send(Failed(request_id, code, "it would not", param="prompt"))
@@ -325,6 +331,10 @@ class Stub:
         self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
         while True:
             self.token(request_id, 0)
+
+    def do_many_parts(self, request_id: str) -> None:
+        for _ in range(1000):
+            send(Steps(time.monotonic(), (StepItem(request_id, (TextDelta("x" * 500_000),), is_part=True),)))
 
     def do_close_output(self, request_id: str) -> None:
         os.close(1)

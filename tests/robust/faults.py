@@ -1,0 +1,178 @@
+"""A whole daemon over a scripted worker, in this process, and the invariants that hold whatever the worker does.
+
+I1 it answers /health; I2 each request ends once, without a gap or a repeat; I3 nothing leaks; I7 the same question has
+the same answer as before; I8 it goes on serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from websockets.asyncio.client import ClientConnection, connect
+
+from edgeagent.backends.local import LocalBackend
+from edgeagent.config import Config, EngineConfig
+from edgeagent.router.router import Router
+from edgeagent.types import ModelStatus, WorkerState
+from edgeagent.worker.pool import Pool
+from edgeagent.worker.watchdog import Patience
+from tests.daemon.running import Running, running
+from tests.robust.stub_service import Files
+from tests.stub_worker import num_lives, stub_command
+from tests.worker.support import QUICK, eventually
+
+# A machine under load, not the 250 ms that a quiet one keeps.
+MAX_HEALTH_S = 5.0
+TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+
+
+@dataclass
+class Stream:
+    """One response over a WebSocket, checked as it comes: I2."""
+
+    socket: ClientConnection
+    events: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+
+    async def next(self) -> dict[str, Any]:
+        event: dict[str, Any] = json.loads(await self.socket.recv())
+        assert not self.events or self.events[-1]["type"] not in TERMINAL, "an event after the end"
+        assert event["type"] != "error", event
+        assert event["sequence_number"] == len(self.events)
+        self.events.append(event)
+        if event["type"] == "response.output_text.delta":
+            self.text += event["delta"]
+        return event
+
+    async def until(self, num_tokens: int) -> Stream:
+        """Return once the text of so many tokens has come."""
+        while len(self.text.split()) < num_tokens:
+            await self.next()
+        return self
+
+    async def end(self) -> Stream:
+        """Return once the response has ended."""
+        while not self.events or self.events[-1]["type"] not in TERMINAL:
+            await self.next()
+        assert {event["response"]["id"] for event in self.events if "response" in event} == {self.response["id"]}
+        words = self.text.split()
+        assert words == [str(index) for index in range(len(words))], "a gap or a repeat"
+        return self
+
+    @property
+    def response(self) -> dict[str, Any]:
+        response: dict[str, Any] = self.events[-1]["response"]
+        return response
+
+    @property
+    def handovers(self) -> list[dict[str, Any]]:
+        handovers: list[dict[str, Any]] = self.response["edgeagent"].get("handovers", [])
+        return handovers
+
+
+@dataclass
+class Faulty:
+    """The daemon, and what a test does to it."""
+
+    daemon: Running
+    lives: Path
+
+    @asynccontextmanager
+    async def socket(self) -> AsyncIterator[ClientConnection]:
+        async with connect(f"ws://127.0.0.1:{self.daemon.port}/v1/responses") as socket:
+            yield socket
+
+    async def say(self, socket: ClientConnection, text: str) -> Stream:
+        """Ask for a response on an open socket."""
+        await socket.send(json.dumps({"type": "response.create", "input": text, "store": False}))
+        return Stream(socket)
+
+    async def ask(self, text: str) -> Stream:
+        """Ask on a socket of its own and wait for the end."""
+        async with self.socket() as socket:
+            return await (await self.say(socket, text)).end()
+
+    @property
+    def model(self) -> ModelStatus:
+        (status,) = self.daemon.service.models()
+        return status
+
+    @property
+    def worker(self) -> psutil.Process:
+        assert self.model.pid is not None
+        return psutil.Process(self.model.pid)
+
+    @property
+    def num_lives(self) -> int:
+        return num_lives(self.lives)
+
+    async def is_serving(self) -> None:
+        """Assert I7 and I8."""
+        stream = await self.ask("answer 3")
+        assert (stream.response["status"], stream.text) == ("completed", "0 1 2 ")
+
+
+@asynccontextmanager
+async def faulty(
+    folder: Path, *starts: str, patience: Patience = QUICK, serves_after: bool = True, **engine: Any
+) -> AsyncIterator[Faulty]:
+    """Run a daemon whose worker does what a request's text says; check the invariants around what a test does to it."""
+    lives = folder / "lives"
+    config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
+    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=patience)
+    router = Router([LocalBackend(config.engine, pool)])
+    await router.start()
+    try:
+        async with running(router, config) as daemon:
+            victim = Faulty(daemon, lives)
+            if serves_after:
+                await eventually(lambda: victim.model.state is WorkerState.READY)
+                await victim.is_serving()
+            before = _held()
+            watch = asyncio.create_task(_watch_health(daemon))
+            try:
+                yield victim
+            finally:
+                watch.cancel()
+                longest_s = await watch
+            assert longest_s <= MAX_HEALTH_S
+            if serves_after:
+                await victim.is_serving()
+                await _wait_for(before)
+    finally:
+        await router.stop()
+    assert not psutil.Process().children()
+
+
+async def _watch_health(daemon: Running) -> float:
+    """Ask for /health over and over; return the longest it took: I1."""
+    longest_s = 0.0
+    try:
+        while True:
+            began_s = time.monotonic()
+            await daemon.http.get(f"{daemon.url}/health")
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            await asyncio.sleep(0.05)
+    except asyncio.CancelledError:
+        return longest_s
+
+
+def _held() -> tuple[int, int, int]:
+    """Return how many tasks, threads and child processes there are."""
+    gc.collect()
+    return len(asyncio.all_tasks()), psutil.Process().num_threads(), len(psutil.Process().children())
+
+
+async def _wait_for(before: tuple[int, int, int]) -> None:
+    """Wait until no more is held than before: I3."""
+    while any(now > then for now, then in zip(_held(), before, strict=True)):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)

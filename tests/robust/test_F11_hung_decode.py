@@ -1,0 +1,77 @@
+"""F11: a worker that hangs is noticed by its lack of progress and replaced; its streams go on; no other is killed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeagent.worker.channel import Channel
+from tests.robust.faults import faulty
+from tests.worker.support import QUICK
+
+# Of the worker's life, in seconds: short here, so that a test need not wait; 10 and 30 in the daemon.
+IMPATIENT = replace(QUICK, pong_timeout_s=1.0, hang_timeout_s=1.0, stop_grace_s=0.1)
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        pytest.param("freeze 1", "no sign of life", marks=POSIX),
+        ("spin 1", "no sign of life"),
+        ("deaf 1", "one step took longer"),
+    ],
+    ids=["stopped", "busy loop", "hung step"],
+)
+async def test_a_hang_is_noticed_and_the_streams_go_on(tmp_path: Path, text: str, cause: str) -> None:
+    async with faulty(tmp_path, patience=IMPATIENT) as victim, victim.socket() as socket, victim.socket() as other:
+        hung = victim.worker
+        bystander = await (await victim.say(socket, "linger 2 | answer 4")).until(2)
+        stream = await (await victim.say(other, f"{text} | answer 3")).end()
+        assert (stream.response["status"], stream.text) == ("completed", "0 1 2 ")
+        assert stream.handovers[0]["reason"] == "worker_hung"
+        assert cause in (victim.model.cause or "")
+        assert (await bystander.end()).text == "0 1 2 3 "
+        assert not hung.is_running()
+
+
+async def test_a_hung_preparation_is_noticed_beside_a_stream_that_flows(tmp_path: Path) -> None:
+    async with faulty(tmp_path, patience=IMPATIENT) as victim, victim.socket() as socket:
+        bystander = await (await victim.say(socket, "stream")).until(2)
+        stuck = await victim.ask("prepare | answer 3")
+        assert stuck.text == "0 1 2 "
+        assert "one prompt took longer" in (victim.model.cause or "")
+        await bystander.until(len(bystander.text.split()) + 5)
+
+
+async def test_what_hangs_every_worker_is_tried_on_two(tmp_path: Path) -> None:
+    async with faulty(tmp_path, patience=IMPATIENT) as victim:
+        stream = await victim.ask("deaf 1")
+        assert stream.response["edgeagent"]["reason"] == "worker_crashed"
+        assert "one step took longer" in stream.response["error"]["message"]
+        await victim.is_serving()
+        assert victim.num_lives == 3
+
+
+async def test_long_answers_and_idle_times_are_no_hangs(tmp_path: Path) -> None:
+    async with faulty(tmp_path, patience=replace(IMPATIENT, hang_timeout_s=0.5)) as victim, victim.socket() as socket:
+        # A token for each ping: many times the limit in all.
+        stream = await (await victim.say(socket, "stream")).until(150)
+        assert victim.num_lives == 1
+        assert stream.text.split()[-1] == str(len(stream.text.split()) - 1)
+
+
+async def test_a_process_that_cannot_be_killed_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Channel.end
+
+    async def end_in_vain(self: Channel, grace_s: float) -> bool:
+        await end(self, grace_s)
+        return False
+
+    monkeypatch.setattr(Channel, "end", end_in_vain)
+    async with faulty(tmp_path, patience=IMPATIENT) as victim:
+        assert (await victim.ask("deaf 1 | answer 2")).text == "0 1 "
+        assert "cannot be killed" in (victim.model.cause or "")

@@ -1,0 +1,59 @@
+"""F13: the wall clock may jump: deadlines, watchdogs and durations are told by the monotonic one."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.robust.faults import faulty
+
+PACKAGE = Path(__file__).resolve().parents[2] / "edgeagent"
+# What people read as a date, or compare with other processes' and files' dates; nothing is timed by these.
+MAY_TELL_THE_DATE = (
+    "api/",
+    "cache_folder.py",
+    "credentials.py",
+    "daemon/logs.py",
+    "daemon/traces.py",
+    "engine/block_store/",
+    "runtime_file.py",
+    "store/",
+    "text/template.py",
+)
+
+
+def dates(path: Path) -> list[int]:
+    """Return the lines that ask what time it is."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+            "time.time",
+            "time.time_ns",
+            "datetime.now",
+            "datetime.utcnow",
+            "date.today",
+        ):
+            found.append(node.lineno)
+    return found
+
+
+def test_only_who_shows_dates_asks_for_them() -> None:
+    timed = {path.relative_to(PACKAGE).as_posix(): lines for path in PACKAGE.rglob("*.py") if (lines := dates(path))}
+    strangers = {name for name in timed if not name.startswith(MAY_TELL_THE_DATE)}
+    assert not strangers
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 365 * 86400.0, -365 * 86400.0])
+async def test_a_jump_in_mid_stream_moves_no_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    wall = time.time
+    async with faulty(tmp_path) as victim, victim.socket() as socket:
+        stream = await (await victim.say(socket, "stream")).until(3)
+        monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
+        await stream.until(30)
+        assert victim.num_lives == 1
+        monkeypatch.undo()

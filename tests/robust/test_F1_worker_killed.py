@@ -1,0 +1,50 @@
+"""F1: `kill -9` of a worker in mid-stream: streams go on from what was delivered, queued ones run, sockets stay."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.robust.faults import faulty
+from tests.worker.support import QUICK
+
+NUM_STREAMS = 3
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+async def test_every_stream_goes_on_over_every_kill(tmp_path: Path, num_kills: int) -> None:
+    patience = replace(QUICK, max_crashes=num_kills + 1)
+    async with faulty(tmp_path, patience=patience, parallel=2) as victim, AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(victim.socket()) for _ in range(NUM_STREAMS + 1)]
+        for index in range(1, num_kills + 1):
+            commands = " | ".join(["linger 2"] * index + ["answer 6"])
+            streams = [await victim.say(socket, commands) for socket in sockets[:-1]]
+            for stream in streams:
+                await stream.until(2)
+            # The worker has it and has said nothing of it.
+            queued = await victim.say(sockets[-1], " | ".join(["wait"] * index + ["answer 2"]))
+            killed = victim.worker
+            killed.kill()
+            for stream in streams:
+                await stream.end()
+                assert (stream.response["status"], stream.text) == ("completed", "0 1 2 3 4 5 ")
+                assert stream.response["usage"]["output_tokens"] == 6
+                assert stream.handovers == [
+                    {"from": "local", "to": "local", "after_tokens": 2, "reason": "worker_crashed"}
+                ]
+            assert (await queued.end()).text == "0 1 "
+            assert victim.worker.pid != killed.pid
+        assert victim.num_lives == num_kills + 1
+
+
+async def test_what_dies_with_every_worker_ends_and_says_how_much_was_delivered(tmp_path: Path) -> None:
+    async with faulty(tmp_path) as victim:
+        stream = await victim.ask("die SIGKILL 3")
+        assert stream.response["status"] == "failed"
+        assert stream.response["edgeagent"]["reason"] == "worker_crashed"
+        assert stream.text == "0 1 2 "
+        await victim.is_serving()
+        assert victim.num_lives == 3
