@@ -28,11 +28,11 @@ STATE_FILE = "state.json"
 LOCK_FILE = "lock"
 SECRET_BYTES = 32
 ROOT_BYTES = 8
-KEY_BYTES = 16
+PARENT_BYTES = 16
 _ABOUT_SUFFIX = ".about"
 _TEMPORARY_PREFIX = "tmp-"
 _NAME = re.compile(
-    r"(?P<root>[0-9a-f]{16})-(?P<parent>[0-9a-f]{32})-(?P<key>[0-9a-f]{32})"
+    r"(?P<root>[0-9a-f]{16})-(?P<parent>[0-9a-f]{32})-(?P<key>[0-9a-f]{64})"
     r"-(?P<start>[0-9a-f]{1,8})-(?P<length>[0-9a-f]{1,8})-(?P<importance>[0-9])\.kv"
 )
 _ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
@@ -40,7 +40,7 @@ _ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """What a block's file name tells: the beginnings of its keys, where its tokens are, how important it is."""
+    """What a block's file name tells: its key, how root and parent begin, where its tokens are, how important it is."""
 
     root: bytes
     parent: bytes
@@ -54,6 +54,11 @@ class BlockName:
         """The name as it stands in the folder: lower case and short enough for every file system."""
         keys = "-".join(key.hex() for key in (self.root, self.parent, self.key))
         return f"{keys}-{self.start:x}-{self.length:x}-{self.importance}.kv"
+
+    @property
+    def short_key(self) -> bytes:
+        """Its key as its children's names tell it."""
+        return self.key[:PARENT_BYTES]
 
     @property
     def is_first(self) -> bool:

@@ -107,7 +107,7 @@ def test_another_partition_has_other_keys(tmp_path: Path) -> None:
     name = cache_folder.parse_name(mine.name)
     assert name is not None
     planted = cache_folder.BlockName(
-        theirs.root[:8], theirs.parent[:16], theirs.key[:16], name.start, name.length, name.importance
+        theirs.root[:8], theirs.parent[:16], theirs.key, name.start, name.length, name.importance
     )
     shutil.copy(mine, mine.with_name(planted.file_name))
     second = make_store(tmp_path / "cache")

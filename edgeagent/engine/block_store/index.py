@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from edgeagent.cache_folder import KEY_BYTES, ROOT_BYTES, BlockName, Found
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, Found
 from edgeagent.engine.block_store.policy import Held
 from edgeagent.engine.blocks import BlockKey
 
@@ -28,11 +28,12 @@ class Epochs:
 
 
 class Index:
-    """Blocks by key, lengths by parent."""
+    """Blocks by key; lengths and keys by parent."""
 
     def __init__(self) -> None:
-        self._blocks: dict[bytes, Held] = {}
+        self._blocks: dict[BlockKey, Held] = {}
         self._lengths: dict[bytes, tuple[int, ...]] = {}
+        self._children: dict[bytes, tuple[BlockKey, ...]] = {}  # the newest first
         self._epochs: dict[bytes, int] = {}
         self._epoch = 0  # of all partitions
         self.num_bytes = 0
@@ -43,12 +44,16 @@ class Index:
 
     def find(self, key: BlockKey) -> Held | None:
         """Return a block that is held and not forgotten."""
-        held = self._blocks.get(key[:KEY_BYTES])
+        held = self._blocks.get(key)
         return held if held is not None and held.epoch == self.epoch(held.name.root) else None
 
     def lengths(self, parent: BlockKey) -> Collection[int]:
         """Return the lengths of the blocks with this parent; some of them may be gone."""
-        return self._lengths.get(parent[:KEY_BYTES], ())
+        return self._lengths.get(parent[:PARENT_BYTES], ())
+
+    def children(self, parent: BlockKey) -> Collection[BlockKey]:
+        """Return the keys of the blocks with this parent, the newest first; some of them may be gone."""
+        return self._children.get(parent[:PARENT_BYTES], ())
 
     def all(self) -> list[Held]:
         """Return all blocks, forgotten ones included."""
@@ -57,6 +62,10 @@ class Index:
     def epoch(self, root: bytes) -> int:
         """Return the number that a block of this partition needs to be found."""
         return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
+
+    def epochs(self) -> Epochs:
+        """Return the epochs as they are; taken before a scan, so that what is forgotten meanwhile stays forgotten."""
+        return Epochs(self._epoch, dict(self._epochs))
 
     def forget(self, root: BlockKey | None) -> int:
         """Find no block of a partition (None: of any) that is held so far; return how many there were."""
@@ -81,26 +90,27 @@ class Index:
         former = self._blocks.get(key)
         self._blocks[key] = held
         self.num_bytes += held.num_bytes - (former.num_bytes if former else 0)
-        lengths = self._lengths.get(parent, ())
+        lengths, children = self._lengths.get(parent, ()), self._children.get(parent, ())
         if held.name.length not in lengths:
             self._lengths[parent] = (*lengths, held.name.length)
+        if former is None:
+            self._children[parent] = (key, *children)
 
-    def remove(self, key: bytes) -> None:
-        """Take out a block, if it is there. The lengths under its parent stay until `tidy`."""
-        held = self._blocks.pop(key[:KEY_BYTES], None)
+    def remove(self, key: BlockKey) -> None:
+        """Take out a block, if it is there. What its parent tells of it stays until `tidy`."""
+        held = self._blocks.pop(key, None)
         if held is not None:
             self.num_bytes -= held.num_bytes
 
     def tidy(self) -> None:
-        """Forget lengths that no block has any more."""
+        """Forget lengths and children that are gone."""
         lengths: dict[bytes, set[int]] = {}
-        for held in self.all():
+        children: dict[bytes, list[BlockKey]] = {}
+        for held in sorted(self.all(), key=lambda held: -held.used_s):
             lengths.setdefault(held.name.parent, set()).add(held.name.length)
-        self._lengths = {parent: tuple(sorted(each)) for parent, each in lengths.items()}
-
-    def epochs(self) -> Epochs:
-        """Return the epochs as they are; taken before a scan, so that what is forgotten meanwhile stays forgotten."""
-        return Epochs(self._epoch, dict(self._epochs))
+            children.setdefault(held.name.parent, []).append(held.name.key)
+        self._lengths = {parent: tuple(each) for parent, each in lengths.items()}
+        self._children = {parent: tuple(each) for parent, each in children.items()}
 
     def replace(self, found: Iterable[Found], epochs: Epochs) -> list[BlockName]:
         """Agree with what a scan found, and return the names of blocks that are there twice.
@@ -108,7 +118,7 @@ class Index:
         What was known already keeps its later time of use and its epoch.
         """
         former, doubles = self._blocks, []
-        blocks: dict[bytes, Held] = {}
+        blocks: dict[BlockKey, Held] = {}
         for each in found:
             key, known, twin = each.name.key, former.get(each.name.key), blocks.get(each.name.key)
             if twin is not None:

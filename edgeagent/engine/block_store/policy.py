@@ -77,7 +77,7 @@ def choose_victims(
         bytes_of[held.name.root] = bytes_of.get(held.name.root, 0) + held.num_bytes
     ranked = []
     for held in blocks:
-        name, key = held.name, held.name.key
+        name, key = held.name, held.name.short_key
         age_s = now_s - uses[key]
         if key not in reachable:
             ranked.append((0, -age_s, -name.start, held))
@@ -106,14 +106,14 @@ def _weigh(blocks: Collection[Held]) -> tuple[set[bytes], Mapping[bytes, float],
     reachable: set[bytes] = set()
     for held in by_depth:
         if held.name.is_first or held.name.parent in reachable:
-            reachable.add(held.name.key)
-    uses = {held.name.key: held.used_s for held in blocks}
-    importances = {held.name.key: held.importance for held in blocks}
+            reachable.add(held.name.short_key)
+    uses = {held.name.short_key: held.used_s for held in blocks}
+    importances = {held.name.short_key: held.importance for held in blocks}
     for held in reversed(by_depth):
-        name = held.name
-        if name.parent in uses:
-            uses[name.parent] = max(uses[name.parent], uses[name.key])
-            importances[name.parent] = max(importances[name.parent], importances[name.key])
+        parent, key = held.name.parent, held.name.short_key
+        if parent in uses:
+            uses[parent] = max(uses[parent], uses[key])
+            importances[parent] = max(importances[parent], importances[key])
     return reachable, uses, importances
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from edgeagent.cache_folder import KEY_BYTES, ROOT_BYTES, About, BlockName
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, About, BlockName
 from edgeagent.engine.block_store.files import Files
 from edgeagent.engine.block_store.format import BadBlock, Seal, file_bytes
 from edgeagent.engine.block_store.index import Index
@@ -113,6 +113,10 @@ class BlockStore:
     def lengths(self, parent: BlockKey) -> Collection[int]:
         """See BlockTier."""
         return self._index.lengths(parent)
+
+    def children(self, parent: BlockKey) -> Collection[BlockKey]:
+        """See BlockTier; the newest first."""
+        return self._index.children(parent)
 
     def num_bytes(self, key: BlockKey) -> int | None:
         """See BlockTier."""
@@ -298,8 +302,8 @@ class BlockStore:
         block, num_bytes = command.block, file_bytes(command.block)
         name = BlockName(
             block.root[:ROOT_BYTES],
-            block.parent[:KEY_BYTES],
-            block.key[:KEY_BYTES],
+            block.parent[:PARENT_BYTES],
+            block.key,
             block.start,
             len(block.tokens),
             int(command.importance),

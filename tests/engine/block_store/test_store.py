@@ -31,6 +31,7 @@ def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
         assert store.num_bytes(block.key) == file_bytes(block)
         assert is_same(store.read(block.key), block)
         assert list(store.lengths(block.parent)) == [8]
+        assert list(store.children(block.parent)) == [block.key]
     stats = store.stats()
     assert (stats.num_blocks, stats.num_hits, stats.num_offered, stats.num_dropped) == (3, 3, 3, 0)
     assert stats.num_bytes == sum(file_bytes(block) for block in chain)
