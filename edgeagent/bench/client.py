@@ -145,28 +145,38 @@ class HttpConnection:
             **({"model": self.server.model} if self.server.model else {}),
             **WRITE_ON.get(self.server.kind, {}),
         }
-        events, counts = EventReader(), None
         url = f"{self.server.http_base}/chat/completions"
-        trace.send()
         try:
-            async with self.http.stream("POST", url, json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise _refusal(url, response.status_code, await response.aread())
-                async for chunk in response.aiter_raw():
-                    arrived_s = time.perf_counter()
-                    for event in events.feed(chunk):
-                        if "error" in event:
-                            raise wire_error(_error_object(event))
-                        trace.event(arrived_s, _num_chars(event))
-                        trace.measured(event)
-                        counts = counts_of(event.get("usage")) or counts
+            try:
+                await self._stream(url, body, trace)
+            except httpx.RemoteProtocolError:
+                if trace.first_event_s is not None:
+                    raise
+                # A kept connection that the server had closed meanwhile, as llama-server does: once more on another.
+                await self.open()
+                await self._stream(url, body, trace)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _unreachable(url, error) from None
         except ValueError as error:
             raise BackendUnavailable(f"{url} sent an event that is no JSON ({error})") from None
+        trace.counts = _must_count(trace.counts, self.server)
+
+    async def _stream(self, url: str, body: dict[str, Any], trace: Trace) -> None:
+        events = EventReader()
+        trace.send()
+        async with self.http.stream("POST", url, json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                raise _refusal(url, response.status_code, await response.aread())
+            async for chunk in response.aiter_raw():
+                arrived_s = time.perf_counter()
+                for event in events.feed(chunk):
+                    if "error" in event:
+                        raise wire_error(_error_object(event))
+                    trace.event(arrived_s, _num_chars(event))
+                    trace.measured(event)
+                    trace.counts = counts_of(event.get("usage")) or trace.counts
         if not events.is_done:
             raise BackendUnavailable(f"{url} ended its stream without [DONE]: the answer was cut short")
-        trace.counts = _must_count(counts, self.server)
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ class ScriptedServer:
     requests: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_connections: int = 0
+    num_to_drop: int = 0
     live: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,6 +38,9 @@ class ScriptedServer:
                 request_line, *lines = head.decode().strip().split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if self.num_to_drop and request_line.startswith("POST"):
+                    self.num_to_drop -= 1
+                    break
                 writer.write(self._reply(request_line.split()[1], headers, body))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -63,6 +63,19 @@ async def test_an_http_connection_is_kept_alive() -> None:
         assert (len(script.requests), script.num_connections) == (3, 1)
 
 
+async def test_a_kept_connection_that_the_server_closed_is_opened_again() -> None:
+    async with scripted() as script, connection_to(server_at(script)) as connection:
+        await connection.ask(SIX_WORDS, Trace())
+        script.num_to_drop = 1
+        again = Trace()
+        await connection.ask(SIX_WORDS, again)
+        assert again.counts is not None
+        assert script.num_connections == 2
+        script.num_to_drop = 2
+        with pytest.raises(BackendUnavailable, match="cannot be reached"):
+            await connection.ask(SIX_WORDS, Trace())
+
+
 @pytest.mark.parametrize("transport", ["ws", "http"])
 async def test_reasoning_is_text(transport: str) -> None:
     backend = FakeBackend(lambda _: (Started(3, 0), ReasoningDelta("hm"), TextDelta("yes"), finished()))
