@@ -1,0 +1,325 @@
+"""Completions and text tools on a real daemon with a tiny model, against llama.cpp asked directly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+from openai.types import CompletionChoice
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.model import Model
+from edgeagent.engine.runner import Slice
+from edgeagent.types import MemoryKind
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.models import make_tiny_model
+
+CONTEXT = 1024
+PROMPT = "the boy and the other one in here wandered on over the hill to the town; "
+# Logits differ a little in large batches.
+TOLERANCE = 0.01
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    return make_tiny_model(path, MemoryKind.FULL_ATTENTION, infill=True)
+
+
+@pytest.fixture(scope="module")
+def tiny_daemon(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    flags = (str(model_path), "--threads", "1", "--ctx", str(CONTEXT), "--flash-attention", "on")
+    running = start_daemon(tmp_path_factory.mktemp("completions") / "state", *flags)
+    yield running
+    stop_daemon(running)
+
+
+@pytest.fixture
+async def client(tiny_daemon: Daemon) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{tiny_daemon.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def http(tiny_daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=tiny_daemon.url, timeout=60) as made:
+        yield made
+
+
+class Direct:
+    """llama.cpp itself, asked one sequence at a time."""
+
+    def __init__(self, path: Path) -> None:
+        config = EngineConfig(threads=1, ctx=CONTEXT, parallel=1, batch=32, flash_attention="on")
+        self.model = Model(path, config)
+        self._runner = LlamaRunner(self.model, config)
+
+    def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        """Return the log probabilities of what may follow each token."""
+        self._runner.clear(0)
+        rows = []
+        for start in range(0, len(tokens), 32):
+            part = list(tokens[start : start + 32])
+            self._runner.decode([Slice(0, start, part, len(part))])
+            rows += [self._runner.logits(index).astype(np.float64) for index in range(len(part))]
+        logits = np.array(rows)
+        peak = logits.max(axis=1, keepdims=True)
+        result: np.ndarray = logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
+        return result
+
+    def greedy(self, tokens: Sequence[int], num: int) -> list[int]:
+        """Return the likeliest continuation."""
+        tokens = list(tokens)
+        for _ in range(num):
+            tokens.append(int(self.logprobs(tokens)[-1].argmax()))
+        return tokens[-num:]
+
+    def name(self, token: int) -> str:
+        try:
+            return self.model.piece(token).decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.model.piece(token))
+
+
+@pytest.fixture(scope="module")
+def direct(model_path: Path) -> Direct:
+    return Direct(model_path)
+
+
+def check_scores(choice: CompletionChoice, direct: Direct, tokens: Sequence[int], first: int, num_rivals: int) -> None:
+    """Hold a choice's scores of tokens[first:] against llama.cpp's own."""
+    scores = choice.logprobs
+    assert scores is not None and scores.tokens is not None and scores.token_logprobs is not None
+    assert scores.top_logprobs is not None and scores.text_offset is not None
+    assert scores.tokens == [direct.name(token) for token in tokens[first:]]
+    expected = direct.logprobs(tokens)
+    for index, position in enumerate(range(first, len(tokens))):
+        if position == 0:
+            assert scores.token_logprobs[0] is None
+            continue
+        row = expected[position - 1]
+        assert scores.token_logprobs[index] == pytest.approx(row[tokens[position]], abs=TOLERANCE)
+        rivals = scores.top_logprobs[index]
+        assert num_rivals <= len(rivals) <= num_rivals + 1
+        assert sorted(rivals.values(), reverse=True)[0] == pytest.approx(row.max(), abs=TOLERANCE)
+    assert scores.text_offset == sorted(scores.text_offset)
+    for name, start in zip(scores.tokens, scores.text_offset, strict=True):
+        if not name.startswith("bytes:"):
+            assert choice.text[start:].startswith(name)
+
+
+async def tokens_of(http: httpx.AsyncClient, text: str, **fields: Any) -> list[int]:
+    reply = await http.post("/tokenize", json={"content": text, **fields})
+    tokens: list[int] = reply.raise_for_status().json()["tokens"]
+    return tokens
+
+
+class TestCompletions:
+    async def test_the_likeliest_text_is_what_llama_cpp_says(
+        self, client: AsyncOpenAI, http: httpx.AsyncClient, direct: Direct
+    ) -> None:
+        tokens = await tokens_of(http, PROMPT)
+        expected = direct.greedy(tokens, 12)
+        answers = []
+        for prompt in (PROMPT, tokens):
+            completion = await client.completions.create(
+                model="tiny", prompt=prompt, max_tokens=12, temperature=0, extra_body={"return_tokens": True}
+            )
+            extra = completion.choices[0].model_extra
+            assert extra is not None
+            answers.append(extra["tokens"])
+            assert completion.choices[0].finish_reason == "length"
+            assert completion.usage is not None
+            assert completion.usage.prompt_tokens == len(tokens)
+        assert answers == [expected, expected]
+
+    async def test_scores_of_an_answer(self, client: AsyncOpenAI, http: httpx.AsyncClient, direct: Direct) -> None:
+        tokens = await tokens_of(http, PROMPT)
+        completion = await client.completions.create(
+            model="tiny",
+            prompt=PROMPT,
+            max_tokens=10,
+            temperature=1,
+            seed=3,
+            logprobs=4,
+            extra_body={"return_tokens": True, "samplers": []},
+        )
+        (choice,) = completion.choices
+        assert choice.model_extra is not None
+        check_scores(choice, direct, [*tokens, *choice.model_extra["tokens"]], len(tokens), 4)
+
+    @pytest.mark.parametrize("max_tokens", [0, 3])
+    async def test_scores_of_a_prompt(
+        self, client: AsyncOpenAI, http: httpx.AsyncClient, direct: Direct, max_tokens: int
+    ) -> None:
+        prompt = f"<|im_start|>é {PROMPT * 4}"
+        tokens = await tokens_of(http, prompt)
+        assert len(tokens) > 100
+        completion = await client.completions.create(
+            model="tiny",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=0,
+            logprobs=2,
+            echo=True,
+            extra_body={"return_tokens": True},
+        )
+        (choice,) = completion.choices
+        assert choice.text.startswith(prompt)
+        assert choice.finish_reason == "length"
+        assert choice.model_extra is not None
+        assert len(choice.model_extra["tokens"]) == max_tokens
+        check_scores(choice, direct, [*tokens, *choice.model_extra["tokens"]], 0, 2)
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens == max_tokens
+        # By token ids, and streamed, it is the same.
+        stream = await client.completions.create(
+            model="tiny", prompt=tokens, max_tokens=max_tokens, temperature=0, logprobs=2, echo=True, stream=True
+        )
+        parts = [chunk.choices[0] async for chunk in stream]
+        assert "".join(part.text for part in parts) == choice.text
+        scored = [part.logprobs for part in parts if part.logprobs is not None]
+        assert choice.logprobs is not None
+        assert [offset for part in scored for offset in part.text_offset or []] == choice.logprobs.text_offset
+        streamed = [value for part in scored for value in (part.token_logprobs or [])]
+        assert streamed[1:] == pytest.approx((choice.logprobs.token_logprobs or [])[1:], abs=TOLERANCE)
+
+    async def test_choices_of_several_prompts(self, client: AsyncOpenAI) -> None:
+        alone = await client.completions.create(model="tiny", prompt="the town", max_tokens=6, temperature=0)
+        several = await client.completions.create(
+            model="tiny", prompt=["the town", "on the hill"], n=3, max_tokens=6, temperature=0
+        )
+        assert [choice.index for choice in several.choices] == list(range(6))
+        assert {choice.text for choice in several.choices[:3]} == {alone.choices[0].text}
+        assert len({choice.text for choice in several.choices[3:]}) == 1
+        assert several.usage is not None
+        assert several.usage.completion_tokens == 36
+
+    async def test_choices_of_a_sampled_prompt_differ_and_the_best_are_likelier(self, client: AsyncOpenAI) -> None:
+        completion = await client.completions.create(model="tiny", prompt=PROMPT, n=4, max_tokens=12, seed=1)
+        assert len({choice.text for choice in completion.choices}) > 1
+        again = await client.completions.create(model="tiny", prompt=PROMPT, n=4, max_tokens=12, seed=1)
+        assert [choice.text for choice in again.choices] == [choice.text for choice in completion.choices]
+        best = await client.completions.create(
+            model="tiny", prompt=PROMPT, best_of=4, max_tokens=12, seed=1, logprobs=0
+        )
+        assert best.choices[0].text in {choice.text for choice in completion.choices}
+
+    async def test_a_stop_string_ends_the_text_before_it(self, client: AsyncOpenAI) -> None:
+        whole = await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0)
+        text = whole.choices[0].text
+        stop = text[5:7]
+        cut = await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stop=stop)
+        assert cut.choices[0].text == text[: text.index(stop)]
+        assert cut.choices[0].finish_reason == "stop"
+
+    async def test_a_gap_is_what_its_tokens_say(self, client: AsyncOpenAI, direct: Direct) -> None:
+        """The same as the model's own tokens around the two parts, by hand."""
+        marks = direct.model.infill_tokens
+        assert marks is not None
+        head, tail = (direct.model.tokenize(text, parse_special=False) for text in ("the boy ", " the town"))
+        by_hand = [marks.prefix, *head, marks.suffix, *tail, marks.middle]
+        filled = await client.completions.create(
+            model="tiny", prompt="the boy ", suffix=" the town", max_tokens=8, temperature=0
+        )
+        expected = await client.completions.create(model="tiny", prompt=by_hand, max_tokens=8, temperature=0)
+        assert filled.choices[0].text == expected.choices[0].text
+        assert filled.usage is not None
+        assert filled.usage.prompt_tokens == len(by_hand)
+
+    async def test_usage_tells_what_was_cached(self, client: AsyncOpenAI) -> None:
+        prompt = "once more and again to the other side " * 4
+        usages = []
+        for _ in range(2):
+            completion = await client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
+            assert completion.usage is not None and completion.usage.prompt_tokens_details is not None
+            usages.append(completion.usage)
+        assert usages[0].prompt_tokens_details is not None and usages[1].prompt_tokens_details is not None
+        assert usages[1].prompt_tokens_details.cached_tokens == usages[1].prompt_tokens - 1
+
+    async def test_progress_is_told(self, http: httpx.AsyncClient) -> None:
+        fields = {"prompt": "a b c d " * 200, "max_tokens": 2, "stream": True, "return_progress": True}
+        reply = await http.post("/v1/completions", json={**fields, "cache_prompt": False})
+        events = [json.loads(event[6:]) for event in reply.text.split("\n\n")[:-2]]
+        told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        assert told[0]["processed"] == told[0]["cache"] == 0
+        assert told[-1]["processed"] == told[-1]["total"] > 512
+        assert len(told) >= 3
+
+    async def test_what_cannot_be_is_refused(self, client: AsyncOpenAI) -> None:
+        for prompt in ("", [10**6], "the " * 3000):
+            with pytest.raises(BadRequestError) as caught:
+                await client.completions.create(model="tiny", prompt=prompt)
+            assert caught.value.param == "prompt"
+
+
+class TestTextTools:
+    @pytest.mark.parametrize(
+        "text", ["", "Hello  world\n", "é 漢字 👩‍👩‍👧", "<|im_start|>user <tool_call>", "\u0301" * 50]
+    )
+    async def test_text_comes_back_from_its_tokens(self, http: httpx.AsyncClient, text: str) -> None:
+        for parse_special in (True, False):
+            tokens = await tokens_of(http, text, parse_special=parse_special)
+            reply = await http.post("/detokenize", json={"tokens": tokens})
+            assert reply.json() == {"content": text}
+        reply = await http.post("/tokenize", json={"content": text, "with_pieces": True})
+        pieces = [token["piece"] for token in reply.json()["tokens"]]
+        joined = b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces)
+        assert joined.decode() == text
+
+    async def test_tokens_are_those_that_a_completion_reads(self, http: httpx.AsyncClient, direct: Direct) -> None:
+        text = f"<|im_start|>{PROMPT}"
+        tokens = await tokens_of(http, text, add_special=True)
+        assert tokens == direct.model.tokenize(text, parse_special=True, add_bos=True)
+
+    async def test_the_template_is_the_models_own(self, http: httpx.AsyncClient) -> None:
+        messages = [{"role": "user", "content": "Hi <|im_end|>"}]
+        reply = await http.post("/apply-template", json={"messages": messages})
+        assert reply.json() == {"prompt": "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"}
+        props = (await http.get("/props")).json()
+        assert "im_start" in props["chat_template"]
+
+    async def test_unknown_tokens_are_refused(self, http: httpx.AsyncClient) -> None:
+        reply = await http.post("/detokenize", json={"tokens": [1, 10**6]})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "tokens"
+
+    async def test_questions_wait_for_no_stream_and_disturb_none(
+        self, client: AsyncOpenAI, http: httpx.AsyncClient
+    ) -> None:
+        """Many are answered while one answer is being generated, which comes out as it does alone."""
+        fields: Any = {"model": "tiny", "prompt": "Over there ", "max_tokens": 600, "temperature": 0}
+        alone = await client.completions.create(**fields)
+        stream = await client.completions.create(**fields, stream=True)
+        texts = [(await anext(stream)).choices[0].text]
+        answers = await asyncio.gather(
+            *(tokens_of(http, PROMPT * 20) for _ in range(10)),
+            http.post("/apply-template", json={"messages": [{"role": "user", "content": PROMPT}]}),
+        )
+        slots = (await http.get("/slots")).json()
+        assert len(answers) == 11
+        async for chunk in stream:
+            texts.append(chunk.choices[0].text)
+        assert "".join(texts) == alone.choices[0].text
+        assert len(slots) == 8
+
+    @pytest.mark.parametrize("text", ["a", " ", "\u0301", "<|im_start|>"])
+    async def test_a_mebibyte_of_anything_is_tokenized(self, http: httpx.AsyncClient, text: str) -> None:
+        content = text * ((1 << 20) // len(text.encode()))
+        tokens = await tokens_of(http, content)
+        reply = await http.post("/detokenize", json={"tokens": tokens[:200_000]})
+        assert content.startswith(reply.json()["content"])
+
+    async def test_who_leaves_is_forgotten(self, http: httpx.AsyncClient) -> None:
+        content = "a b" * 300_000
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/tokenize", json={"content": content}, timeout=0.05)
+        assert await tokens_of(http, "ab")
