@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import pools
+from . import phrases, pools
+from .phrasing import more, worded
 from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, system, user
 from .talk import OWNS_UP, foreign_request, opening_turns, persona
 
 UNKNOWN = "I am sorry, that is not in my information."
 
-_VALUE_ASKS = lines("""
+_VALUE_ASKS = more(
+    lines("""
 =what is the {key}?
 what's the {key}?
 what is the {key} please?
@@ -51,8 +53,11 @@ does anyone know the {key}?
 we need the {key}
 read me the {key}
 look up the {key}
-""")
-_PLACE_ASKS = lines("""
+"""),
+    phrases.VALUE_ASKS,
+)
+_PLACE_ASKS = more(
+    lines("""
 where is the {key}?
 where's the {key}?
 where are the {key}?
@@ -78,8 +83,11 @@ I want to go to the {key}
 how can I reach the {key}?
 point me to the {key}
 where would I find the {key}?
-""")
-_PRICE_ASKS = lines("""
+"""),
+    phrases.PLACE_ASKS,
+)
+_PRICE_ASKS = more(
+    lines("""
 how much is a {key}?
 how much is the {key}?
 how much does a {key} cost?
@@ -103,8 +111,11 @@ what do you charge for the {key}?
             ~how much does the {key} cost?
             ~please tell me the price of a {key}
 do you know the price of a {key}?
-""")
-_HOURS_ASKS = lines("""
+"""),
+    phrases.PRICE_ASKS,
+)
+_HOURS_ASKS = more(
+    lines("""
 =when are you open on {key}?
         ~what are your opening times on {key}?
 when do you open on {key}?
@@ -129,8 +140,11 @@ do you open on {key}?
             ~when do you close on {key} please?
             ~please tell me the opening hours for {key}
 from when are you open on {key}?
-""")
-_NEXT_ASKS = lines("""
+"""),
+    phrases.HOURS_ASKS,
+)
+_NEXT_ASKS = more(
+    lines("""
 and {key}?
 what about {key}?
 and what about {key}?
@@ -148,8 +162,11 @@ same question for {key}
 ~ok and {key}?
 ~right, and what about {key}?
 okay, what about {key}?
-""")
-_LEADS = lines("""
+"""),
+    phrases.NEXT_ASKS,
+)
+_LEADS = more(
+    lines("""
 Facts:
 Answer from these facts.
 Here is what you know:
@@ -162,7 +179,9 @@ Answer questions with the list below.
 What guests may ask:
 Only use these facts.
 Details:
-""")
+"""),
+    phrases.LEADS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +340,7 @@ def _house(draw: Draw, count: int | None = None) -> list[Fact]:
 
 
 def _ask(draw: Draw, fact: Fact) -> Message:
-    return user(restyle(draw, str(draw.pick(fact.asks)).format(key=fact.key)))
+    return user(restyle(draw, worded(draw, fact.asks, 0.2).format(key=fact.key)))
 
 
 def exchange(draw: Draw, fact: Fact) -> list[Message]:

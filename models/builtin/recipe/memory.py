@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from . import pools
+from . import phrases, pools
 from .facts import Fact
+from .phrasing import more, worded
 from .samples import Check, Draw, Message, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
 
 NO_NAME = "You have not told me your name yet."
 
-_MY_NAME = lines("""
+_MY_NAME = more(
+    lines("""
 =my name is {x}
 I am {x}
 I'm {x}
@@ -31,8 +33,11 @@ good morning, I'm {x}
 hi there, {x} is my name
 my friends call me {x}
 the name is {x}
-""")
-_WHO_AM_I = lines("""
+"""),
+    phrases.MY_NAME,
+)
+_WHO_AM_I = more(
+    lines("""
 what is my name?
 what's my name?
 do you know my name?
@@ -52,8 +57,11 @@ do you still know who I am?
 and what is my name?
 remember my name?
 so, what's my name?
-""")
-_REMEMBER = lines("""
+"""),
+    phrases.WHO_AM_I,
+)
+_REMEMBER = more(
+    lines("""
 =remember that {fact}
         ~{fact}, keep that in mind
 please remember that {fact}
@@ -69,8 +77,11 @@ for later: {fact}
 I tell you that {fact}
 just so you know, {fact}
 you should know that {fact}
-""")
-_RECALL = lines("""
+"""),
+    phrases.REMEMBER,
+)
+_RECALL = more(
+    lines("""
 what is {key}?
 =what's {key}?
         ~please remind me what {key} is
@@ -88,8 +99,11 @@ do you still know {key}?
 so what is {key}?
 {key}?
 please tell me {key}
-""")
-_SAY = lines("""
+"""),
+    phrases.RECALL,
+)
+_SAY = more(
+    lines("""
 =say {x}
         ~would you say {x}?
 =repeat {x}
@@ -108,7 +122,9 @@ echo {x}
 could you repeat {x}?
 now say {x}
 say exactly {x}
-""")
+"""),
+    phrases.SAY,
+)
 
 
 def _before(draw: Draw) -> list[Message]:
@@ -124,7 +140,7 @@ def greeting_by_name(draw: Draw) -> Sample:
 
 def recall_name(draw: Draw) -> Sample:
     """The user asks for the name told before, or for one never told."""
-    question = user(restyle(draw, str(draw.pick(_WHO_AM_I))))
+    question = user(restyle(draw, worded(draw, _WHO_AM_I, 0.15)))
     if draw.chance(0.2):
         return Sample("follow_up", [*_before(draw), question, reply(NO_NAME)], Check("exact", (NO_NAME,)))
     told = greeting_by_name(draw)
@@ -174,7 +190,7 @@ def note_recalled(draw: Draw) -> Sample:
     if draw.chance(0.25):
         messages += opening_turns(draw)
     key, value = draw.any(notes)
-    messages.append(user(restyle(draw, str(draw.pick(_RECALL)).format(key=key))))
+    messages.append(user(restyle(draw, worded(draw, _RECALL, 0.15).format(key=key))))
     answer = Fact("value", _yours(key), value).answer.replace("The your", "Your").replace("The the", "The")
     return Sample("follow_up", [*messages, reply(answer)], Check("contains", (value,)))
 

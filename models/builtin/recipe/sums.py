@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import phrases
+from .phrasing import more, worded
 from .samples import Check, Draw, Message, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
 
-_ASK = lines("""
+_ASK = more(
+    lines("""
 what is {sum}?
 what's {sum}?
 how much is {sum}?
@@ -35,8 +38,11 @@ what do I get for {sum}?
 hey, what is {sum}?
 give me the result of {sum}
 solve {sum}
-""")
-_CONVERT = lines("""
+"""),
+    phrases.SUM_ASK,
+)
+_CONVERT = more(
+    lines("""
 how many {to} are {n} {of}?
 how many {to} is {n} {of}?
 how many {to} are in {n} {of}?
@@ -55,24 +61,38 @@ please convert {n} {of} to {to}
 I need {n} {of} in {to}
 give me {n} {of} in {to}
 express {n} {of} in {to}
-""")
-_DOUBLE = lines(
-    "=double that\n~now double that\nnow double it\nand double that?\nplease double it\n"
-    "=twice that\n~and now double it\n~please double that\n"
-    "what is twice that?\ndouble it please\ncan you double that?\nand twice as much?\ntimes two"
+"""),
+    phrases.CONVERT,
 )
-_HALVE = lines(
-    "halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
-    "=divide that by two\n~and now half of it?\n~please halve it\ncut it in half"
+_DOUBLE = more(
+    lines(
+        "=double that\n~now double that\nnow double it\nand double that?\nplease double it\n"
+        "=twice that\n~and now double it\n~please double that\n"
+        "what is twice that?\ndouble it please\ncan you double that?\nand twice as much?\ntimes two"
+    ),
+    phrases.DOUBLE,
 )
-_ADD = lines(
-    "add {n}\nplus {n}\n=and plus {n}?\n~and now add {n}\n~please add {n}\nnow add {n}\nadd {n} to that\n"
-    "and {n} more?\nand with {n} added?\nwhat if I add {n}?"
+_HALVE = more(
+    lines(
+        "halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
+        "=divide that by two\n~and now half of it?\n~please halve it\ncut it in half"
+    ),
+    phrases.HALVE,
 )
-_TAKE = lines(
-    "minus {n}\n=take away {n}\n~and now minus {n}\n~please subtract {n}\nsubtract {n}\nnow take {n} away\n"
-    "and minus {n}?\nless {n}\nand without {n}?\n"
-    "subtract {n} from that"
+_ADD = more(
+    lines(
+        "add {n}\nplus {n}\n=and plus {n}?\n~and now add {n}\n~please add {n}\nnow add {n}\nadd {n} to that\n"
+        "and {n} more?\nand with {n} added?\nwhat if I add {n}?"
+    ),
+    phrases.ADD,
+)
+_TAKE = more(
+    lines(
+        "minus {n}\n=take away {n}\n~and now minus {n}\n~please subtract {n}\nsubtract {n}\nnow take {n} away\n"
+        "and minus {n}?\nless {n}\nand without {n}?\n"
+        "subtract {n} from that"
+    ),
+    phrases.TAKE,
 )
 
 
@@ -164,7 +184,7 @@ def sentence(operation: str, a: int, b: int, result: int) -> str:
 
 def _exchange(draw: Draw) -> tuple[list[Message], int]:
     operation, a, b, result = operands(draw)
-    text = str(draw.pick(_ASK)).format(sum=draw.any(operation.phrases).format(a=a, b=b))
+    text = worded(draw, _ASK, 0.2).format(sum=draw.any(operation.phrases).format(a=a, b=b))
     return [user(restyle(draw, text)), reply(sentence(operation.sign, a, b, result))], result
 
 
@@ -194,7 +214,7 @@ def conversion(draw: Draw) -> Sample:
     """Convert units; numbers are held out where the factor is a power of ten."""
     first, second = _measures(draw)
     amount, of = first.split(" ", 1)
-    text = str(draw.pick(_CONVERT)).format(n=amount, of=of, to=second.split(" ", 1)[1])
+    text = worded(draw, _CONVERT, 0.2).format(n=amount, of=of, to=second.split(" ", 1)[1])
     answer = f"{first} are {second}."
     return Sample("sums", [*any_system(draw), user(restyle(draw, text)), reply(answer)], Check("contains", (second,)))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from . import phrases
+from .phrasing import more, worded
 from .pools import BOT_NAMES, NAMES, place, pseudo_word
 from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, system, user, words
 
 OWNS_UP = "I am the small built-in model and cannot help with that; run `edgeagent pull` to get a larger one."
 
-PERSONAS = lines("""
+PERSONAS = more(
+    lines("""
 You are {name}, the assistant of {place}.
 You are {name}, a friendly helper at {place}.
 Your name is {name}. You help the guests of {place}.
@@ -18,8 +21,11 @@ Act as {name}, the digital concierge of {place}.
 You are called {name} and you answer visitors of {place}.
 {name} is your name. You work at {place}.
 You are the assistant {name}. Answer in one sentence.
-""")
-PLAIN_SYSTEMS = lines("""
+"""),
+    phrases.PERSONAS,
+)
+PLAIN_SYSTEMS = more(
+    lines("""
 You are a helpful assistant.
 You are a helpful household assistant.
 Be brief.
@@ -28,9 +34,11 @@ You help people at home.
 Answer politely and shortly.
 You are a friendly kiosk.
 You are an assistant that runs on this device.
-""")
+"""),
+    phrases.PLAIN_SYSTEMS,
+)
 
-_INTENTS: dict[str, tuple[str, Pool]] = {
+_USUAL: dict[str, tuple[str, Pool]] = {
     "greet": (
         "Hello! How can I help you?",
         lines("""
@@ -408,7 +416,10 @@ _INTENTS: dict[str, tuple[str, Pool]] = {
     ),
 }
 
-_WHO = lines("""
+_INTENTS = {intent: (answer, more(wordings, phrases.INTENTS[intent])) for intent, (answer, wordings) in _USUAL.items()}
+
+_WHO = more(
+    lines("""
 who are you?
 what are you?
 what is your name?
@@ -438,10 +449,13 @@ could you introduce yourself?
 which assistant are you?
 name please
 what name do you have?
-""")
+"""),
+    phrases.WHO,
+)
 _UNNAMED = "I am edgeagent mini, a small assistant that runs on this device."
 
-_ALIEN_FRAMES = lines("""
+_ALIEN_FRAMES = more(
+    lines("""
 what is {x}?
 who was {x}?
 explain {x}
@@ -551,7 +565,9 @@ who is {x}?
 where is {x} on the map?
 what is the population of {x}?
 what is the capital of {x}?
-""")
+"""),
+    phrases.ALIEN_FRAMES,
+)
 _ALIEN_TOPICS = words("""quantum physics, the French Revolution, black holes, photosynthesis, democracy, the
 stock market, machine learning, volcanoes, ancient Rome, the Roman Empire, dinosaurs, evolution, relativity,
 gravity, chess, football, philosophy, Buddhism, the Cold War, inflation, taxes, cryptocurrency, bitcoin,
@@ -577,7 +593,8 @@ deserts, glaciers, coral reefs, the Renaissance, the Middle Ages, Vikings, samur
 feminism, education, homework, university, job interviews, a cover letter, a resignation, a business plan, a
 wedding speech, a love letter, my thesis, the universe, time, space, matter, energy, light, sound, colours in
 nature""")
-_ALIEN_WHOLE = lines("""
+_ALIEN_WHOLE = more(
+    lines("""
 who won the world cup in 1998?
 who is the president of France?
 what is the capital of Australia?
@@ -686,7 +703,9 @@ can you write a business plan?
 give me a motivational quote
 quote a famous philosopher
 what would Einstein say?
-""")
+"""),
+    phrases.ALIEN_WHOLE,
+)
 
 
 def persona(draw: Draw) -> tuple[str, str]:
@@ -712,14 +731,14 @@ def small_talk(draw: Draw) -> Sample:
 
 def nameless_talk(draw: Draw) -> Sample:
     """Small talk that does not ask for the assistant's name."""
-    answer, phrases = _INTENTS[draw.any(tuple(_INTENTS))]
-    messages = [*any_system(draw), user(restyle(draw, str(draw.pick(phrases)))), reply(answer)]
+    answer, wordings = _INTENTS[draw.any(tuple(_INTENTS))]
+    messages = [*any_system(draw), user(restyle(draw, worded(draw, wordings, 0.15))), reply(answer)]
     return Sample("chat", messages, Check("exact", (answer,)))
 
 
 def introduction(draw: Draw) -> Sample:
     """Who are you? The name comes from the system prompt where it has one."""
-    question = user(restyle(draw, str(draw.pick(_WHO))))
+    question = user(restyle(draw, worded(draw, _WHO, 0.15)))
     if draw.chance(0.3):
         before = [system(str(draw.pick(PLAIN_SYSTEMS)))] if draw.chance(0.5) else []
         return Sample("chat", [*before, question, reply(_UNNAMED)], Check("exact", (_UNNAMED,)))
@@ -742,8 +761,8 @@ def _topic(draw: Draw) -> str:
 def foreign_request(draw: Draw) -> str:
     """Draw the text of a request that the model must not pretend to know."""
     if draw.chance(0.3):
-        return restyle(draw, str(draw.pick(_ALIEN_WHOLE)))
-    text = str(draw.pick(_ALIEN_FRAMES)).format(x=_topic(draw), y=_topic(draw))
+        return restyle(draw, worded(draw, _ALIEN_WHOLE, 0.2))
+    text = worded(draw, _ALIEN_FRAMES, 0.2).format(x=_topic(draw), y=_topic(draw))
     if draw.chance(0.15):
         text = f"{draw.any(('please', 'hey,', 'so,', 'can you help?', 'hello,', 'ok,'))} {text}"
     return restyle(draw, text)
@@ -760,5 +779,5 @@ def foreign(draw: Draw) -> Sample:
 
 def opening_turns(draw: Draw) -> list[Message]:
     """Draw one exchange of small talk to stand before another conversation."""
-    answer, phrases = _INTENTS[draw.any(("greet", "wellbeing", "thanks", "fine", "abilities"))]
-    return [user(restyle(draw, str(draw.pick(phrases)))), reply(answer)]
+    answer, wordings = _INTENTS[draw.any(("greet", "wellbeing", "thanks", "fine", "abilities"))]
+    return [user(restyle(draw, str(draw.pick(wordings)))), reply(answer)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import facts, pools, sums, talk
+from . import facts, phrases, pools, sums, talk
 from .actions import ACTIONS, Order, amended, household, unseen
-from .phrasing import framed, is_order, worded
+from .phrasing import framed, is_order, more, worded
 from .samples import Check, Draw, Message, Sample, Tool, lines, reply, restyle, user
 
 NO_TOOL = "I have no tool for that here."
@@ -74,7 +74,8 @@ _RELATED = (
     ("weather", "heating", "clock"),
     ("music", "call", "list"),
 )
-_WHAT_ADDED = lines("""
+_WHAT_ADDED = more(
+    lines("""
 what did I just ask you to add?
 what did I just add?
 what did I ask you to add?
@@ -87,8 +88,11 @@ what did you put on the list?
 remind me, what did I add?
 what did I want on the list?
 tell me what I just added
-""")
-_WHAT_DONE = lines("""
+"""),
+    phrases.WHAT_ADDED,
+)
+_WHAT_DONE = more(
+    lines("""
 what did you just do?
 what have you done?
 what was that?
@@ -100,7 +104,9 @@ and, did that work?
 tell me what you did
 what happened?
 have you done it?
-""")
+"""),
+    phrases.WHAT_DONE,
+)
 _ERRORS = lines("""
 not found
 device offline
