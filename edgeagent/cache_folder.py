@@ -22,7 +22,6 @@ from pathlib import Path
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import read_private
 
-FOLDER = "cache"
 SECRET_FILE = "cache.secret"  # noqa: S105 a file's name
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"

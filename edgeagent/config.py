@@ -129,6 +129,8 @@ class EngineConfig(Section):
     """Type of the K cache."""
     kv_type_v: KvType = "f16"
     """Type of the V cache; quantized types need flash attention."""
+    cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
+    """Host memory for prompts' beginnings that left the KV cache (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     mmap: bool = True
     """Map the model file instead of reading it."""
     mlock: bool = False
@@ -145,6 +147,23 @@ class EngineConfig(Section):
     """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """A step that takes longer than this (and 20 times the usual) is a hang: the worker is replaced."""
+
+
+class CacheConfig(Section):
+    """The beginnings of prompts on disk, so that none is computed twice, not after a restart either."""
+
+    flag_prefix: ClassVar[str] = "cache-"
+
+    disk_bytes: Annotated[int, Field(ge=0)] = 8 << 30
+    """Disk space for prompts' beginnings, of all models together (0: none is written)."""
+    dir: Path | None = None
+    """Folder for them, private to the user (default: `cache` in the state folder)."""
+    min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
+    """Disk space to leave free; where there is less, the cache gives way."""
+    max_unused_days: Annotated[float, Field(gt=0)] = 7.0
+    """Days after which what nobody used goes."""
+    max_bytes_per_hour: Annotated[int, Field(ge=0)] = 4 << 30
+    """Most that is written in an hour, since flash wears (0: no limit)."""
 
 
 class StoreConfig(Section):
@@ -197,9 +216,15 @@ class Config(BaseSettings):
     """Folder for the token, the runtime file and caches; private to the user."""
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
+    cache: CacheConfig = CacheConfig()
     store: StoreConfig = StoreConfig()
     log: LogConfig = LogConfig()
     trace: TraceConfig = TraceConfig()
+
+    @property
+    def cache_dir(self) -> Path:
+        """The folder of prompts' beginnings."""
+        return self.cache.dir or self.state_dir / "cache"
 
     @classmethod
     def settings_customise_sources(
