@@ -139,7 +139,7 @@ class Stub:
             self.token(request_id, index)
 
     def finish(self, request_id: str, reason: FinishReason, num_tokens: int = 0) -> None:
-        self.streams.pop(request_id, None)
+        num_tokens = num_tokens or self.streams.pop(request_id, 0)
         if self.live.pop(request_id, None) is not None:
             self.step(request_id, Finished(reason, Usage(NUM_PROMPT_TOKENS, 0, num_tokens), Timings()))
 

@@ -88,7 +88,8 @@ class Faulty:
 
     @asynccontextmanager
     async def socket(self) -> AsyncIterator[ClientConnection]:
-        async with connect(f"ws://127.0.0.1:{self.daemon.port}/v1/responses") as socket:
+        url = f"ws://127.0.0.1:{self.daemon.port}/v1/responses"
+        async with connect(url, close_timeout=1) as socket:
             yield socket
 
     async def say(self, socket: ClientConnection, text: str) -> Stream:
