@@ -17,6 +17,7 @@ MAX_PENDING_BYTES = 256 << 10
 MAX_FLOOD_BYTES = 4 << 20
 # A merged delta stays well under the 1 MiB that clients take as a frame.
 MAX_MERGED_CHARS = 64 << 10
+MAX_MERGED_LOGPROBS = 200
 _ENTRY_BYTES = 512
 
 
@@ -80,11 +81,13 @@ class Outbox:
         last = self._entries[-1] if self._entries else None
         if not isinstance(last, Send) or not _is_same_text(last.event, entry.event):
             return False
-        if len(last.event["delta"]) > MAX_MERGED_CHARS:
+        first, second = last.event, entry.event
+        if len(first["delta"]) > MAX_MERGED_CHARS or len(first["logprobs"]) > MAX_MERGED_LOGPROBS:
             return False
-        last.event["delta"] += entry.event["delta"]
-        last.event["logprobs"] = last.event["logprobs"] + entry.event["logprobs"]
-        self._num_bytes += len(entry.event["delta"])
+        self._num_bytes -= _cost(first)
+        first["delta"] += second["delta"]
+        first["logprobs"] = first["logprobs"] + second["logprobs"]
+        self._num_bytes += _cost(first)
         self._num_merged[entry.request_id] = self._num_merged.get(entry.request_id, 0) + 1
         return True
 
@@ -96,4 +99,5 @@ def _is_same_text(first: Event, second: Event) -> bool:
 
 def _cost(event: Event) -> int:
     # A text's end holds the text once more; the events after it share that one.
-    return _ENTRY_BYTES + len(event.get("delta") or event.get("text") or event.get("arguments") or "")
+    text = event.get("delta") or event.get("text") or event.get("arguments") or ""
+    return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)

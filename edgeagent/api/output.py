@@ -9,6 +9,10 @@ from edgeagent.types import TokenLogprob, ToolCallStarted
 
 Event = dict[str, Any]
 
+# Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. Of longer answers the deltas alone
+# have the log probabilities.
+MAX_LOGPROBS = 4096
+
 
 class Emit(Protocol):
     """Adds one event, numbered."""
@@ -57,6 +61,7 @@ class OpenMessage(OpenItem):
     def __init__(self, emit: Emit, item_id: str, index: int) -> None:
         super().__init__(emit, item_id, index)
         self._logprobs: list[Event] = []
+        self._num_logprobs = 0
 
     def open(self) -> None:
         """Emit what opens it, its part too."""
@@ -67,7 +72,11 @@ class OpenMessage(OpenItem):
         """Emit more text."""
         logprobs = token_logprobs(tokens)
         self._parts.append(text)
-        self._logprobs += logprobs
+        self._num_logprobs += sum(1 + len(token.top) for token in tokens)
+        if self._num_logprobs <= MAX_LOGPROBS:
+            self._logprobs += logprobs
+        else:
+            self._logprobs = []
         self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _close_content(self, text: str) -> None:

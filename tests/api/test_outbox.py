@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from edgeagent.api.events import ResponseEvents, new_response
 from edgeagent.api.outbox import MAX_FLOOD_BYTES, MAX_MERGED_CHARS, MAX_PENDING_BYTES, Outbox
@@ -90,6 +91,20 @@ async def test_merged_events_stay_below_a_frame() -> None:
     deltas = [event["delta"] for event in await drain(outbox) if "delta" in event]
     assert len("".join(deltas)) == 5 * MAX_MERGED_CHARS
     assert max(map(len, deltas)) <= 2 * MAX_MERGED_CHARS
+
+
+async def test_events_with_log_probabilities_stay_below_a_frame() -> None:
+    outbox = Outbox()
+    response = Response(outbox)
+    rivals = tuple(TokenLogprob(index, b"rival", -2.0) for index in range(20))
+    for _ in range(2000):
+        response.step(TextDelta("word ", (TokenLogprob(1, b"word ", -1.0, rivals),)))
+    assert outbox.is_full
+    response.step(finished())
+    events = await drain(outbox)
+    assert max(len(json.dumps(event)) for event in events) < 1 << 20
+    tokens = [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]]
+    assert len(tokens) == 2000
 
 
 async def test_full_until_drained() -> None:

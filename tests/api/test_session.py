@@ -19,7 +19,7 @@ from edgeagent.api.response_database import Limits, ResponseDatabase
 from edgeagent.api.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
 from edgeagent.backends.fake import FakeBackend, finished
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
-from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta
+from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted
 from tests.api.serving import validate_event
 
 
@@ -531,7 +531,20 @@ class Sessions(RuleBasedStateMachine):
         self.num_creates[lane] = self.num_creates.get(lane, 0) + 1
         self.client.create(**fields)
 
-    @rule(which=st.integers(0, 20), act=st.sampled_from(["text", "finish", "fail", "admit", "cancel"]))
+    @rule(is_slow=st.booleans())
+    def store(self, is_slow: bool) -> None:
+        """Let the store take its time, or catch up."""
+        self.client.is_store_slow = is_slow
+        while self.client.fetches and not is_slow:
+            self.client.fetch()
+
+    @rule(name=st.sampled_from(["resp_1", "resp_2", "resp_3"]))
+    def delete(self, name: str) -> None:
+        """Somebody deletes a response elsewhere."""
+        self.client.store.remove(name, "")
+        self.client.history.forget(name)
+
+    @rule(which=st.integers(0, 20), act=st.sampled_from(["text", "call", "finish", "fail", "admit", "cancel", "steer"]))
     def act(self, which: int, act: str) -> None:
         if not self.client.started:
             return
@@ -539,6 +552,12 @@ class Sessions(RuleBasedStateMachine):
         match act:
             case "text":
                 self.client.step(request_id, TextDelta("x"))
+            case "call":
+                self.client.step(request_id, ToolCallStarted(0, "call_1", "f"), finished(FinishReason.TOOL_CALLS))
+            case "steer":
+                self.client.send("response.steer", previous_response_id=request_id, input="x")
+                if request_id in self.client.cancelled:
+                    self.client.step(request_id, finished(FinishReason.CANCELLED))
             case "finish":
                 self.client.finish(request_id)
             case "fail":
@@ -567,12 +586,24 @@ class Sessions(RuleBasedStateMachine):
                     current = None
 
     def teardown(self) -> None:
+        self.store(False)
         # Grows under way: each end starts what waited behind it. Finishing what is over does nothing.
         for request_id in self.client.started:
             self.client.finish(request_id)
         for lane, num_creates in self.num_creates.items():
-            ends = [e for e in self.client.events if e.get("stream_id") == lane and e["type"] in {*TERMINAL, "error"}]
-            assert len(ends) == num_creates
+            of_lane = [event for event in self.client.events if event.get("stream_id") == lane]
+            num_ends = sum(event["type"] in {*TERMINAL, "error"} for event in of_lane)
+            began = {event["response"]["id"] for event in of_lane if event["type"] == "response.created"}
+            num_successors = len(began & self.successors())
+            assert num_ends == num_creates + num_successors
+
+    def successors(self) -> set[str]:
+        """Return the responses that no create asked for: what steered the one before is the end of their requests."""
+        return {
+            request_id
+            for request_id, request in self.client.requests.items()
+            if request.prompt.messages[-1] == Message("user", "x")
+        }
 
 
 TestSessions = Sessions.TestCase
