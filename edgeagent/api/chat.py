@@ -33,7 +33,7 @@ async def create_chat_completion(request: Request) -> Response:
         partition=client_of(request),
     )
     answer = Answer(completion_id, completion.requests[0].model, len(completion.requests))
-    steps = run(service, [completion.requests])
+    steps = run(service, completion.requests)
     delivery = completion.delivery
     try:
         if delivery.is_streamed:

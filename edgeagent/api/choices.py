@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from edgeagent.api.errors import error_body
 from edgeagent.api.service import Service
 from edgeagent.api.sse import DONE, EventStream, event
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import GenerateRequest, PromptProgress, Started, Step
+from edgeagent.types import GenerateRequest, Step
 
 MAX_AT_ONCE = 8
 
@@ -60,34 +59,21 @@ class Chunks(Protocol):
         ...
 
 
-async def run(service: Service, groups: Sequence[Sequence[GenerateRequest]]) -> Steps:
-    """Yield the steps of all requests as they come, each with its index among them all.
-
-    The requests of a group have one prompt: the first computes it, and when it has begun to answer the others find the
-    prompt computed. At most MAX_AT_ONCE run at a time.
-    """
-    requests = [request for group in groups for request in group]
+async def run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
+    """Yield the steps of all requests as they come, each with its request's index; MAX_AT_ONCE run at a time."""
     if len(requests) == 1:
         async with aclosing(service.generate(requests[0])) as steps:
             async for step in steps:
                 yield 0, step
         return
-    startable: deque[int] = deque()
-    followers: dict[int, range] = {}
-    first = 0
-    for group in groups:
-        startable.append(first)
-        followers[first] = range(first + 1, first + len(group))
-        first += len(group)
-    generators: dict[int, AsyncGenerator[Step, None]] = {}
+    generators: list[AsyncGenerator[Step, None]] = []
     waiting: dict[asyncio.Future[Step], int] = {}
     done: set[asyncio.Future[Step]] = set()
     try:
-        while startable or waiting:
-            while startable and len(waiting) < MAX_AT_ONCE:
-                index = startable.popleft()
-                generators[index] = service.generate(requests[index])
-                waiting[asyncio.ensure_future(anext(generators[index]))] = index
+        while waiting or len(generators) < len(requests):
+            while len(generators) < len(requests) and len(waiting) < MAX_AT_ONCE:
+                generators.append(service.generate(requests[len(generators)]))
+                waiting[asyncio.ensure_future(anext(generators[-1]))] = len(generators) - 1
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 index = waiting.pop(task)
@@ -96,19 +82,13 @@ async def run(service: Service, groups: Sequence[Sequence[GenerateRequest]]) -> 
                 except StopAsyncIteration:
                     continue
                 waiting[asyncio.ensure_future(anext(generators[index]))] = index
-                if _has_begun(step):
-                    startable.extend(followers.pop(index, ()))
                 yield index, step
     finally:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, *done, return_exceptions=True)
-        for generator in generators.values():
+        for generator in generators:
             await generator.aclose()
-
-
-def _has_begun(step: Step) -> bool:
-    return any(not isinstance(delta, Started | PromptProgress) for delta in step.deltas)
 
 
 async def collect(steps: Steps, answer: Answer) -> Fields:

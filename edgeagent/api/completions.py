@@ -33,7 +33,7 @@ async def create_completion(request: Request) -> Response:
         partition=client_of(request),
     )
     answer = TextChoices(completion_id, completion)
-    steps = run(service, completion.groups)
+    steps = run(service, completion.requests)
     try:
         if completion.delivery.is_streamed:
             steps = await unless_disconnected(request.receive, begun(steps))

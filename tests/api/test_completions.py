@@ -178,22 +178,6 @@ async def test_choices_come_in_the_order_of_prompts(daemon: Running, backend: Fa
     assert texts == {0: "one", 1: "two two"}
 
 
-async def test_the_first_of_a_prompts_choices_runs_ahead(daemon: Running, backend: FakeBackend) -> None:
-    """So that the others find the prompt computed."""
-    seen: list[int] = []
-
-    def script(request: GenerateRequest) -> Iterable[Act]:
-        seen.append(backend.num_live)
-        yield Started(1, 0)
-        yield TextDelta("x")
-        yield finished()
-
-    backend.script = script
-    await post(daemon, {"prompt": "a", "n": 3})
-    assert seen[0] == 1
-    assert len(seen) == 3
-
-
 async def test_not_too_many_run_at_a_time(daemon: Running, backend: FakeBackend) -> None:
     most = 0
 
