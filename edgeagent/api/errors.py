@@ -7,6 +7,7 @@ daemon, since nobody wrote it for a client.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from edgeagent import errors
@@ -57,6 +58,7 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.StoreError: Shape(500, "server_error", retry=False),
 }
 
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
 
@@ -74,11 +76,16 @@ def error_body(error: EdgeAgentError) -> dict[str, str | None]:
     """Return {"message", "type", "param", "code"}; HTTP wraps it as {"error": …}."""
     is_internal = type(error) in (EdgeAgentError, errors.InternalError)
     return {
-        "message": _INTERNAL_MESSAGE if is_internal else error.message,
+        "message": _INTERNAL_MESSAGE if is_internal else printable(error.message),
         "type": error_shape(error).type,
-        "param": error.param,
+        "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
+
+
+def printable(text: str) -> str:
+    """Return a text, which may quote a client, without what would move a terminal's cursor or turn its lines around."""
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def error_headers(error: EdgeAgentError) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from edgeagent.types import WorkerState
 
@@ -184,6 +184,75 @@ class ChatCompletion(Answer):
     edgeagent: Run
 
 
+class TextChoice(Answer):
+    """One of the texts."""
+
+    text: str
+    index: int
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class TextCompletion(Answer):
+    """A whole completion of raw text. Streamed, it is server-sent events of the same shape, and `[DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: ChatUsage
+    timings: Timings
+    edgeagent: Run
+
+
+class TokenPiece(Answer):
+    """A token and its text, or its bytes where it is a part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(Answer):
+    """A text's tokens."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class Content(Answer):
+    """The text of tokens."""
+
+    content: str
+
+
+class RenderedPrompt(Answer):
+    """What the model's chat template makes of a conversation."""
+
+    prompt: str
+
+
+class Props(Answer):
+    """The default model's settings, under llama-server's names."""
+
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str | None
+
+
+class Slot(Answer):
+    """Room for a request."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
+class Slots(RootModel[list[Slot]]):
+    """As many slots as requests can run at a time."""
+
+
 class WorkerReport(Answer):
     """What a model's process does."""
 
@@ -225,6 +294,13 @@ class Stopping(Answer):
 
     status: Literal["stopping"]
     num_live_requests: int
+
+
+class Reloading(Answer):
+    """The model is being loaded anew."""
+
+    status: Literal["reloading"]
+    model: str
 
 
 class OllamaVersion(Answer):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeagent.api import schemas, schemas_ollama, schemas_responses
+from edgeagent.api import schemas, schemas_completions, schemas_ollama, schemas_responses
 from edgeagent.api.fields import MAX_MESSAGES, MAX_TOOLS
 
 
@@ -89,6 +89,12 @@ class ChatCompletionRequest(schemas.ChatBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+
+
+class CompletionRequest(schemas_completions.CompletionBody):
+    """The body of a completion of raw text. Unknown fields are ignored."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
 
 
 class InputText(Part):

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
+from edgeagent.api import text_routes
 from edgeagent.api.access import RULES
 from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import answers, bodies, events
@@ -31,8 +32,10 @@ class Operation:
     text: str = ""
     status: HTTPStatus = HTTPStatus.OK
     unavailable: type[BaseModel] | None = None
+    query: tuple[str, ...] = ()
 
 
+_ACCEPTED = HTTPStatus.ACCEPTED
 _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers.OllamaRefusal)
 
 OPERATIONS: dict[str, Operation] = {
@@ -44,14 +47,26 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=events.Response),
     "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=answers.ItemPage),
     "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, answers.ChatCompletion, SSE),
+    "POST /v1/completions": Operation("openai", bodies.CompletionRequest, answers.TextCompletion, SSE),
     "GET /v1/models": Operation("openai", answer=answers.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
     "GET /health": Operation("daemon", answer=answers.Health, unavailable=answers.NotHealthy),
+    "HEAD /health": Operation("daemon"),
+    "HEAD /ready": Operation("daemon"),
     "GET /ready": Operation("daemon", answer=answers.Ready),
     "GET /version": Operation("daemon", answer=answers.Version),
     "GET /metrics": Operation("daemon", text=TEXT),
     "GET /edgeagent/status": Operation("daemon", answer=answers.Status),
     "POST /edgeagent/stop": Operation("daemon", answer=answers.Stopping, status=HTTPStatus.ACCEPTED),
+    "POST /edgeagent/reload": Operation(
+        "daemon", answer=answers.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
+    ),
+    "POST /tokenize": Operation("llama-server", text_routes.TokenizeBody, answers.Tokens),
+    "POST /detokenize": Operation("llama-server", text_routes.DetokenizeBody, answers.Content),
+    "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, answers.RenderedPrompt),
+    "GET /props": Operation("llama-server", answer=answers.Props),
+    "GET /slots": Operation("llama-server", answer=answers.Slots),
+    "POST /slots/{slot_id}": Operation("llama-server"),
     "GET /": Operation("ollama", text=TEXT),
     "HEAD /": Operation("ollama", text=TEXT),
     "GET /api/version": Operation("ollama", answer=answers.OllamaVersion),
@@ -147,11 +162,8 @@ def _operation(route: RouteInfo, components: Components) -> Json:
         "tags": [known.tag],
         "responses": responses,
     }
-    if names := re.findall(r"{(\w+)}", route.path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
+    if parameters := [*_parameters(route.path, known.query)]:
+        operation["parameters"] = parameters
     if known.body is not None:
         body = components.ref(known.body)
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
@@ -160,6 +172,13 @@ def _operation(route: RouteInfo, components: Components) -> Json:
     if RULES[route.template].is_owners:
         operation["security"] = [{"token": []}]
     return operation
+
+
+def _parameters(path: str, query: tuple[str, ...]) -> Iterator[Json]:
+    for name in re.findall(r"{(\w+)}", path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    for name in query:
+        yield {"name": name, "in": "query", "schema": {"type": "string"}}
 
 
 def _answer(operation: Operation, components: Components, *, is_empty: bool) -> Json:

@@ -1,0 +1,104 @@
+"""Requests to the application itself, without a server: thousands of them take seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from edgeagent.api.app import create_app
+from edgeagent.backends.fake import FakeBackend
+from edgeagent.config import Config
+from edgeagent.credentials import OwnerKey
+
+PORT = 8127
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body's value."""
+        return json.loads(self.body)
+
+    def error(self) -> dict[str, Any]:
+        """Return the error, in the shape of either API; fail where the body is none."""
+        error = self.json()["error"]
+        if isinstance(error, str):
+            return {"message": error, "param": None}
+        assert set(error) == {"message", "type", "param", "code"}
+        result: dict[str, Any] = error
+        return result
+
+
+class Caller:
+    """An application and an event loop of its own to call it in."""
+
+    def __init__(self, runner: asyncio.Runner, backend: FakeBackend) -> None:
+        self.backend = backend
+        self._runner = runner
+        self._app = create_app(Config(), backend, keys=OwnerKey("x" * 43))
+
+    def post(self, path: str, body: bytes | str | object) -> Answer:
+        """Send a body, as it is or as JSON."""
+        if not isinstance(body, bytes | str):
+            body = json.dumps(body)
+        return self._runner.run(self._call("POST", path, body.encode() if isinstance(body, str) else body))
+
+    def get(self, path: str) -> Answer:
+        """Ask for a path."""
+        return self._runner.run(self._call("GET", path, b""))
+
+    async def _call(self, method: str, path: str, body: bytes) -> Answer:
+        headers = [(b"host", b"127.0.0.1:%d" % PORT), (b"content-type", b"application/json")]
+        if body:
+            headers.append((b"content-length", b"%d" % len(body)))
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(errors="replace"),
+            "query_string": b"",
+            "root_path": "",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", PORT),
+        }
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        start: dict[str, Any] = {}
+        parts: list[bytes] = []
+
+        async def receive() -> dict[str, Any]:
+            message = next(messages, None)
+            if message is None:
+                await asyncio.Event().wait()
+                raise AssertionError
+            return message
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)  # type: ignore[arg-type]
+        named = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
+        return Answer(start["status"], named, b"".join(parts))
+
+
+@contextmanager
+def calling(backend: FakeBackend | None = None) -> Iterator[Caller]:
+    """Provide a Caller."""
+    with asyncio.Runner() as runner:
+        yield Caller(runner, backend or FakeBackend())

@@ -1,0 +1,102 @@
+"""B4: JSON that is none, or is hostile: 400 at every route that takes a body and on the WebSocket, at little cost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.asyncio.client import connect
+
+from edgeagent.api.documents.openapi import OPERATIONS
+from edgeagent.backends.fake import FakeBackend
+from tests.api.test_limits import BAD
+from tests.daemon.running import running
+from tests.robust.asgi import Caller, calling
+
+ROUTES = sorted(name.removeprefix("POST ") for name, operation in OPERATIONS.items() if operation.body is not None)
+# In seconds of this thread's own work. The list of attacks says 0.1; the rest is for slow machines.
+MAX_CPU_S = 1.0
+GOOD: dict[str, Any] = {
+    "model": "fake",
+    "messages": [{"role": "user", "content": "hi", "n": [1, 2.5e3, None, True]}],
+    "input": "hi \u00e9\U0001f600",
+    "prompt": "hi",
+    "stop": ["\\", '"'],
+}
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[Caller]:
+    with calling() as caller:
+        yield caller
+
+
+def test_every_route_with_a_body_is_tried() -> None:
+    assert {"/v1/chat/completions", "/v1/responses", "/api/chat"} <= set(ROUTES)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_hostile_bodies_everywhere(caller: Caller, route: str, caplog: pytest.LogCaptureFixture) -> None:
+    for name, body in BAD.items():
+        if len(body) > 1 << 20:
+            continue
+        answer = caller.post(route, body)
+        assert answer.status == 400, (name, answer.body[:200])
+        assert answer.error()["message"]
+    assert "RecursionError" not in caplog.text
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert caller.backend.requests == []
+
+
+@pytest.mark.parametrize("name", [name for name, body in BAD.items() if len(body) <= 8 << 20])
+def test_the_largest_cost_little(caller: Caller, name: str) -> None:
+    body = BAD[name]
+    started_s = time.thread_time()
+    assert caller.post("/v1/responses", body).status == 400
+    assert time.thread_time() - started_s < MAX_CPU_S
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> bytes:
+    """A good body with some bytes replaced, removed or put in."""
+    body = bytearray(json.dumps(GOOD, ensure_ascii=draw(st.booleans())).encode())
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(body)))
+        piece = draw(
+            st.binary(max_size=4)
+            | st.sampled_from(
+                [b"\0", b"\\u0000", b"\\ud800", b"\xef\xbb\xbf", b"NaN", b"1e999", b"[" * 70, b'"', b"{}"]
+            )
+        )
+        body[at : at + draw(st.integers(0, 4))] = piece
+    return bytes(body)
+
+
+@settings(max_examples=500, deadline=None)
+@given(body=broken(), route=st.sampled_from(["/v1/chat/completions", "/v1/responses", "/api/generate"]))
+def test_broken_bodies(caller: Caller, body: bytes, route: str) -> None:
+    answer = caller.post(route, body)
+    assert answer.status in (200, 400, 404), answer.body
+    if answer.status != 200:
+        assert answer.error()["message"].isprintable()
+
+
+async def test_on_a_socket() -> None:
+    async with running(FakeBackend()) as daemon, connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+        for name, body in BAD.items():
+            try:
+                text = body.decode()
+            except UnicodeDecodeError:
+                continue  # the protocol refuses it: test_rfc6455
+            await socket.send(text)
+            event = json.loads(await socket.recv())
+            assert (event["type"], event["status"]) == ("error", 400), name
+        # The same socket still serves.
+        await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "hi"}))
+        assert json.loads(await socket.recv())["type"] == "response.created"

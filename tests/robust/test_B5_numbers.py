@@ -1,0 +1,157 @@
+"""B5: every number of every body at and beyond its bounds, and what is no number: 400 that names field and range."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeagent.api.documents import openapi_document
+from edgeagent.api.documents.openapi import OPERATIONS
+from tests.robust.asgi import Caller, calling
+
+DOCUMENT = openapi_document()
+SCHEMAS = DOCUMENT["components"]["schemas"]
+BASE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "logprobs": True},
+    "/v1/responses": {"input": "hi"},
+    "/v1/completions": {"prompt": "hi"},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
+}
+ROUTES = [route for route in BASE if f"POST {route}" in OPERATIONS]
+NO_NUMBERS = ["true", "false", '"1"', "[1]", "{}", '""']
+TOO_LARGE = [str(2**63), str(-(2**63)), "9" * 5000, "1e400", "-1e400", "NaN", "Infinity", "-Infinity"]
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without a reference and without null."""
+    for choice in schema.get("anyOf", ()):
+        if choice.get("type") != "null":
+            return resolved(choice)
+    if "$ref" in schema:
+        return resolved(SCHEMAS[schema["$ref"].rpartition("/")[2]])
+    return schema
+
+
+def numbers(route: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield each number of a body: the object it is in ("" for the body), its name and schema."""
+    operation = DOCUMENT["paths"][route]["post"]
+    body = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
+    for name, schema in body["properties"].items():
+        field = resolved(schema)
+        if field.get("type") in ("integer", "number"):
+            yield "", name, field
+        elif name == "options":
+            yield from (("options", inner, resolved(of)) for inner, of in field["properties"].items())
+
+
+NUMBERS = [
+    (route, parent, name, schema)
+    for route in ROUTES
+    for parent, name, schema in numbers(route)
+    if schema.get("type") in ("integer", "number")
+]
+IDS = [f"{route}-{name}" for route, _, name, _ in NUMBERS]
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[Caller]:
+    with calling() as caller:
+        yield caller
+
+
+def body_with(route: str, parent: str, name: str, literal: str) -> str:
+    """Return a good body in which a field has a value that is written like this."""
+    fields = {"model": "fake", **BASE[route]}
+    marked: dict[str, Any] = {**fields, parent: {name: "<here>"}} if parent else {**fields, name: "<here>"}
+    return json.dumps(marked).replace('"<here>"', literal)
+
+
+def test_enough_is_tried() -> None:
+    names = {name for _, _, name, _ in NUMBERS}
+    assert {"temperature", "top_p", "top_k", "max_tokens", "n", "seed", "num_predict", "max_output_tokens"} <= names
+    assert len(NUMBERS) > 40
+    # A number without bounds would be a hole.
+    unbounded = {name for _, _, name, schema in NUMBERS if not {"minimum", "exclusiveMinimum"} & set(schema)}
+    # Of durations any is fine: keep_alive has no effect, and a request ends by itself long before.
+    assert unbounded <= {"keep_alive", "t_max_predict_ms"}
+
+
+@pytest.mark.parametrize(("route", "parent", "name", "schema"), NUMBERS, ids=IDS)
+def test_the_bounds_are_where_they_are_said_to_be(
+    caller: Caller, route: str, parent: str, name: str, schema: dict[str, Any]
+) -> None:
+    if "minimum" not in schema:
+        return
+    low, high = schema["minimum"], schema["maximum"]
+    is_whole = schema["type"] == "integer"
+    for value in (low, high):
+        answer = caller.post(route, body_with(route, parent, name, json.dumps(value)))
+        assert answer.status == 200 or name in ("n", "best_of"), (value, answer.body)
+    step = 1 if is_whole else 0.001
+    for value in (low - step, high + step):
+        # Of top_k and repeat_last_n Ollama's -1 means none.
+        if abs(value) < 2**63 and (parent, value) != ("options", -1):
+            answer = caller.post(route, body_with(route, parent, name, json.dumps(value)))
+            assert answer.status == 400
+            message = answer.error()["message"]
+            assert name in message and "must be from" in message, message
+    for literal in [*TOO_LARGE, *(NO_NUMBERS[: None if is_whole else -1])]:
+        answer = caller.post(route, body_with(route, parent, name, literal))
+        assert answer.status == 400, (literal, answer.body)
+    if is_whole:
+        answer = caller.post(route, body_with(route, parent, name, "1.5"))
+        # Ollama's clients send whole numbers as 40.0, and Ollama drops what is behind the point.
+        assert answer.status == 400 or parent == "options"
+
+
+NASTY = st.sampled_from(
+    ["null", "-0", "-0.0", "0", "1", "-1", str(2**31 - 1), str(2**31), str(2**32), str(2**53), *TOO_LARGE, *NO_NUMBERS]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(NUMBERS), NASTY | st.integers().map(str) | st.floats().map(json.dumps))
+def test_whatever_a_number_is(caller: Caller, field: tuple[str, str, str, dict[str, Any]], literal: str) -> None:
+    route, parent, name, _ = field
+    answer = caller.post(route, body_with(route, parent, name, literal))
+    assert answer.status in (200, 400), answer.body
+    if answer.status == 400:
+        assert answer.error()["message"].isprintable()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {"-1": 0},
+        {"1.5": 0},
+        {"": 0},
+        {" 1": 0},
+        {"٣": 0},
+        {"9" * 5000: 0},
+        {str(2**31): 0},
+        {"1": 101},
+        {"1": "0"},
+        {"1": True},
+        {str(token): 0 for token in range(20_000)},
+        [],
+        7,
+    ],
+    ids=lambda bias: str(bias)[:20],
+)
+def test_logit_bias(caller: Caller, route: str, bias: object) -> None:
+    fields = {"options": {"logit_bias": bias}} if route.startswith("/api/") else {"logit_bias": bias}
+    answer = caller.post(route, {"model": "fake", **BASE[route], **fields})
+    assert answer.status == 400
+    assert "logit_bias" in answer.error()["message"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_unknown_fields_have_no_effect(caller: Caller, route: str) -> None:
+    assert caller.post(route, {"model": "fake", **BASE[route], "no_such_field": [{"x": -1}]}).status == 200
