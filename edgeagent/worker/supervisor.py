@@ -14,18 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
-from edgeagent.errors import (
-    BackendUnavailable,
-    EdgeAgentError,
-    InternalError,
-    InvalidRequest,
-    ModelChanged,
-    PayloadTooLarge,
-    WorkerCrashed,
-    from_code,
-)
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, WorkerCrashed, from_code
 from edgeagent.types import (
     GenerateRequest,
     ModelInfo,
@@ -33,14 +22,11 @@ from edgeagent.types import (
     TextAnswer,
     TextQuery,
     WorkerState,
-    WorkerStatus,
 )
 from edgeagent.worker.cause import describe_exit
 from edgeagent.worker.channel import Channel, FloodLimit
 from edgeagent.worker.ledger import Fate, Ledger, LiveRequest, Sink
 from edgeagent.worker.protocol import (
-    LENGTH_BYTES,
-    MAX_FRAME_TO_WORKER_BYTES,
     Answer,
     Ask,
     Cancel,
@@ -50,16 +36,16 @@ from edgeagent.worker.protocol import (
     Load,
     LoadFailed,
     LoadProgress,
-    Ping,
     Pong,
     ProtocolError,
     Ready,
     Steps,
     Submit,
-    encode,
 )
 from edgeagent.worker.queries import Queries
-from edgeagent.worker.watchdog import LoadWatch, Patience, Quarantine, RestartPolicy, StepWatch
+from edgeagent.worker.refusals import changed, check_sendable, quarantined, renewed
+from edgeagent.worker.vitals import Vitals
+from edgeagent.worker.watchdog import Patience, Quarantine, RestartPolicy
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.process")
 
@@ -112,13 +98,9 @@ class Supervisor:
     def _begin_life(self) -> None:
         """Reset what is known of one worker process."""
         self._verdict: asyncio.Future[_Death] = asyncio.Future()
-        self._load_watch = LoadWatch(self._patience)
-        self._step_watch = StepWatch(self._patience)
+        self._vitals = Vitals(self._patience)
         self._info: ModelInfo | None = None
-        self._status: WorkerStatus | None = None
         self._ready_at_s: float | None = None
-        self._nonce = 0
-        self._is_pong_due = False
         self._has_seen_prompts = False
 
     @property
@@ -132,9 +114,9 @@ class Supervisor:
         return ModelStatus(
             name=self.name,
             state=self._state,
-            progress=1.0 if self._state is WorkerState.READY else self._load_watch.progress,
+            progress=1.0 if self._state is WorkerState.READY else self._vitals.progress,
             info=self._info,
-            worker=self._status,
+            worker=self._vitals.status,
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
@@ -164,7 +146,7 @@ class Supervisor:
         """
         self._check_available()
         now_s = self._clock()
-        _check_sendable(Submit(request, now_s))
+        check_sendable(Submit(request, now_s))
         self._ledger.add(request, sink, now_s)
         self.start()
         self._send_waiting()
@@ -175,7 +157,7 @@ class Supervisor:
         Cancelling the task that waits makes the worker forget it.
         """
         self._check_available()
-        _check_sendable(Ask("", question))
+        check_sendable(Ask("", question))
         query = self._queries.add(question)
         self.start()
         self._send_waiting()
@@ -201,7 +183,7 @@ class Supervisor:
             raise BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
         now_s = self._clock()
         if self._failure is not None and now_s < self._retry_at_s:
-            raise _renewed(self._failure, self._retry_at_s - now_s)
+            raise renewed(self._failure, self._retry_at_s - now_s)
 
     async def stop(self) -> None:
         """End the worker and every request, for good; return when the process is gone."""
@@ -235,7 +217,7 @@ class Supervisor:
                 logger.warning("worker of %s died: %s", self.name, death.cause)
                 decision = self._restarts.on_crash(self._clock(), death.ready_for_s)
                 if isinstance(decision, Quarantine):
-                    error = _quarantined(self.name, death.cause, decision.duration_s)
+                    error = quarantined(self.name, death.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
@@ -276,22 +258,14 @@ class Supervisor:
             last_s = now_s
 
     def _tick(self, channel: Channel, now_s: float, elapsed_s: float) -> None:
-        if self._state is WorkerState.STARTING:
-            hang = self._load_watch.tick(elapsed_s)
-        else:
-            hang = self._step_watch.tick(elapsed_s, is_busy=self._ledger.num_sent() > 0)
-        cancelled_at_s = self._ledger.oldest_cancel_s()
-        if hang is None and cancelled_at_s is not None and now_s - cancelled_at_s >= self._step_watch.step_limit_s():
-            hang = f"hung: a cancelled request did not end within {self._step_watch.step_limit_s():g} s"
-        asked_at_s = self._queries.sent_at_s
-        if hang is None and asked_at_s is not None and now_s - asked_at_s >= self._patience.hang_timeout_s:
-            hang = f"hung: a question about text took longer than {self._patience.hang_timeout_s:g} s"
+        is_loading, is_busy = self._state is WorkerState.STARTING, self._ledger.num_sent() > 0
+        hang = self._vitals.tick(elapsed_s, is_loading=is_loading, is_busy=is_busy) or self._vitals.overdue(
+            now_s, self._ledger.oldest_cancel_s(), self._queries.sent_at_s
+        )
         if hang is not None:
             self._condemn(hang, Fate.HUNG)
-        elif not self._is_pong_due:
-            self._nonce += 1
-            self._is_pong_due = True
-            channel.send(Ping(self._nonce))
+        elif (ping := self._vitals.ping()) is not None:
+            channel.send(ping)
 
     async def _end(self, channel: Channel) -> _Death:
         """See the process out; return what it died of."""
@@ -316,7 +290,7 @@ class Supervisor:
         if self._ready_at_s is not None:
             death = replace(death, ready_for_s=self._clock() - self._ready_at_s)
         if not self._is_stopped_for_good:
-            self._status = None
+            self._vitals.status = None
             self._cause = None if death.fate is Fate.REPLACED else death.cause
             self._on_death(death.cause, death.fate)
         return death
@@ -336,8 +310,8 @@ class Supervisor:
         """Serve this model no more until somebody asks after that time. Whoever watches `status` tells people."""
         self._state, self._failure, self._cause = state, error, error.message
         self._retry_at_s = self._clock() + retry_after_s
-        self._ledger.fail_all(lambda: _renewed(error, retry_after_s))
-        self._queries.fail_all(lambda: _renewed(error, retry_after_s))
+        self._ledger.fail_all(lambda: renewed(error, retry_after_s))
+        self._queries.fail_all(lambda: renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
         """Settle what a worker had: its requests go on with the next one, the question it was busy with does not."""
@@ -349,7 +323,7 @@ class Supervisor:
     def _take_identity(self, identity: str) -> None:
         """Note which file is loaded; what another one began cannot be gone on with."""
         if self._identity not in (None, identity):
-            self._ledger.fail_begun(lambda: _changed(self.name))
+            self._ledger.fail_begun(lambda: changed(self.name))
         self._identity = identity
 
     def _on_violation(self, what: str) -> None:
@@ -358,7 +332,7 @@ class Supervisor:
     def _on_message(self, message: FromWorker) -> None:
         match message:
             case Steps():
-                self._step_watch.on_progress()
+                self._vitals.on_progress()
                 self._ledger.on_steps(message)
                 self._send_waiting()
             case Answer():
@@ -368,24 +342,17 @@ class Supervisor:
                 self._queries.on_failed(message)
                 self._send_waiting()
             case Failed():
-                self._step_watch.on_progress()
+                self._vitals.on_progress()
                 self._ledger.on_failed(message)
                 self._send_waiting()
-            case Pong(nonce, status):
-                self._on_pong(nonce, status)
+            case Pong():
+                self._vitals.on_pong(message)
             case LoadProgress(fraction):
-                self._load_watch.advance(fraction)
+                self._vitals.on_load_progress(fraction)
             case Ready(info):
                 self._on_ready(info)
             case LoadFailed(code, text):
                 self._on_load_failed(from_code(code, text))
-
-    def _on_pong(self, nonce: int, status: WorkerStatus) -> None:
-        if not self._is_pong_due or nonce != self._nonce:
-            raise ProtocolError(f"a pong {nonce} that was not asked for")
-        self._is_pong_due = False
-        self._status = status
-        self._step_watch.on_pong(status)
 
     def _on_ready(self, info: ModelInfo) -> None:
         if self._state is not WorkerState.STARTING or self._channel is None:
@@ -409,6 +376,7 @@ class Supervisor:
         query = self._queries.next()
         if query is not None and self._channel is not None:
             query.sent_at_s = self._clock()
+            self._has_seen_prompts = True
             self._channel.send(query.ask)
 
     def _send(self, live: LiveRequest) -> None:
@@ -420,7 +388,7 @@ class Supervisor:
         else:
             load_ms = max(0.0, self._ready_at_s - accepted_at_s) * 1000
         if self._ledger.num_sent() == 0:
-            self._step_watch.on_progress()
+            self._vitals.on_progress()
         self._has_seen_prompts = True
         self._ledger.mark_sent(live)
         self._channel.send(Submit(live.request, accepted_at_s, load_ms, tuple(live.tokens)))
@@ -428,34 +396,3 @@ class Supervisor:
     def _tell_cancelled(self, request_id: str) -> None:
         if self._channel is not None:
             self._channel.send(Cancel(request_id))
-
-
-def _check_sendable(message: Submit | Ask) -> None:
-    try:
-        num_bytes = len(encode(message)) - LENGTH_BYTES
-    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
-        raise InvalidRequest(f"the request cannot be passed on: {error}") from error
-    if num_bytes > MAX_FRAME_TO_WORKER_BYTES:
-        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are taken")
-
-
-def _quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
-    return BackendUnavailable(
-        f"the process of model {name!r} crashed too often ({cause}); it is left alone for {duration_s / 60:g} minutes, "
-        "or until `edgeagent reload`",
-        served_by="local",
-    )
-
-
-def _changed(name: str) -> EdgeAgentError:
-    return ModelChanged(
-        f"the file of model {name!r} was changed, and the process that ran it ended; what it began cannot be gone on "
-        "with. Send the request again",
-        retry_after_s=1.0,
-        served_by="local",
-    )
-
-
-def _renewed(error: EdgeAgentError, retry_after_s: float) -> EdgeAgentError:
-    """Return an error of the same kind to raise once more (one exception object collects tracebacks)."""
-    return type(error)(error.message, param=error.param, retry_after_s=max(1.0, retry_after_s), served_by="local")

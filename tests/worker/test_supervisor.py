@@ -23,7 +23,7 @@ from edgeagent.errors import (
 )
 from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, WorkerState
 from edgeagent.worker import channel as channel_module
-from edgeagent.worker import supervisor as supervisor_module
+from edgeagent.worker import refusals
 from edgeagent.worker.channel import FloodLimit
 from edgeagent.worker.protocol import Load
 from edgeagent.worker.supervisor import Supervisor
@@ -152,7 +152,7 @@ async def test_what_cannot_be_encoded_is_the_clients_mistake(make: Make, monkeyp
     supervisor = make()
     with pytest.raises(InvalidRequest):
         submit(supervisor, "lone surrogate \ud800")
-    monkeypatch.setattr(supervisor_module, "MAX_FRAME_TO_WORKER_BYTES", 1000)
+    monkeypatch.setattr(refusals, "MAX_FRAME_TO_WORKER_BYTES", 1000)
     with pytest.raises(PayloadTooLarge, match="1000"):
         submit(supervisor, "x" * 1000)
     assert supervisor.num_live == 0

@@ -1,0 +1,42 @@
+"""Why a model's supervisor refuses or ends requests, in words for who sent them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelChanged, PayloadTooLarge
+from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, Ask, Submit, encode
+
+
+def check_sendable(message: Submit | Ask) -> None:
+    """Raise InvalidRequest for what cannot be encoded, PayloadTooLarge for what no frame can hold."""
+    try:
+        num_bytes = len(encode(message)) - LENGTH_BYTES
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
+        raise InvalidRequest(f"the request cannot be passed on: {error}") from error
+    if num_bytes > MAX_FRAME_TO_WORKER_BYTES:
+        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are taken")
+
+
+def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
+    """Return the error of a model that killed its workers."""
+    return BackendUnavailable(
+        f"the process of model {name!r} crashed too often ({cause}); it is left alone for {duration_s / 60:g} minutes, "
+        "or until `edgeagent reload`",
+        served_by="local",
+    )
+
+
+def changed(name: str) -> EdgeAgentError:
+    """Return the error of a stream whose model is another one by now."""
+    return ModelChanged(
+        f"the file of model {name!r} was changed, and the process that ran it ended; what it began cannot be gone on "
+        "with. Send the request again",
+        retry_after_s=1.0,
+        served_by="local",
+    )
+
+
+def renewed(error: EdgeAgentError, retry_after_s: float) -> EdgeAgentError:
+    """Return an error of the same kind to raise once more (one exception object collects tracebacks)."""
+    return type(error)(error.message, param=error.param, retry_after_s=max(1.0, retry_after_s), served_by="local")
