@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace as replace  # these values with some fields changed, for all who have them
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -139,11 +140,16 @@ class SamplingParams(Struct, frozen=True):
 
 
 class CachePolicy(Struct, frozen=True):
-    """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field."""
+    """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field.
+
+    Without `persist` nothing of it goes to disk; with `pin` its prompt stays until it is purged.
+    """
 
     read: bool = True
     write: bool = True
     partition: str = ""
+    persist: bool = True
+    pin: bool = False
 
 
 class GenerateRequest(Struct, frozen=True):

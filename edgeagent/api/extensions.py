@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from msgspec.structs import replace
 from pydantic import Field
 
 from edgeagent.api.fields import MAX_INT32, Body, SamplingBody, between, read_schema
 from edgeagent.errors import InvalidRequest, NotSupported
-from edgeagent.types import CachePolicy, GenerateRequest, JsonSchemaFormat, OutputFormat, SamplingParams, TextFormat
+from edgeagent.types import (
+    CachePolicy,
+    GenerateRequest,
+    JsonSchemaFormat,
+    OutputFormat,
+    SamplingParams,
+    TextFormat,
+    replace,
+)
 
 MAX_RIVALS = 20
 _NO_PINGS_S = 86_400.0

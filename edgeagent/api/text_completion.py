@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
 from edgeagent.api.completion import finish_reason
 from edgeagent.api.logprobs import legacy_logprobs
 from edgeagent.api.schemas_completions import TextCompletion
 from edgeagent.api.so_far import SoFar
 from edgeagent.api.usage import chat_usage, edgeagent_body, timings_body
-from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage
+from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
 
 Fields = dict[str, Any]
 

@@ -15,11 +15,13 @@ import typer
 from edgeagent.cli.chat import Chat
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.link import ask
+from edgeagent.cli.model_or_prompt import is_model
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.private_daemon import private_daemon
 from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config, load_config
 from edgeagent.runtime_file import find_daemon
+from edgeagent.store.catalog import load_catalog
 
 
 def run(
@@ -45,12 +47,12 @@ def run(
 ) -> None:
     """Chat with a model, or answer one PROMPT (also read from a pipe) and leave.
 
-    Uses the daemon that runs, or starts one for the occasion. A single argument with a blank in it is the PROMPT.
+    Uses the daemon that runs, or starts one for the occasion. A single argument that names no model is the PROMPT.
     """
-    if prompt is None and model is not None and " " in model and not Path(model).exists():
-        model, prompt = None, model
     overrides = {"state_dir": state_dir} if state_dir else {}
     settings = load_config(overrides, config).config
+    if prompt is None and model is not None and not is_model(model, _known_names(settings)):
+        model, prompt = None, model
     question = _question(prompt)
     if as_json and question is None:
         raise typer.BadParameter("--json needs a PROMPT or piped text")
@@ -70,6 +72,15 @@ def run(
                     raise typer.Exit(130)
         finally:
             runner.run(client.close())
+
+
+def _known_names(settings: Config) -> set[str]:
+    """Return the names that stand for a model here: the catalog's, and those that the daemon serves."""
+    names = {"builtin", "default", settings.model, *load_catalog()}
+    found = find_daemon(settings.state_dir)
+    if found is not None:
+        names |= {entry["id"] for entry in ask(Address(found.url, found.token), "/v1/models")["data"]}
+    return names
 
 
 def _question(prompt: str | None) -> str | None:

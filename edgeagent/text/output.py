@@ -10,14 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from msgspec.structs import replace
-
 from edgeagent.text.channels import ChannelParser, Content, Part, new_call_id
 from edgeagent.text.detokenizer import Detokenizer
 from edgeagent.text.stops import StopMatcher
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, markers
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
-from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta
+from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta, replace
 
 
 @dataclass(frozen=True, slots=True)

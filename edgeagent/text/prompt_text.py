@@ -9,10 +9,8 @@ import codecs
 import math
 from collections.abc import Iterator, Sequence
 
-from msgspec.structs import replace
-
 from edgeagent.text.vocabulary import Vocabulary
-from edgeagent.types import PromptText, TokenLogprob
+from edgeagent.types import PromptText, TokenLogprob, replace
 
 # What a delta holds at most, each one in a frame of its own: tokens, rivals included, and characters.
 _MAX_LOGPROBS = 2560

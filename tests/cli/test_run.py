@@ -118,3 +118,33 @@ def test_without_a_daemon_one_is_started_with_the_configured_model(
 def test_json_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json"]) == 2
     assert "--json needs a PROMPT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("question", ["hello", "What is a daemon?", "why?", "Grüezi"])
+def test_one_argument_that_names_no_model_is_the_prompt(
+    question: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", question]) == 0
+    assert stub.received[0]["input"] == question
+
+
+@pytest.mark.parametrize("name", ["org/repo", "org/repo:Q4_K_M", "some:latest", "missing.gguf", "./x", "tiny"])
+def test_one_argument_that_names_a_model_is_the_model(
+    name: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin", "tiny")
+    started = _startable(monkeypatch, stub)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi"))
+    assert main(["run", name]) == 0
+    assert stub.received[0]["input"] == "Hi"
+    assert started == ([] if name == "tiny" else [[name]])
+
+
+def test_a_slip_of_a_models_name_is_no_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "buildin"]) == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "no model 'buildin'" in error
+    assert "edgeagent run builtin" in error
