@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import psutil
+
+from edgeagent.config import EngineConfig
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, BlockTier, Importance, Keyring
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.radix_tree import common_length, to_array
+from edgeagent.engine.runner import CUTTABLE
+from edgeagent.types import MemoryKind
 
+_MAX_HOST_BYTES = 2 << 30
 # A beginning of a block shorter than this is computed in the step that the rest of the prompt needs anyway.
 MIN_PART = 16
 # The same for a block that must be read before one knows whether it begins so, and how many of them to read.
@@ -156,6 +163,21 @@ class BlockCache:
         return list(best[2])
 
 
+def make_blocks(
+    memory_kind: MemoryKind, config: EngineConfig, keyring: Keyring | None = None, below: BlockTier | None = None
+) -> BlockCache:
+    """Return the blocks of one model as configured; what goes `below` needs a keyring that outlives the process."""
+    can_cut = memory_kind in CUTTABLE
+    host = HostTier(_host_bytes(config), can_cut=can_cut, below=below)
+    return BlockCache(keyring or Keyring(b"", os.urandom(32)), host, below, can_cut=can_cut)
+
+
 def no_blocks() -> BlockCache:
     """Return a cache that keeps nothing."""
     return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    if config.cache_memory_bytes >= 0:
+        return config.cache_memory_bytes
+    return min(psutil.virtual_memory().total // 8, _MAX_HOST_BYTES)

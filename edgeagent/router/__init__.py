@@ -15,7 +15,13 @@ def build(config: Config) -> Router:
     from edgeagent.router.router import Router
     from edgeagent.store.gguf import validate_model
     from edgeagent.store.resolve import resolve
+    from edgeagent.worker.disk_cache import prepare_disk_cache
     from edgeagent.worker.pool import Pool
 
-    pool = Pool(config, lambda name: resolve(name, config.store, config.state_dir), validate_model)
+    pool = Pool(
+        config,
+        lambda name: resolve(name, config.store, config.state_dir),
+        validate_model,
+        disk_cache=lambda: prepare_disk_cache(config),
+    )
     return Router([LocalBackend(config.engine, pool)])

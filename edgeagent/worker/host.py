@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from edgeagent.cache_folder import About
 from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import commit, lib, system_description
+from edgeagent.engine.block_cache import make_blocks
+from edgeagent.engine.block_store.store import BlockStore
+from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.fingerprint import make_fingerprint
 from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
+from edgeagent.engine.model import Model, split_parts
 from edgeagent.engine.runner import CUTTABLE, Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
@@ -26,13 +31,14 @@ from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.text.tool_format import REASONING
 from edgeagent.text.vocabulary import special_texts
-from edgeagent.types import ChatPrompt, GenerateRequest, ModelInfo, TextAnswer, TextQuery
+from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, ModelInfo, TextAnswer, TextQuery
 from edgeagent.worker.prompt import PromptReader, answer_query, make_template
 from edgeagent.worker.protocol import Load
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
 _WARM_UP_TOKENS = 32
 _NO_CHAT = ChatPrompt(())
+_OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by then are found later
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,17 @@ class Prepared:
 class Host:
     """One model, ready to serve. `prepare` may run beside `engine.step` on another thread; nothing else may."""
 
-    def __init__(self, load: Load, on_progress: Callable[[float], None], sandbox: tuple[str, ...] = ()) -> None:
-        """Load the model. Raise ModelLoadFailed with what to do about it. `sandbox` is told to whoever asks."""
+    def __init__(
+        self,
+        load: Load,
+        on_progress: Callable[[float], None],
+        sandbox: tuple[str, ...] = (),
+        store: BlockStore | None = None,
+    ) -> None:
+        """Load the model. Raise ModelLoadFailed with what to do about it.
+
+        `sandbox` is told to whoever asks; `store` keeps blocks on disk, on a thread of its own.
+        """
         started_s = time.monotonic()
         config = EngineConfig.model_validate_json(load.engine_config)
         self.model = Model(Path(load.path), config, on_progress)
@@ -60,12 +75,17 @@ class Host:
         # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
         _warm_up(self._runner)
+        self._name = load.name
+        self._store = store
+        self._keyring = self._make_keyring(load, config)
+        self._introduced: set[str] = set()
         self.engine = Engine(
             self._runner,
             max_running=config.parallel,
             max_forced=config.draft_tokens,
             itl_budget_s=config.itl_budget_ms / 1000,
             drafter=self._make_drafter(load, config),
+            blocks=make_blocks(self._runner.memory_kind, config, self._keyring, store),
         )
         self._sampling = self.model.default_sampling()
         self._special = special_texts(self.model)
@@ -73,7 +93,13 @@ class Host:
         self._template = make_template(self.model, self._special)
         self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model)
+        if store is not None:
+            store.wait_until_open(_OPEN_S)
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+
+    def close(self) -> None:
+        """Keep what can be kept beyond the process; afterwards no method is called."""
+        self.engine.close()
 
     def request_abort(self) -> None:
         """Interrupt the running decode; any thread may call it."""
@@ -138,6 +164,7 @@ class Host:
             num_logprobs=request.logprobs,
             history=tokens,
         )
+        self._introduce(request.cache)
         # What was delivered came behind the echo.
         is_echoed = request.echo and not delivered
         num_scored = request.logprobs if is_echoed else None
@@ -150,6 +177,8 @@ class Host:
             partition=request.cache.partition,
             read_cache=request.cache.read and num_scored is None,
             write_cache=request.cache.write,
+            persist=request.cache.persist,
+            pin=request.cache.pin,
             prefill_only=request.prefill_only or request.max_tokens == 0,
             delivered=delivered,
             num_prompt_logprobs=num_scored,
@@ -171,6 +200,24 @@ class Host:
             is_scored = num_scored is not None
             echo = PromptEcho(self.model, tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
         return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo)
+
+    def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
+        """Return what names this model's blocks, the same after every restart; None where nothing outlives it."""
+        if load.disk is None:
+            return None
+        paths = [Path(path) for path in (load.path, load.draft_path) if path is not None]
+        files = [part for path in paths for part in split_parts(path)]
+        fingerprint = make_fingerprint(
+            files, config, num_cells=self._runner.num_cells, gpu_layers=self.model.num_gpu_layers
+        )
+        return Keyring(fingerprint, load.disk.secret)
+
+    def _introduce(self, policy: CachePolicy) -> None:
+        """Let the store know whose a partition is, for listing and purging it by name."""
+        name = policy.partition
+        if self._store is not None and self._keyring is not None and policy.write and name not in self._introduced:
+            self._introduced.add(name)
+            self._store.introduce(self._keyring.root(name), About(self._name, name))
 
     def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
         if load.draft_path is None or config.draft_tokens == 0:

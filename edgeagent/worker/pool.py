@@ -16,7 +16,7 @@ from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, ModelNotFound
 from edgeagent.types import GenerateRequest, ModelStatus, TextAnswer, TextQuery
 from edgeagent.worker.ledger import Sink
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import DiskCache, Load
 from edgeagent.worker.supervisor import WORKER_COMMAND, Supervisor
 from edgeagent.worker.watchdog import Patience
 
@@ -37,8 +37,8 @@ class ModelFiles(Protocol):
 class Pool:
     """The models of this machine.
 
-    `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded. Both
-    run in a thread.
+    `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded;
+    `disk_cache` makes ready what a worker may use of the disk. They run in a thread, before each load.
     """
 
     def __init__(
@@ -49,9 +49,11 @@ class Pool:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience | None = None,
+        disk_cache: Callable[[], DiskCache | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._disk_cache = disk_cache
         self._resolve = resolve
         self._validate = validate
         self._command = command
@@ -122,12 +124,15 @@ class Pool:
         for path in (files.path, draft_path):
             if path is not None:
                 self._validate(path)
+        disk = self._disk_cache()
         return Load(
             name=files.name,
             path=str(files.path.absolute()),
             draft_path=None if draft_path is None else str(draft_path.absolute()),
             engine_config=self._config.engine.model_dump_json().encode(),
             identity=_identity(files.path),
+            writable=() if disk is None else (disk.folder,),
+            disk=disk,
         )
 
     def _supervisor(self, model: str) -> Supervisor:

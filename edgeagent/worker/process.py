@@ -1,8 +1,10 @@
 """The worker process: one model behind a pipe.
 
 Five threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
-thread runs the engine, one more answers questions about text, the writer puts frames on stdout. So a long template or
+thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main
+thread's own at once, where that cannot block). So a long template or
 prompt never holds up other streams, pings are answered in the middle of a step, and delivery never blocks the engine.
+Where prompts' beginnings are kept on disk, one thread reads them and one writes them.
 When the daemon goes away, stdin ends and the process exits.
 """
 
@@ -17,23 +19,24 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import BinaryIO
 
 import psutil
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import WorkerStatus
+from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.protocol import (
     Ask,
     Cancel,
     Drop,
-    FromWorker,
     Load,
     LoadFailed,
     LoadProgress,
@@ -43,11 +46,11 @@ from edgeagent.worker.protocol import (
     Ready,
     Stop,
     Submit,
-    encode,
     read_to_worker,
 )
 from edgeagent.worker.questions import Questions
 from edgeagent.worker.sandbox import enclose, set_limits
+from edgeagent.worker.writer import Frames, Outlet, Writer
 
 _PROGRESS_EVERY = 0.01  # of the file
 _IDLE_S = 1.0
@@ -56,9 +59,7 @@ _IDLE_S = 1.0
 class _Reader(threading.Thread):
     """Takes frames off stdin; answers pings itself. At the end of the stream nobody is left to serve."""
 
-    def __init__(
-        self, stream: BinaryIO, worker: Worker, questions: Questions, frames: SimpleQueue[FromWorker | None]
-    ) -> None:
+    def __init__(self, stream: BinaryIO, worker: Worker, questions: Questions, frames: Frames) -> None:
         super().__init__(name="reader", daemon=True)
         self._stream = stream
         self._questions = questions
@@ -139,23 +140,6 @@ class _Preparer(threading.Thread):
             self._worker.preparing_since_s = 0.0
 
 
-class _Writer(threading.Thread):
-    """Puts frames on the pipe; None ends it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(name="writer", daemon=True)
-        self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
-        self._stream = stream
-
-    def run(self) -> None:
-        while (frame := self.frames.get()) is not None:
-            try:
-                self._stream.write(encode(frame))
-                self._stream.flush()
-            except OSError:
-                os._exit(0)  # the daemon is gone
-
-
 def _complain(message: str) -> None:
     sys.stderr.write(f"edgeagent worker: {message}\n")
     sys.stderr.flush()
@@ -188,7 +172,7 @@ def _enclose(load: Load) -> tuple[str, ...]:
     return enclose([part for model in models for part in split_parts(model)], map(Path, load.writable))
 
 
-def _load(message: Load, sandbox: tuple[str, ...], frames: SimpleQueue[FromWorker | None]) -> Host:
+def _load(message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames) -> Host:
     last = -1.0
 
     def report(fraction: float) -> None:
@@ -197,7 +181,7 @@ def _load(message: Load, sandbox: tuple[str, ...], frames: SimpleQueue[FromWorke
             last = fraction
             frames.put(LoadProgress(fraction))
 
-    return Host(message, report, sandbox)
+    return Host(message, report, sandbox, store)
 
 
 def main() -> int:
@@ -205,7 +189,7 @@ def main() -> int:
     _die_with_parent()
     set_limits()
     _detach_from_terminal()
-    writer = _Writer(_claim_stdout())
+    writer = Writer(_claim_stdout())
     try:
         message = read_to_worker(sys.stdin.buffer)
     except ProtocolError:
@@ -215,14 +199,17 @@ def main() -> int:
         return 2
     sandbox = _enclose(message)
     writer.start()
+    store = None if message.disk is None else start_block_store(message.disk)
     try:
-        host = _load(message, sandbox, writer.frames)
+        host = _load(message, sandbox, store, writer.frames)
     except EdgeAgentError as error:
         writer.frames.put(LoadFailed(error.code, error.message))
         writer.frames.put(None)
         writer.join()
         return 1
-    worker = Worker(host, writer.frames)
+    worker = Worker(host, Outlet(writer))
+    if store is not None:
+        store.yield_to(lambda: worker.status.num_running > 0)
     writer.frames.put(Ready(host.info))
     _Preparer(host, worker).start()
     questions = Questions(host.make_answerer, writer.frames)
@@ -231,6 +218,7 @@ def main() -> int:
     worker.run()
     writer.frames.put(None)
     writer.join()
+    host.close()
     return 0
 
 

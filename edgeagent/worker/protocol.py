@@ -21,6 +21,20 @@ MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
 
 
+class DiskCache(Struct, frozen=True):
+    """The folder of cached blocks, its bounds, and the secret that keys and seals them.
+
+    `max_bytes_per_hour` 0: as many as come.
+    """
+
+    folder: str
+    secret: bytes
+    max_bytes: int
+    min_free_bytes: int
+    max_unused_s: float
+    max_bytes_per_hour: int
+
+
 class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
@@ -34,6 +48,7 @@ class Load(Struct, frozen=True, tag="load"):
     engine_config: bytes
     identity: str = ""
     writable: tuple[str, ...] = ()
+    disk: DiskCache | None = None
 
 
 class Submit(Struct, frozen=True, tag="submit"):

@@ -28,7 +28,7 @@ from edgeagent.engine.blocks import Block, BlockKey, Importance, TierStats
 
 _MAX_QUEUED_BYTES = 256 << 20
 _TICK_S = 1.0
-_CLOSE_S = 2.0
+_CLOSE_S = 1.0
 # Of a busy machine's time the writer takes a hundredth.
 _REST_FOR_WORK = 100.0
 _REST_STEP_S = 0.05
@@ -83,22 +83,21 @@ class BlockStore:
         ledger: Ledger,
         limits: Limits,
         *,
-        is_busy: Callable[[], bool] = lambda: False,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_busy`: whether tokens are being computed, for which the writer then leaves the processor free."""
         self._files = files
         self._seal = seal
         self._ledger = ledger
         self._index = Index()
         self._keeper = Keeper(files, self._index, ledger, limits, ticks=ticks)
         self._limits = limits
-        self._is_busy = is_busy
+        self._is_busy: Callable[[], bool] = lambda: False
         self._ticks = ticks
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._closed: SimpleQueue[None] = SimpleQueue()
         self._close_by_s: float | None = None  # when what still waits is dropped
         self._is_open = False
+        self._opened: SimpleQueue[None] = SimpleQueue()
         self._rate = ReadRate()
         # Written by the engine's thread.
         self._pending: dict[BlockKey, Importance] = {}
@@ -107,6 +106,15 @@ class BlockStore:
         self._num_hits = self._num_misses = self._num_bad = 0
         # Written by the writer's.
         self._taken_bytes = self._num_written = self._num_lost = 0
+
+    def yield_to(self, is_busy: Callable[[], bool]) -> None:
+        """Leave the processor free while `is_busy`: while tokens are computed."""
+        self._is_busy = is_busy
+
+    def wait_until_open(self, timeout_s: float) -> None:
+        """Wait until what is there is known, for so long; once, before the first lookup."""
+        with contextlib.suppress(Empty):
+            self._opened.get(timeout=timeout_s)
 
     # The engine's thread
 
@@ -245,6 +253,7 @@ class BlockStore:
         if self._ledger.read_bytes_per_s > 0:
             self._rate = ReadRate(self._ledger.read_bytes_per_s)
         self._is_open = True
+        self._opened.put(None)
 
     def close_now(self) -> None:
         """Close a store that no thread runs; for tests."""

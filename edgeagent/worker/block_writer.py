@@ -1,0 +1,24 @@
+"""The worker's thread that writes blocks to disk. What is written, and when, the block store knows."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.format import Seal
+from edgeagent.engine.block_store.keeper import Limits
+from edgeagent.engine.block_store.ledger import Ledger
+from edgeagent.engine.block_store.store import BlockStore
+from edgeagent.worker.protocol import DiskCache
+
+
+def start_block_store(disk: DiskCache) -> BlockStore:
+    """Return a store with its writer's thread; it looks at the folder while the model loads."""
+    files = Files(Path(disk.folder))
+    # A restart under a wrong clock ages blocks by half their time at most.
+    ledger = Ledger(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
+    limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
+    store = BlockStore(files, Seal(disk.secret), ledger, limits)
+    threading.Thread(target=store.run, name="block writer", daemon=True).start()
+    return store
