@@ -1,0 +1,117 @@
+"""README's examples, as they stand there, against the real daemon with the bundled model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TIMEOUT_S = 60
+
+
+def blocks(title: str, language: str) -> list[str]:
+    """Return the code of a language in the section of this title."""
+    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", README, re.MULTILINE | re.DOTALL)
+    assert match, f"README has no section {title!r}"
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```\n", match[1], re.MULTILINE | re.DOTALL)
+    return [code for name, code in fenced if name == language]
+
+
+def of(daemon: Daemon, code: str) -> str:
+    """Return code that speaks to this daemon instead of the one README starts."""
+    assert ":8127" in code
+    return code.replace(":8127", f":{daemon.port}")
+
+
+def run(command: list[str], **environment: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, timeout=TIMEOUT_S, env={**os.environ, **environment}, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("title", ["The first five minutes", "Examples"])
+def test_python(daemon: Daemon, title: str) -> None:
+    code, *others = blocks(title, "python")
+    # The other one finds the daemon of this user's own state folder; tests/client has it.
+    assert all("edgeagent.client" in other for other in others)
+    assert len(run([sys.executable, "-c", of(daemon, code)]).split()) > 3
+
+
+def node() -> list[str]:
+    """Return the command of a Node with a WebSocket of its own."""
+    found = shutil.which("node")
+    if found is None:
+        pytest.skip("no node here")
+    major = int(run([found, "-p", "process.versions.node.split('.')[0]"]))
+    if major < 20:
+        pytest.skip("this node has no WebSocket")
+    return [found] if major >= 22 else [found, "--experimental-websocket", "--no-warnings"]
+
+
+def test_javascript(daemon: Daemon, tmp_path: Path) -> None:
+    (code,) = blocks("Examples", "javascript")
+    script = tmp_path / "example.mjs"
+    script.write_text(of(daemon, code), encoding="utf-8")
+    assert len(run([*node(), str(script)]).split()) > 3
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Daemon]:
+    running = start_daemon(tmp_path / "state", "builtin", "--token-required")
+    yield running
+    stop_daemon(running)
+
+
+def test_javascript_with_the_token(locked: Daemon, tmp_path: Path) -> None:
+    (code,) = blocks("Examples", "javascript")
+    script = tmp_path / "example.mjs"
+    script.write_text(of(locked, code), encoding="utf-8")
+    token = (locked.state_dir / "token").read_text().strip()
+    assert len(run([*node(), str(script)], TOKEN=token).split()) > 3
+    refused = subprocess.run([*node(), str(script)], capture_output=True, timeout=TIMEOUT_S, env={**os.environ})
+    assert refused.stdout == b""
+
+
+def shell_commands(code: str) -> list[str]:
+    return re.findall(r"^curl(?:.*\\\n)*.*$", code, re.MULTILINE)
+
+
+@pytest.mark.skipif(not shutil.which("curl") or not shutil.which("sh"), reason="no curl or no shell")
+def test_curl(daemon: Daemon) -> None:
+    (code,) = blocks("Examples", "sh")
+    streamed, ollama = (run(["sh", "-c", of(daemon, command)]) for command in shell_commands(code))
+    kinds = re.findall(r"^event: (.*)$", streamed, re.MULTILINE)
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert json.loads(ollama)["message"]["content"]
+    (chat,) = [command for code in blocks("The first five minutes", "") for command in shell_commands(code)]
+    assert run(["sh", "-c", of(daemon, chat)]).endswith("data: [DONE]\n\n")
+
+
+def test_on_a_terminal(daemon: Daemon) -> None:
+    (code,) = blocks("Examples", "console")
+    command, typed = re.findall(r"^[$>] (.*)$", code, re.MULTILINE)
+    words = [sys.executable if word == "python" else word for word in of(daemon, command).split()]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as terminal:
+        assert terminal.stdin is not None and terminal.stdout is not None
+        terminal.stdin.write(f"{typed}\n")
+        terminal.stdin.flush()
+        shown = ""
+        while "response.completed" not in shown:
+            line = terminal.stdout.readline()
+            assert line, shown
+            shown += line
+        terminal.stdin.close()
+        terminal.wait(TIMEOUT_S)
