@@ -29,7 +29,8 @@ from edgeagent.types import (
     WorkerStatus,
 )
 from edgeagent.worker.host import Host, Prepared
-from edgeagent.worker.protocol import Cancel, Failed, FromWorker, StepItem, Steps, Stop, Submit
+from edgeagent.worker.protocol import Cancel, Failed, StepItem, Steps, Stop, Submit
+from edgeagent.worker.writer import Frames
 
 # An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
 _MAX_ERROR_CHARS = 4096
@@ -68,7 +69,7 @@ Command = Submit | Cancel | Stop | PromptReady | PromptRefused
 class Worker:
     """The main thread's state: which requests there are and what the engine makes of them."""
 
-    def __init__(self, host: Host, frames: SimpleQueue[FromWorker | None]) -> None:
+    def __init__(self, host: Host, frames: Frames) -> None:
         self._host = host
         self._engine = host.engine
         self._frames = frames

@@ -12,7 +12,8 @@ from queue import SimpleQueue
 
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import TextAnswer, TextQuery
-from edgeagent.worker.protocol import Answer, Ask, Failed, FromWorker
+from edgeagent.worker.protocol import Answer, Ask, Failed
+from edgeagent.worker.writer import Frames
 
 # What one frame holds of an answer.
 _MAX_TOKENS = 4096
@@ -23,9 +24,7 @@ _MAX_CHARS = 64 << 10
 class Questions(threading.Thread):
     """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question."""
 
-    def __init__(
-        self, make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]], frames: SimpleQueue[FromWorker | None]
-    ) -> None:
+    def __init__(self, make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]], frames: Frames) -> None:
         super().__init__(name="questions", daemon=True)
         self._make_answerer = make_answerer
         self._frames = frames

@@ -1,0 +1,91 @@
+"""The worker's way out: frames go on the pipe through a thread, the main thread's own at once where that cannot block.
+
+A hop to the thread would let each step's tokens wait until the next step is under way, for the thread gets the
+interpreter only then. One at a time writes: who holds the baton.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from queue import Empty, SimpleQueue
+from typing import BinaryIO, Protocol
+
+from edgeagent.worker.protocol import FromWorker, encode
+
+# What a pipe that takes anything takes whole (POSIX guarantees 512, all systems that poll give 4096).
+MAX_DIRECT_BYTES = 4096
+
+
+class Frames(Protocol):
+    """Where a thread puts what it has to say."""
+
+    def put(self, frame: FromWorker, /) -> None: ...
+
+
+class Writer(threading.Thread):
+    """Puts what comes through `frames` on the pipe; None ends it. Bytes are frames that the outlet could not write."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(name="writer", daemon=True)
+        self.frames: SimpleQueue[FromWorker | bytes | None] = SimpleQueue()
+        self.num_written = 0
+        self.baton: SimpleQueue[None] = SimpleQueue()
+        self.baton.put(None)
+        self.descriptor = stream.fileno()
+        self._stream = stream  # kept, or its descriptor would be closed
+
+    def run(self) -> None:
+        while (frame := self.frames.get()) is not None:
+            self.baton.get()
+            write(self.descriptor, frame if isinstance(frame, bytes) else encode(frame))
+            self.baton.put(None)
+            if isinstance(frame, bytes):
+                self.num_written += 1
+
+
+class Outlet:
+    """The main thread's frames, in order: each written at once, or left to the writer behind those left before."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._num_left = 0
+        self._poll = None
+        if sys.platform != "win32":
+            self._poll = select.poll()
+            self._poll.register(writer.descriptor, select.POLLOUT)
+
+    def put(self, frame: FromWorker) -> None:
+        """Send a frame; never wait for who reads it."""
+        encoded = encode(frame)
+        if not self._is_written(encoded):
+            self._num_left += 1
+            self._writer.frames.put(encoded)
+
+    def _is_written(self, encoded: bytes) -> bool:
+        writer = self._writer
+        if len(encoded) > MAX_DIRECT_BYTES or writer.num_written != self._num_left:
+            return False
+        try:
+            writer.baton.get_nowait()
+        except Empty:
+            return False
+        try:
+            if self._poll is None or not self._poll.poll(0):
+                return False
+            write(writer.descriptor, encoded)
+        finally:
+            writer.baton.put(None)
+        return True
+
+
+def write(descriptor: int, encoded: bytes) -> None:
+    """Write all of a frame; where the daemon is gone, so is this process."""
+    left = memoryview(encoded)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        os._exit(0)
