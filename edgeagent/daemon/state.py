@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,16 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
+import psutil
+
 from edgeagent.errors import ConfigError
 from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import find_daemon
 
 LOCK_FILE = "daemon.lock"
+_NETWORK_KINDS = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre")
+
+logger = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
@@ -48,6 +54,7 @@ def held(state_dir: Path) -> Iterator[None]:
     try:
         if not try_lock(descriptor):
             raise StartError(_already_running(state_dir), ExitCode.ALREADY_RUNNING)
+        _warn_of_network(state_dir)
         yield
     finally:
         os.close(descriptor)
@@ -65,6 +72,20 @@ def _make_private(state_dir: Path) -> None:
         raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
     if status.st_mode & 0o077:
         state_dir.chmod(0o700)
+
+
+def _warn_of_network(state_dir: Path) -> None:
+    """Say so where the folder is another machine's: its locks and its database may hold here only, or not at all."""
+    folder = state_dir.resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kind = next((mounts[parent] for parent in (folder, *folder.parents) if parent in mounts), "")
+    if kind.lower().startswith(_NETWORK_KINDS):
+        logger.warning(
+            "the state folder %s is on a network file system (%s), where locks are not to be relied on; "
+            "choose one on this machine with --state-dir",
+            state_dir,
+            kind,
+        )
 
 
 def _already_running(state_dir: Path) -> str:

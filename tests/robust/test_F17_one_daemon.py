@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 
-from edgeagent.daemon.state import ExitCode
+from edgeagent.daemon.state import ExitCode, held
 from edgeagent.runtime_file import find_daemon
 from tests.robust.stub_daemon import command, stub_daemon
 
@@ -35,3 +37,15 @@ def test_no_lock_is_left_behind(tmp_path: Path, num_kills: int) -> None:
             daemon.process.wait()
     with stub_daemon(tmp_path / "state") as daemon:
         assert daemon.ask("answer 1") == "0 "
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("nfs4", True), ("cifs", True), ("ext4", False), ("", False)])
+def test_a_folder_on_another_machine_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, is_told: bool
+) -> None:
+    mount = namedtuple("mount", ["mountpoint", "fstype"])
+    mounts = [mount("/", "ext4"), mount(str(tmp_path), kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+    with held(tmp_path / "state"):
+        pass
+    assert ("network file system" in caplog.text) is is_told
