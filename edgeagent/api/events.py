@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edgeagent.api.errors import error_body
-from edgeagent.api.items import CallItem, Item, MessageItem, ReasoningItem
-from edgeagent.api.output import Event, OpenCall, OpenItem, OpenMessage, OpenReasoning
+from edgeagent.api.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
+from edgeagent.api.output import Event, OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
 from edgeagent.api.usage import edgeagent_body, responses_usage, timings_body
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
@@ -26,6 +27,29 @@ from edgeagent.types import (
     ToolCallDelta,
     ToolCallStarted,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Compacting:
+    """What was said before is being summarized, into an item of this id."""
+
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """An item stands for it."""
+
+    item: CompactionItem
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStep:
+    """What no engine brings: a step of a response's compaction."""
+
+    deltas: tuple[Compacting | Compacted, ...]
+    at_s: float = 0.0
+
 
 ItemT = TypeVar("ItemT", bound=OpenItem)
 NewId = Callable[[str], str]
@@ -99,7 +123,7 @@ class ResponseEvents:
         self._emit_response("response.in_progress")
         return self._take()
 
-    def step(self, deltas: Sequence[Delta]) -> list[Event]:
+    def step(self, deltas: Sequence[Delta | Compacting | Compacted]) -> list[Event]:
         """Return the events of one step's deltas."""
         for delta in deltas:
             match delta:
@@ -113,6 +137,11 @@ class ResponseEvents:
                     self._call(delta.index).add(delta.arguments)
                 case Finished():
                     self._finish(delta)
+                case Compacting(item_id):
+                    self._open_item(OpenCompaction, item_id)
+                case Compacted(item):
+                    self._compaction().content = item.content
+                    self._close_item("completed")
                 case Started():
                     pass
         return self._take()
@@ -139,7 +168,7 @@ class ResponseEvents:
     @property
     def items(self) -> tuple[Item, ...]:
         """What a continuation inherits of the output: a call that was cut off is nothing a client could answer."""
-        return tuple(_to_item(item) for item in self._output if item["type"] != "function_call" or _is_whole(item))
+        return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 
     def _emit(self, kind: str, **fields: object) -> None:
         event: Event = {"type": kind, "sequence_number": self._num_events, **fields}
@@ -171,6 +200,10 @@ class ResponseEvents:
         call = self._open
         assert isinstance(call, OpenCall) and call.call.index == index, f"arguments for call {index}, which is not open"
         return call
+
+    def _compaction(self) -> OpenCompaction:
+        assert isinstance(self._open, OpenCompaction), "no compaction is open"
+        return self._open
 
     def _close_item(self, status: str) -> None:
         if self._open is not None:
@@ -217,8 +250,9 @@ def _failure_code(error: EdgeAgentError) -> str:
     return "server_error"
 
 
-def _is_whole(item: Event) -> bool:
-    return bool(item["status"] == "completed")
+def _is_inherited(item: Event) -> bool:
+    # A compaction is in the context that it made shorter.
+    return bool(item["type"] != "compaction" and (item["type"] != "function_call" or item["status"] == "completed"))
 
 
 def _to_item(item: Event) -> Item:

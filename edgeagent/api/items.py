@@ -6,7 +6,6 @@ Items are what a chain of responses is made of; messages are what a chat templat
 from __future__ import annotations
 
 import base64
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -71,7 +70,6 @@ Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem 
 
 # An opaque text, not a secret one: it holds nothing but what the client said and heard.
 _COMPACTION_PREFIX = "edgeagent.1."
-MAX_SUMMARY_BYTES = 4 << 20
 
 _ROLES: dict[object, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = {
@@ -170,8 +168,7 @@ def _read_reasoning(value: Mapping[str, object], path: str) -> str:
 
 def compaction_item(item_id: str, summary: str) -> CompactionItem:
     """Return an item that stands for a conversation with this summary."""
-    content = base64.urlsafe_b64encode(zlib.compress(summary.encode())).decode()
-    return CompactionItem(item_id, f"{_COMPACTION_PREFIX}{content}", summary)
+    return CompactionItem(item_id, _COMPACTION_PREFIX + base64.urlsafe_b64encode(summary.encode()).decode(), summary)
 
 
 def _read_compaction(content: object, item_id: str) -> CompactionItem | None:
@@ -179,12 +176,9 @@ def _read_compaction(content: object, item_id: str) -> CompactionItem | None:
         # Ciphertext of the service that made it: accepted, and of no use to this model.
         return None
     try:
-        packed = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), altchars=b"-_", validate=True)
-        unpack = zlib.decompressobj()
-        summary = unpack.decompress(packed, MAX_SUMMARY_BYTES).decode()
-        if not unpack.eof:
-            raise ValueError("it is cut off, or too large")
-    except (ValueError, zlib.error) as error:
+        packed = content.removeprefix(_COMPACTION_PREFIX)
+        summary = base64.b64decode(packed, altchars=b"-_", validate=True).decode()
+    except ValueError as error:
         raise InvalidRequest(
             f"a compaction item's encrypted_content is not what this daemon made ({error}); send it unchanged",
             param="input",

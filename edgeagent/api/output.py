@@ -148,3 +148,23 @@ class OpenCall(OpenItem):
             "arguments": text,
             "status": status,
         }
+
+
+class OpenCompaction(OpenItem):
+    """A summary of what was said before, under the id that it has in the conversation."""
+
+    def __init__(self, emit: Emit, item_id: str, index: int, own_id: str) -> None:
+        super().__init__(emit, own_id or item_id, index)
+        self.content = ""
+
+    def open(self) -> None:
+        """Emit what opens it, and that it is being written."""
+        super().open()
+        self._emit("response.compaction.compacting")
+
+    def _close_content(self, text: str) -> None:
+        """Emit nothing: its content is opaque."""
+
+    def _item(self, status: str, text: str) -> Event:
+        del status, text
+        return {"id": self._id, "type": "compaction", "encrypted_content": self.content}

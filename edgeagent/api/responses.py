@@ -15,15 +15,13 @@ from edgeagent.api.access import client_of
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.events import TERMINAL, set_delivery
 from edgeagent.api.first_step import begun
+from edgeagent.api.generation import Steps, steps_of
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import read_json_object
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import ResponseCreate, read_create
-from edgeagent.api.turn import Turn, begin_turn, unexpected, unrun
-from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest, NotSupported
-from edgeagent.types import FinishReason, Step
-
-Steps = AsyncGenerator[Step, None]
+from edgeagent.api.turn import Turn, begin_turn, unexpected
+from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported
 
 router = APIRouter()
 
@@ -36,7 +34,7 @@ async def create_response(request: Request) -> Response:
     turn = await open_turn(read_create(fields), context, client_of(request))
     if turn.create.body.background:
         return _begin_in_background(turn, fields, context)
-    steps = _steps(turn, context)
+    steps = steps_of(turn, context.service)
     if fields.get("stream") is True:
         steps = await sse.unless_disconnected(request.receive, begun(steps))
         return sse.EventStream(_stream_held(turn, steps, context))
@@ -59,17 +57,6 @@ async def keep(turn: Turn, context: Context) -> None:
     await context.history.add(turn.stored(), to_json(turn.events.response))
 
 
-async def _steps(turn: Turn, context: Context) -> Steps:
-    if turn.is_empty:
-        yield Step((unrun(FinishReason.STOP, "empty prompt"),))
-        return
-    async with aclosing(context.service.generate(turn.request)) as steps:
-        async for step in steps:
-            yield step
-    if not turn.events.is_over:
-        raise InternalError("the backend ended without finishing")
-
-
 def _begin_in_background(turn: Turn, fields: dict[str, object], context: Context) -> Response:
     if fields.get("stream") is True:
         raise NotSupported("a background response cannot be streamed; ask for it by its id", param="stream")
@@ -84,7 +71,7 @@ def _begin_in_background(turn: Turn, fields: dict[str, object], context: Context
 async def _finish_in_background(turn: Turn, context: Context) -> None:
     with context.turns.holding(turn):
         try:
-            async with aclosing(_steps(turn, context)) as steps:
+            async with aclosing(steps_of(turn, context.service)) as steps:
                 async for step in steps:
                     turn.events.in_progress()
                     turn.events.step(step.deltas)

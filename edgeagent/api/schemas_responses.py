@@ -77,6 +77,13 @@ class CacheOptions(Body):
     prewarm: bool | None = None
 
 
+class ContextManagement(Body):
+    """An entry of `context_management`: what may be done about a conversation that grows long."""
+
+    type: str
+    compact_threshold: Count | None = None
+
+
 class CreateBody(SamplingBody):
     """The fields that have an effect or are repeated in the response; all may be null."""
 
@@ -87,6 +94,7 @@ class CreateBody(SamplingBody):
     background: bool | None = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
+    context_management: list[ContextManagement] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
@@ -132,6 +140,12 @@ class ResponseCreate:
         """Whether the prompt is to be computed and cached, and nothing generated."""
         options = self.body.prompt_cache_options
         return self.body.generate is False or bool(options and options.prewarm)
+
+    @property
+    def compact_threshold(self) -> int | None:
+        """The tokens of a prompt beyond which what was said before is summarized first."""
+        entries = self.body.context_management or []
+        return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
 
     def succeeded_by(self, previous_id: str, items: tuple[Item, ...]) -> ResponseCreate:
         """Return a create with these settings that continues another response."""
@@ -204,18 +218,28 @@ class ResponseCreate:
 def read_create(fields: Fields) -> ResponseCreate:
     """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
     body = validate(CreateBody, fields)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(body, fields)
     tools = _read_tools(body.tools or [])
     return ResponseCreate(
         body, read_items(fields.get("input")), tools, _read_choice(body.tool_choice, tools), _read_format(body.text)
     )
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:
     if fields.get("conversation") is not None:
         if fields.get("previous_response_id") is not None:
             raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")
         raise NotSupported("conversation objects are not supported; use previous_response_id", param="conversation")
+    for entry in body.context_management or ():
+        if entry.type != "compaction":
+            raise NotSupported(
+                f"context_management of type '{entry.type[:64]}' is not supported; only compaction is",
+                param="context_management",
+            )
+        if entry.compact_threshold is None:
+            raise InvalidRequest(
+                "compact_threshold is missing: say from how many tokens on to compact", param="context_management"
+            )
     if fields.get("prompt") is not None:
         raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
 

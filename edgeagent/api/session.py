@@ -16,7 +16,7 @@ from typing import Any
 from edgeagent.api import steering
 from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.errors import error_body, error_headers, http_status
-from edgeagent.api.events import TERMINAL, NewId, new_id
+from edgeagent.api.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
 from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.items import Item
 from edgeagent.api.lanes import InvalidStreamId, Lane, Lanes, Live, StreamLimitReached, Successor, Waiting
@@ -114,7 +114,7 @@ class Session:
             self._begin(live)
         return self._take()
 
-    def step(self, request_id: str, step: Step) -> list[Action]:
+    def step(self, request_id: str, step: Step | CompactionStep) -> list[Action]:
         """Take one step of a live request; after its terminal event there is none."""
         if live := self._live.get(request_id):
             live.has_steps = True
@@ -250,7 +250,7 @@ class Session:
         else:
             self._actions.append(Start(live.turn))
 
-    def _feed(self, live: Live, deltas: Sequence[Delta], at_s: float = 0.0) -> None:
+    def _feed(self, live: Live, deltas: Sequence[Delta | Compacting | Compacted], at_s: float = 0.0) -> None:
         self._begin(live)
         events = live.turn.events.step(deltas)
         if live.turn.events.is_over:
@@ -336,6 +336,8 @@ class Session:
             raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
         if live.turn.request.prefill_only:
             raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
+        if live.turn.create.compact_threshold is not None:
+            raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
         if len(live.steers) >= MAX_STEERS or len(self._pending) >= MAX_STEERS:
             raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
         return Steer(self._make_id("steer"), live.id, raw, items)

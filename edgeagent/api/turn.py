@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from edgeagent.api.events import NewId, ResponseEvents, new_id, new_response
 from edgeagent.api.history import ConnectionHistory, Conversation, Found, StoredResponse
 from edgeagent.api.item_bodies import with_id
+from edgeagent.api.items import Item
 from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.service import Service
 from edgeagent.errors import InternalError
@@ -27,9 +28,9 @@ from edgeagent.types import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Turn:
-    """`conversation` is what the request answers."""
+    """`conversation` is what the request answers; the id of both stays, though the conversation may become shorter."""
 
     create: ResponseCreate
     request: GenerateRequest
@@ -46,6 +47,11 @@ class Turn:
     def partition(self) -> str:
         """Whose it is."""
         return self.request.cache.partition
+
+    def shorten(self, items: tuple[Item, ...]) -> None:
+        """Answer these items instead, which stand for the same conversation."""
+        self.conversation = Conversation(items, 0, self.conversation.is_storable)
+        self.request = self.create.request(self.request.id, self.request.model, items, self.partition)
 
     def stored(self) -> StoredResponse:
         """Return what a continuation needs. Cut-off and cancelled answers too: what was heard of them was said."""

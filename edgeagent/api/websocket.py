@@ -21,6 +21,7 @@ from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.envelope import WEBSOCKET
 from edgeagent.api.events import set_delivery
+from edgeagent.api.generation import steps_of
 from edgeagent.api.outbox import Outbox
 from edgeagent.api.output import Event
 from edgeagent.api.session import Session
@@ -195,7 +196,7 @@ class Connection:
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, request.id)
         try:
             with self._turns.holding(turn):
-                async with aclosing(self._service.generate(request)) as steps:
+                async with aclosing(steps_of(turn, self._service)) as steps:
                     async for step in steps:
                         self._perform(self._session.step(request.id, step))
                         if self._outbox.is_full:

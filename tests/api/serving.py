@@ -66,7 +66,7 @@ def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         prefix = match[0].split("_")[0]
         return seen.setdefault(match[0], f"{prefix}_{sum(key.startswith(prefix) for key in seen) + 1}")
 
-    text = re.sub(r"\b(?:resp|msg|fc|rs)_[0-9a-f]{32}", name, text)
+    text = re.sub(r"\b(?:resp|msg|fc|rs|cmp)_[0-9a-f]{32}", name, text)
     text = re.sub(r'("(?:created_at|completed_at)": )\d+', r'\1"<time>"', text)
     text = re.sub(r'("delivery": )[\d.e-]+', r'\1"<measured>"', text)
     result: list[dict[str, Any]] = json.loads(text)

@@ -97,7 +97,15 @@ class FunctionCallItem(Answer):
     status: ItemStatus
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CompactionItem(Answer):
+    """Stands for what was said before it; clients send it back as it is."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CompactionItem
 
 
 class ResponseUsage(Answer):
@@ -293,6 +301,12 @@ class FunctionCallArgumentsDone(ItemEvent):
     name: str
 
 
+class CompactionCompacting(ItemEvent):
+    """What was said before is being summarized, as `context_management` asks."""
+
+    type: Literal["response.compaction.compacting"]
+
+
 class ErrorEvent(Answer):
     """A request that was refused before its response was created. `headers` tell when to try again."""
 
@@ -355,6 +369,7 @@ SERVER_EVENTS = (
     ContentPartDone,
     FunctionCallArgumentsDelta,
     FunctionCallArgumentsDone,
+    CompactionCompacting,
     OutputItemDone,
     ResponseCompleted,
     ResponseIncomplete,
