@@ -4,6 +4,7 @@ Five threads, which talk through queues: the reader takes frames off stdin, the 
 thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main
 thread's own at once, where that cannot block). So a long template or
 prompt never holds up other streams, pings are answered in the middle of a step, and delivery never blocks the engine.
+Where prompts' beginnings are kept on disk, one thread reads them and one writes them.
 When the daemon goes away, stdin ends and the process exits.
 """
 
@@ -25,9 +26,11 @@ import psutil
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import WorkerStatus
+from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.protocol import (
@@ -169,7 +172,7 @@ def _enclose(load: Load) -> tuple[str, ...]:
     return enclose([part for model in models for part in split_parts(model)], map(Path, load.writable))
 
 
-def _load(message: Load, sandbox: tuple[str, ...], frames: Frames) -> Host:
+def _load(message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames) -> Host:
     last = -1.0
 
     def report(fraction: float) -> None:
@@ -178,7 +181,7 @@ def _load(message: Load, sandbox: tuple[str, ...], frames: Frames) -> Host:
             last = fraction
             frames.put(LoadProgress(fraction))
 
-    return Host(message, report, sandbox)
+    return Host(message, report, sandbox, store)
 
 
 def main() -> int:
@@ -196,14 +199,17 @@ def main() -> int:
         return 2
     sandbox = _enclose(message)
     writer.start()
+    store = None if message.disk is None else start_block_store(message.disk)
     try:
-        host = _load(message, sandbox, writer.frames)
+        host = _load(message, sandbox, store, writer.frames)
     except EdgeAgentError as error:
         writer.frames.put(LoadFailed(error.code, error.message))
         writer.frames.put(None)
         writer.join()
         return 1
     worker = Worker(host, Outlet(writer))
+    if store is not None:
+        store.yield_to(lambda: worker.status.num_running > 0)
     writer.frames.put(Ready(host.info))
     _Preparer(host, worker).start()
     questions = Questions(host.make_answerer, writer.frames)
@@ -212,6 +218,7 @@ def main() -> int:
     worker.run()
     writer.frames.put(None)
     writer.join()
+    host.close()
     return 0
 
 
