@@ -84,7 +84,7 @@ async def show(request: Request) -> JSONResponse:
         "modelfile": f"FROM {tagged(model.name)}\n",
         "parameters": "\n".join(f"{key} {value:g}" for key, value in _parameters(info)) if info else "",
         # The chat template is the file's own, not one in Ollama's language; clients look here for .Suffix only.
-        "template": "{{ .Prompt }}",
+        "template": "{{ .Prompt }}{{ .Suffix }}" if info and info.supports_infill else "{{ .Prompt }}",
         "license": "",
         "details": _details(model),
         "model_info": _model_info(model),
@@ -214,6 +214,8 @@ def _capabilities(info: ModelInfo | None) -> list[str]:
     capabilities = ["completion"]
     if info is not None and info.supports_tools:
         capabilities.append("tools")
+    if info is not None and info.supports_infill:
+        capabilities.append("insert")
     if info is not None and info.supports_reasoning:
         capabilities.append("thinking")
     return capabilities

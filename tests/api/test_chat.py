@@ -34,6 +34,7 @@ from edgeagent.types import (
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
+    PromptProgress,
     ReasoningDelta,
     SamplingParams,
     Started,
@@ -542,7 +543,8 @@ async def test_failing_before_the_first_step(
     assert raised.value.param == ("messages" if expected is BadRequestError else None)
     response = getattr(raised.value, "response", None)
     assert response is not None and response.headers["x-request-id"].startswith("req_")
-    assert response.headers.get("retry-after") == ("2" if failure.retry_after_s else None)
+    waits: dict[type[APIError], str | None] = {BadRequestError: None, RateLimitError: "2", InternalServerError: "1"}
+    assert response.headers.get("retry-after") == waits[expected]
 
 
 async def test_an_unknown_model(client: AsyncOpenAI) -> None:
@@ -649,3 +651,51 @@ async def test_a_failure_after_the_patience_is_an_event(
     reply = await post(daemon, {"messages": HI, "stream": True})
     assert reply.status_code == 200
     assert '"code":"queue_full"' in reply.text
+
+
+async def test_a_stream_tells_its_prompts_progress_and_its_timings(daemon: Running, backend: FakeBackend) -> None:
+    backend.script = lambda _: ((Started(10, 4), PromptProgress(4)), PromptProgress(10), TextDelta("x"), finished())
+    chunks = await chunks_of(daemon, return_progress=True, timings_per_token=True)
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert [(each["total"], each["cache"], each["processed"]) for each in progress] == [(10, 4, 4), (10, 4, 10)]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all("timings" in chunk for chunk in chunks[1:])
+    assert backend.requests[0].reports_progress
+    assert "timings" not in (await chunks_of(daemon))[1]
+
+
+async def test_llama_servers_fields(daemon: Running, backend: FakeBackend) -> None:
+    fields = {
+        "n_predict": 9,
+        "n_probs": 3,
+        "json_schema": {"type": "object"},
+        "samplers": ["min_p", "temperature"],
+        "reasoning_format": "auto",
+        "parse_tool_calls": True,
+        "sse_ping_interval": 1,
+    }
+    assert (await post(daemon, {"messages": HI, **fields})).status_code == 200
+    assert (await post(daemon, {"messages": HI, "max_tokens": 0})).status_code == 200
+    request, silent = backend.requests
+    assert (request.max_tokens, request.logprobs, silent.max_tokens) == (9, 3, 0)
+    assert request.format == JsonSchemaFormat('{"type":"object"}')
+    assert (request.sampling.top_k, request.sampling.top_p, request.sampling.min_p) == (0, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_format": "none"},
+        {"parse_tool_calls": False, "tools": [WEATHER]},
+        {"grammar": "root ::= x"},
+        {"json_schema": {}, "response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+async def test_what_would_be_passed_over_is_refused(
+    daemon: Running, backend: FakeBackend, fields: dict[str, Any]
+) -> None:
+    reply = await post(daemon, {"messages": HI, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == next(iter(fields))
+    assert not backend.requests

@@ -179,3 +179,13 @@ async def test_versions() -> None:
     assert set(body) == {"version", "llama_cpp_commit", "llama_cpp_python", "python"}
     assert body["llama_cpp_commit"] == "abc1234"
     assert body["llama_cpp_python"]
+
+
+async def test_probes_may_ask_for_the_head_alone() -> None:
+    async with running(Loading(WorkerState.READY, info=INFO)) as daemon:
+        for path in ("/health", "/ready"):
+            reply = await daemon.http.head(f"{daemon.url}{path}")
+            assert reply.status_code == 200
+            assert reply.content == b""
+    async with running(Loading(WorkerState.STARTING)) as daemon:
+        assert (await daemon.http.head(f"{daemon.url}/health")).status_code == 503
