@@ -28,7 +28,7 @@ from edgeagent.api import (
 )
 from edgeagent.api.context import Context
 from edgeagent.api.envelope import Envelope
-from edgeagent.api.errors import error_body, error_headers, http_status
+from edgeagent.api.errors import error_body, error_headers, http_status, printable
 from edgeagent.api.limits import BodyLimit
 from edgeagent.api.live import LiveRequests, Trace
 from edgeagent.api.probe import Probe
@@ -129,5 +129,5 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
         ),
         HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", f"{request.method} is not possible on {path[:256]}"),
     }.get(HTTPStatus(error.status_code), ("invalid_value", str(error.detail)))
-    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = {"message": printable(message), "type": "invalid_request_error", "param": None, "code": code}
     return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
