@@ -153,6 +153,8 @@ class ResponseEvents:
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
         # No timings came with the failure; who failed and why is known.
         self.response["edgeagent"] = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
+        if error.num_delivered_tokens:
+            self.response["edgeagent"]["num_delivered_tokens"] = error.num_delivered_tokens
         self._end("response.failed")
         return self._take()
 

@@ -101,7 +101,8 @@ class LocalBackend:
         return asyncio.get_running_loop().call_later(request.timeout_s, self._time_out, request, mailbox)
 
     def _time_out(self, request: GenerateRequest, mailbox: Mailbox) -> None:
-        mailbox.fail(RequestTimeout(f"the request did not end within its {request.timeout_s:g} s", served_by=self.name))
+        message = f"the request did not end within its {request.timeout_s:g} s"
+        mailbox.fail(RequestTimeout(message, served_by=self.name, num_delivered_tokens=mailbox.num_tokens))
         self._pool.abandon(request.id)
 
     def _note_duration(self, duration_s: float) -> None:

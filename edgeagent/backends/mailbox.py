@@ -60,6 +60,7 @@ class Mailbox:
     def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS) -> None:
         self._max_steps = max_steps
         self._steps: deque[Step] = deque()
+        self.num_tokens = 0
         self._error: EdgeAgentError | None = None
         self._has_ended = False
         self._arrival: asyncio.Future[None] | None = None
@@ -71,6 +72,7 @@ class Mailbox:
         """Take a step; nothing that follows the end."""
         if self._has_ended:
             return
+        self.num_tokens += len(step.tokens)
         if len(self._steps) >= self._max_steps:
             merged = merge_steps(list(self._steps))
             self._steps.clear()

@@ -13,12 +13,24 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from edgeagent.errors import EdgeAgentError, InvalidRequest, WorkerCrashed, from_code
-from edgeagent.types import Delta, Finished, FinishReason, GenerateRequest, Handover, Started, Step, Timings, Usage
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Handover,
+    Started,
+    Step,
+    Tier,
+    Timings,
+    Usage,
+)
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
 
 # How often a worker may die under a request: the last one without having given it a token, and in all.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
+_URGENCY = {tier: place for place, tier in enumerate(Tier)}
 # Only a prompt that is echoed, or many log probabilities, come in many parts.
 _MAX_PARTS = 512
 _MAX_PLAIN_PARTS = 4
@@ -104,18 +116,16 @@ class Ledger:
         return sum(live.is_sent for live in self._live.values())
 
     def sendable(self) -> list[LiveRequest]:
-        """Return the requests that the worker should be given, oldest first.
+        """Return the requests that the worker should be given.
 
-        Those under which a worker died go one at a time, the next when the last has a token or its end: so one that
-        kills every worker meets its second death alone, and takes nobody along.
+        Those under which a worker died go one at a time, the most urgent first and the next when the last has a token
+        or its end: so one that kills every worker meets its second death alone, and takes nobody along.
         """
-        sendable = []
-        is_testing = any(live.is_sent and live.is_suspect for live in self._live.values())
-        for live in self._live.values():
-            if live.is_sent or (live.is_suspect and is_testing):
-                continue
-            is_testing = is_testing or live.is_suspect
-            sendable.append(live)
+        unsent = [live for live in self._live.values() if not live.is_sent]
+        sendable = [live for live in unsent if not live.is_suspect]
+        if not any(live.is_sent and live.is_suspect for live in self._live.values()):
+            suspects = (live for live in unsent if live.is_suspect)
+            sendable[:0] = sorted(suspects, key=lambda live: _URGENCY[live.request.tier])[:1]
         return sendable
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +22,8 @@ NO_NEW_PRIVILEGES = "no-new-privileges"
 READ_ONLY_FILES = "read-only files"
 
 _MAX_OPEN_FILES = 4096
-_OOM_SCORE = 500
+_OOM_SCORE, _MAX_OOM_SCORE = 500, 1000
+_WAKE_TIMEOUT_S = 20.0
 # Where programs, libraries and drivers are; what they read of the system; nobody's home.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -44,7 +47,9 @@ def set_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(f"{_OOM_SCORE}\n", encoding="ascii")
+            score = Path("/proc/self/oom_score_adj")
+            worse = min(_MAX_OOM_SCORE, int(score.read_text(encoding="ascii")) + _OOM_SCORE)
+            score.write_text(f"{worse}\n", encoding="ascii")
 
 
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
@@ -55,6 +60,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
     """
     if sys.platform != "linux":
         return ()
+    _wake_gpu()
     state: list[str] = []
     # An old kernel, or a container that forbids it, is no reason not to serve: the state says what is missing.
     with contextlib.suppress(OSError):
@@ -68,6 +74,18 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
         seccomp.refuse_calls()
         state += [NO_NETWORK, NO_PROGRAMS]
     return tuple(sorted(state))
+
+
+def _wake_gpu() -> None:
+    """Have NVIDIA's device files made where nobody used the GPU since the machine was started.
+
+    The driver does it by a program that runs as root, which the sandbox would forbid; it would find no GPU then.
+    """
+    program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
+    is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()
+    if is_asleep and program is not None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([program, "-u", "-c=0"], timeout=_WAKE_TIMEOUT_S, check=False, stdout=sys.stderr)  # noqa: S603
 
 
 def _num_threads() -> int:

@@ -45,6 +45,7 @@ async def test_what_dies_with_every_worker_ends_and_says_how_much_was_delivered(
         stream = await victim.ask("die SIGKILL 3")
         assert stream.response["status"] == "failed"
         assert stream.response["edgeagent"]["reason"] == "worker_crashed"
+        assert stream.response["edgeagent"]["num_delivered_tokens"] == 3
         assert stream.text == "0 1 2 "
         await victim.is_serving()
         assert victim.num_lives == 3

@@ -33,7 +33,8 @@ async def test_the_cause_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         told = (await victim.daemon.http.get(f"{victim.daemon.url}/edgeagent/status")).json()
         assert cause in told["models"][0]["cause"]
         ended = await victim.ask(text)
-        assert ended.response["edgeagent"] == {"route": "local", "reason": "worker_crashed", "stages_ms": {}}
+        marks = {"route": "local", "reason": "worker_crashed", "stages_ms": {}, "num_delivered_tokens": 1}
+        assert ended.response["edgeagent"] == marks
         assert cause in ended.response["error"]["message"]
     assert f"died: {cause}" in caplog.text
     assert SECRET not in caplog.text + str(ended.events) + str(told)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edgeagent.errors import BackendUnavailable, WorkerCrashed
-from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Timings, Usage
+from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Tier, Timings, Usage
 from edgeagent.worker.ledger import Fate, Ledger
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
 from tests.worker.support import request
@@ -173,6 +173,22 @@ def test_a_crash_tells_how_much_was_delivered() -> None:
     assert isinstance(error, WorkerCrashed)
     assert (error.num_delivered_tokens, error.served_by) == (2, "local")
     assert error.retry_after_s is not None
+
+
+def test_of_those_a_worker_died_under_the_most_urgent_goes_first() -> None:
+    ledger = Ledger()
+    tiers = {"later": Tier.BATCH, "first": Tier.REALTIME, "next": Tier.INTERACTIVE}
+    for name, tier in tiers.items():
+        ledger.mark_sent(ledger.add(request("", name, tier=tier), Keeper(), 0.0))
+    ledger.on_death("SIGSEGV", Fate.CRASHED)
+    ledger.add(request("", "fresh"), Keeper(), 0.0)
+    order = []
+    while sendable := ledger.sendable():
+        order.append([live.request.id for live in sendable])
+        for live in sendable:
+            ledger.mark_sent(live)
+        ledger.on_steps(Steps(0.0, (StepItem(sendable[0].request.id, (), (1,)),)))
+    assert order == [["first", "fresh"], ["next"], ["later"]]
 
 
 def test_nothing_is_owed_to_an_unsent_request() -> None:
