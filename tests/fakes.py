@@ -180,6 +180,9 @@ class FakeTier:
         self.offered.append((block, importance))
         self.blocks[block.key] = block
 
+    def discard(self, key: BlockKey) -> None:
+        self.blocks.pop(key, None)
+
     def purge(self, root: BlockKey | None = None) -> int:
         gone = [key for key, block in self.blocks.items() if root in (None, block.root)]
         for key in gone:

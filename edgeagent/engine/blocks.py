@@ -132,6 +132,10 @@ class BlockTier(Protocol):
         """
         ...
 
+    def discard(self, key: BlockKey) -> None:
+        """Drop a block without children, if it is held: another that goes further took its place. Never waits."""
+        ...
+
     def purge(self, root: BlockKey | None = None) -> int:
         """Forget all blocks of a partition (None: of all) and return how many.
 

@@ -131,20 +131,31 @@ class HostTier:
         self._num_bytes += block.num_bytes
         self._partition(block.root).num_bytes += block.num_bytes
         self._rank(entry)
+        if importance >= Importance.IDLE:
+            self._hand_down(entry)
         if self._can_cut:
             self._drop_beginnings(block)
+
+    def discard(self, key: BlockKey) -> None:
+        """See BlockTier; here and below."""
+        entry = self._entries.get(key)
+        if entry is not None and key not in self._children:
+            self._remove(entry)
+        if self._below is not None:
+            self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
         """Say that these blocks, given from the first of their chain on, were used and are at least so important.
 
-        What is used by a second request, or is important of itself, is offered to the tier below.
+        What is used by a second request is offered to the tier below, like what was more than seen once from the start.
         """
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None:
-                entry.importance = max(entry.importance, importance)
+                if importance > entry.importance:
+                    entry.importance, entry.is_offered = importance, False
                 self._rank(entry)
-                if entry.importance > Importance.IDLE:
+                if entry.importance >= Importance.IDLE:
                     self._hand_down(entry)
 
     def flush(self) -> None:
@@ -292,7 +303,7 @@ class HostTier:
             tokens = sibling.block.tokens
             is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
             if is_beginning and key not in self._children and sibling.importance is not Importance.PINNED:
-                self._remove(sibling)
+                self.discard(key)
 
     def _remove(self, entry: _Entry) -> None:
         block = entry.block

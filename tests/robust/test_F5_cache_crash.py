@@ -24,7 +24,7 @@ BLOCKS = [block for chain in CHAINS for block in chain]
 def _work(folder: Path, files: FaultyFiles) -> None:
     """Write, touch, raise, evict, purge and close."""
     times = Times()
-    store = make_store(folder, times, files=files, max_bytes=5 * 3400, bytes_per_hour=1 << 20)
+    store = make_store(folder, times, files=files, max_bytes=5 * 5200, bytes_per_hour=1 << 20)
     store.open()
     for block in BLOCKS:
         store.offer(block, Importance.IDLE)
@@ -91,7 +91,7 @@ def test_any_schedule_serves_only_what_was_written(
 ) -> None:
     """Puts, uses, purges, corruptions, crashes and restarts in any order: what is read is what was offered."""
     folder, times = tmp_path_factory.mktemp("cache"), Times()
-    limit = 6 * 3400
+    limit = 6 * 5200
     store = make_store(folder, times, max_bytes=limit, files=(files := FaultyFiles(folder)))
     store.open()
     for action, first, second in actions:

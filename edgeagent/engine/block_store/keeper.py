@@ -135,6 +135,13 @@ class Keeper:
             self._index.add(Held(name, held.num_bytes, held.used_s, held.epoch))
             self._seen_ns = self._files.changed_ns()
 
+    def discard(self, key: BlockKey) -> None:
+        """Remove a block, if it is there."""
+        held = self._index.find(key)
+        if held is not None:
+            with self._guarded("remove from"):
+                self._remove([held])
+
     def introduce(self, root: BlockKey, about: About) -> None:
         """Remember what a root stands for; its first block brings the note to the folder."""
         self._abouts[root[:ROOT_BYTES]] = about

@@ -15,11 +15,12 @@ from edgeagent.engine.block_store.format import Seal
 from edgeagent.engine.block_store.keeper import Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Block, BlockKey, Keyring
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Keyring
 
 SECRET = b"s" * 32
 FINGERPRINT = b"model, settings, build"
 HOUR_S, DAY_S = 3600.0, 86400.0
+BLOCK_TOKENS = MAX_BLOCK_TOKENS
 
 
 @dataclass(slots=True)
@@ -149,18 +150,19 @@ def make_chain(
     seed: int = 0,
     payload_bytes: int = 1000,
     draft: bool = False,
+    num_tokens: int = BLOCK_TOKENS,
     keys: Keyring | None = None,
 ) -> list[Block]:
-    """Return a prefix in blocks of eight tokens, whose payloads tell which block they belong to."""
+    """Return a prefix in full blocks (or of `num_tokens` each), whose payloads tell which block they belong to."""
     keys = keys or keyring()
     root = keys.root(partition)
     blocks: list[Block] = []
     for number in range(num_blocks):
         parent: BlockKey = blocks[-1].key if blocks else root
-        tokens = array("i", [seed, number, *range(6)])
+        tokens = array("i", [seed, number, *range(num_tokens - 2)])
         key = keys.key(parent, tokens)
         target = (key * (payload_bytes // 32 + 1))[:payload_bytes]
-        blocks.append(Block(root, parent, key, 8 * number, tokens, target, key[::-1] if draft else None))
+        blocks.append(Block(root, parent, key, num_tokens * number, tokens, target, key[::-1] if draft else None))
     return blocks
 
 

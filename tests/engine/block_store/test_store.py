@@ -12,7 +12,7 @@ from edgeagent import cache_folder
 from edgeagent.cache_folder import About
 from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import Times, is_same, keyring, make_chain, make_store
+from tests.engine.block_store.stores import BLOCK_TOKENS, Times, is_same, keyring, make_chain, make_store
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
     for block in chain:
         assert store.num_bytes(block.key) == file_bytes(block)
         assert is_same(store.read(block.key), block)
-        assert list(store.lengths(block.parent)) == [8]
+        assert list(store.lengths(block.parent)) == [BLOCK_TOKENS]
         assert list(store.children(block.parent)) == [block.key]
     stats = store.stats()
     assert (stats.num_blocks, stats.num_hits, stats.num_offered, stats.num_dropped) == (3, 3, 3, 0)
