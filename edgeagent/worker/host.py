@@ -140,7 +140,8 @@ class Host:
         """Render, tokenize, compile the grammar and set up the sampler.
 
         `delivered` tokens of the output are there already: sampler, grammar and text are taken to where they end, and
-        what they bring is not said again. Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
+        what they bring is not said again (log probabilities whose text is still held back are lost). Raise
+        InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt)

@@ -231,3 +231,17 @@ def test_every_token_of_plain_text_has_its_logprob_once(stops: tuple[str, ...], 
         shown = [part for delta in deltas if isinstance(delta, TextDelta) for part in delta.logprobs]
         assert [replace(part, start=0) for part in shown] == logprobs_of(tokens)
         assert [part.start for part in shown] == sorted(part.start for part in shown)
+
+
+TEXT = '<think>Let me see…</think>Héllo <tool_call>{"name": "get", "arguments": {"x": [1, "é"]}}</tool_call> done'
+
+
+@pytest.mark.parametrize("cut", range(len(tokens_of(TEXT))))
+def test_a_stream_goes_on_from_any_token_that_another_was_fed(cut: int) -> None:
+    tokens = tokens_of(TEXT)
+    whole, before, after = stream(), stream(), stream()
+    expected = [*whole.feed(tokens), *whole.finish()]
+    said = before.feed(tokens[:cut])
+    after.feed(tokens[:cut])
+    assert joined([*said, *after.feed(tokens[cut:]), *after.finish()]) == joined(expected)
+    assert (after.num_tokens, after.num_reasoning_tokens) == (whole.num_tokens, whole.num_reasoning_tokens)
