@@ -83,6 +83,8 @@ class ServerConfig(Section):
     """Connections at a time; more are refused."""
     max_stored_responses: Annotated[int, Field(ge=1)] = 1000
     """Responses kept for previous_response_id; the least recently used go first."""
+    persist_responses: bool = True
+    """Keep stored responses in the state folder, where they outlive the daemon; otherwise in memory."""
     max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Disk space of the stored responses, compressed."""
     max_stored_days: Annotated[float, Field(gt=0)] = 30.0

@@ -28,7 +28,7 @@ from edgeagent.api.fields import (
     tier,
     validate,
 )
-from edgeagent.api.items import Item, read_items, to_messages
+from edgeagent.api.items import Item, ReferenceItem, read_items, to_messages
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -48,6 +48,7 @@ Fields = dict[str, Any]
 
 # What a response repeats of its request is left out beyond this: clients bound a frame at 1 MiB.
 MAX_ECHO_BYTES = 128 << 10
+MAX_REFERENCES = 1000
 
 
 class Format(Body):
@@ -219,10 +220,11 @@ def read_create(fields: Fields) -> ResponseCreate:
     """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
     body = validate(CreateBody, fields)
     _refuse_unsupported(body, fields)
+    items = read_items(fields.get("input"))
+    if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
+        raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     tools = _read_tools(body.tools or [])
-    return ResponseCreate(
-        body, read_items(fields.get("input")), tools, _read_choice(body.tool_choice, tools), _read_format(body.text)
-    )
+    return ResponseCreate(body, items, tools, _read_choice(body.tool_choice, tools), _read_format(body.text))
 
 
 def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:

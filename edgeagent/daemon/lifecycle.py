@@ -115,7 +115,8 @@ async def _serve(
     from edgeagent.api.response_store import FILE, ResponseStore, stored_limits
     from edgeagent.daemon.server import make_server
 
-    store = ResponseStore(config.state_dir / FILE, stored_limits(config.server))
+    path = config.state_dir / FILE if config.server.persist_responses else None
+    store = ResponseStore(path, stored_limits(config.server))
     runtime = _runtime(config.server, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
