@@ -18,8 +18,6 @@ from edgeagent.types import MemoryKind
 WIDTH = 64
 NUM_LAYERS = 4
 NUM_HEADS = 4
-NUM_KV_HEADS = 2
-HEAD_WIDTH = WIDTH // NUM_HEADS
 NUM_FFN = 128
 INNER = 2 * WIDTH  # llama.cpp accepts no other expansion of a state-space layer
 STATE = 16
@@ -83,12 +81,14 @@ def make_tiny_model(
     num_layers: int = NUM_LAYERS,
     matrix_type: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     infill: bool = False,
+    num_heads: int = NUM_HEADS,
 ) -> Path:
     """Write a model with this kind of memory to `path` and return it.
 
-    All share one vocabulary; with `infill` it has the tokens to fill gaps with too.
+    All share one vocabulary; with `infill` it has the tokens to fill gaps with too. Heads share the width; for
+    quantized KV cells they must be 32 wide, so two at most.
     """
-    return _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill).write()
+    return _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill, num_heads=num_heads).write()
 
 
 def add_vocabulary(writer: GGUFWriter, pieces: list[str], merges: list[str], controls: int, markers: int) -> None:
@@ -120,11 +120,15 @@ class _TinyModel:
         matrix_type: GGMLQuantizationType,
         *,
         infill: bool,
+        num_heads: int,
     ) -> None:
         self._path = path
         self._kind = kind
         self._num_layers = num_layers
         self._matrix_type = matrix_type
+        self._num_heads = num_heads
+        self._num_kv_heads = max(1, num_heads // 2)
+        self._head_width = WIDTH // num_heads
         self._random = np.random.default_rng(seed)
         self._writer = GGUFWriter(path, ARCHITECTURES[kind])
         self._controls = (*CONTROL_TOKENS, *(INFILL_TOKENS if infill else ()))
@@ -159,11 +163,11 @@ class _TinyModel:
         if self._kind is MemoryKind.RECURRENT:
             writer.add_head_count(0)
         else:
-            writer.add_head_count(NUM_HEADS)
-            writer.add_head_count_kv([NUM_KV_HEADS if self._attends(i) else 0 for i in range(self._num_layers)])
+            writer.add_head_count(self._num_heads)
+            writer.add_head_count_kv([self._num_kv_heads if self._attends(i) else 0 for i in range(self._num_layers)])
             writer.add_rope_freq_base(10_000.0)
-            writer.add_key_length(HEAD_WIDTH)
-            writer.add_value_length(HEAD_WIDTH)
+            writer.add_key_length(self._head_width)
+            writer.add_value_length(self._head_width)
         if self._kind is MemoryKind.SLIDING_WINDOW:
             writer.add_sliding_window(WINDOW)
         if self._kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID):
@@ -198,13 +202,13 @@ class _TinyModel:
 
     def _add_attention(self, prefix: str) -> None:
         gain = WIDTH**-0.5
-        self._add_matrix(f"{prefix}attn_q.weight", NUM_HEADS * HEAD_WIDTH, WIDTH, 2.0 * gain)
-        self._add_matrix(f"{prefix}attn_k.weight", NUM_KV_HEADS * HEAD_WIDTH, WIDTH, 2.0 * gain)
-        self._add_matrix(f"{prefix}attn_v.weight", NUM_KV_HEADS * HEAD_WIDTH, WIDTH, 2.0 * gain)
-        self._add_matrix(f"{prefix}attn_output.weight", WIDTH, NUM_HEADS * HEAD_WIDTH, 2.0 * gain)
+        self._add_matrix(f"{prefix}attn_q.weight", self._num_heads * self._head_width, WIDTH, 2.0 * gain)
+        self._add_matrix(f"{prefix}attn_k.weight", self._num_kv_heads * self._head_width, WIDTH, 2.0 * gain)
+        self._add_matrix(f"{prefix}attn_v.weight", self._num_kv_heads * self._head_width, WIDTH, 2.0 * gain)
+        self._add_matrix(f"{prefix}attn_output.weight", WIDTH, self._num_heads * self._head_width, 2.0 * gain)
         if self._kind is MemoryKind.SLIDING_WINDOW:
-            self._add(f"{prefix}attn_q_norm.weight", np.full(HEAD_WIDTH, 3.0, np.float32))
-            self._add_ones(f"{prefix}attn_k_norm.weight", HEAD_WIDTH)
+            self._add(f"{prefix}attn_q_norm.weight", np.full(self._head_width, 3.0, np.float32))
+            self._add_ones(f"{prefix}attn_k_norm.weight", self._head_width)
             self._add(f"{prefix}post_attention_norm.weight", np.full(WIDTH, 2.0, np.float32))
 
     def _add_feed_forward(self, prefix: str) -> None:

@@ -13,7 +13,6 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, BlockTier, Importance, Keyring
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.radix_tree import common_length, to_array
-from edgeagent.engine.runner import CUTTABLE
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
@@ -167,7 +166,8 @@ def make_blocks(
     memory_kind: MemoryKind, config: EngineConfig, keyring: Keyring | None = None, below: BlockTier | None = None
 ) -> BlockCache:
     """Return the blocks of one model as configured; what goes `below` needs a keyring that outlives the process."""
-    can_cut = memory_kind in CUTTABLE
+    # What a block has of windowed layers is what the window shows at its end.
+    can_cut = memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(_host_bytes(config), can_cut=can_cut, below=below)
     return BlockCache(keyring or Keyring(b"", os.urandom(32)), host, below, can_cut=can_cut)
 

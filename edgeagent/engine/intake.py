@@ -97,11 +97,10 @@ class Intake:
 
     def checkpoint(self, sequence: Sequence) -> None:
         """Keep what of a prompt that was computed so far could not be kept later."""
-        if sequence.spec.write_cache and self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
-            is_due = self._runner.memory_kind in CUTTABLE or sequence.num_computed in sequence.stops
-            if is_due:
-                assert sequence.seq_id is not None
-                self._mover.checkpoint(sequence.seq_id, self.importance(sequence))
+        if sequence.spec.write_cache:
+            assert sequence.seq_id is not None
+            is_boundary = sequence.num_computed in sequence.stops
+            self._mover.checkpoint(sequence.seq_id, self.importance(sequence), is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence; what it computed stays as a prefix where it may."""
@@ -132,14 +131,20 @@ class Intake:
     def _add_stops(self, sequence: Sequence) -> None:
         """Choose where a prompt's chunks end, for a memory whose state can only be kept where it is.
 
-        1. At boundaries that the text names (the end of the system prompt, of the last message), else before the last
-           token, for the same prompt again. 2. Where it leaves another prompt that was seen. 3. Every so often.
+        1. At boundaries that the text names (the end of the system prompt, of the last message). A state is also kept
+        2. before the last token, if there are no boundaries, for the same prompt again; 3. where the prompt leaves
+        another that was seen; 4. every so often.
         """
-        if self._runner.memory_kind in CUTTABLE or not sequence.spec.write_cache:
+        kind, spec = self._runner.memory_kind, sequence.spec
+        if kind is MemoryKind.FULL_ATTENTION or not spec.write_cache:
             return
-        spec, prompt = sequence.spec, sequence.tokens[: sequence.num_prompt]
-        for boundary in spec.boundaries or (sequence.num_prompt - 1,):
+        for boundary in spec.boundaries:
             sequence.add_stop(boundary)
+        if kind in CUTTABLE:
+            return
+        if not spec.boundaries:
+            sequence.add_stop(sequence.num_prompt - 1)
+        prompt = sequence.tokens[: sequence.num_prompt]
         sequence.add_stop(self._mover.num_shared(spec.partition, prompt, sequence.num_usable))
         interval = self._mover.checkpoint_interval()
         for position in range(interval, sequence.num_prompt, interval):

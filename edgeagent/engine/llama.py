@@ -22,9 +22,10 @@ from edgeagent.types import MemoryKind
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 # llama.cpp allows 256 sequences a context. Each idle one only names cells where memory is attention, but owns a
-# whole state where it is recurrent.
+# whole state where it is recurrent; those wait in host memory, if there is any.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
-_NUM_IDLE_RECURRENT = 8
+_NUM_IDLE_STATES = 2
+_NUM_IDLE_STATES_WITHOUT_HOST = 8
 
 
 def choose_num_threads(config: EngineConfig) -> int:
@@ -44,9 +45,11 @@ class LlamaRunner:
         self.memory_kind = model.memory_kind
         self.num_vocab = model.num_tokens
         self.num_threads = choose_num_threads(config)
-        self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, _NUM_IDLE_RECURRENT)
+        num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
+        self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
         self._spare = self.num_sequences  # a sequence of our own, through which blocks come and go
         self._window = model.window
+        self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
         if not self._context:
             raise ModelLoadFailed(
@@ -180,9 +183,8 @@ class LlamaRunner:
             case MemoryKind.FULL_ATTENTION:
                 return True
             case MemoryKind.SLIDING_WINDOW:
-                # The next token attends to the window before it, so those cells must not have been recycled.
-                oldest = lib.llama_memory_seq_pos_min(self._memory, seq_id)
-                return length == 0 or bool(oldest <= max(0, length - self._window))
+                # The next token attends to the window before it, so those cells must be there.
+                return length == 0 or self._window_begins(seq_id) <= max(0, length - self._window)
             case _:
                 return length == 0
 
@@ -194,6 +196,7 @@ class LlamaRunner:
 
     def clear(self, seq_id: int) -> None:
         """Forget a sequence whole."""
+        self._gapless_from.pop(seq_id, None)
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> bool:
@@ -203,6 +206,8 @@ class LlamaRunner:
         # The whole sequence is tagged and then cut: sliding windows hold only part of [0, length), and recurrent
         # states know no ranges.
         lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        if source in self._gapless_from:
+            self._gapless_from[target] = self._gapless_from[source]
         return self.trim(target, length)
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
@@ -212,8 +217,8 @@ class LlamaRunner:
             case MemoryKind.FULL_ATTENTION:
                 return end <= held
             case MemoryKind.SLIDING_WINDOW:
-                # Cells that left the window may have been recycled.
-                return end <= held and bool(lib.llama_memory_seq_pos_min(self._memory, seq_id) <= start)
+                # llama.cpp writes of a windowed layer what is in the window at the end.
+                return end <= held and self._window_begins(seq_id) <= max(start, end - self._window)
             case _:
                 return end == held  # a state knows only where it is
 
@@ -247,9 +252,20 @@ class LlamaRunner:
         read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)
         is_whole = bool(read == len(source)) and self.length(self._spare) == end
         if is_whole:
+            start = self.length(seq_id)
+            if end - start > self._window:
+                self._gapless_from[seq_id] = end - self._window
             lib.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
         self.clear(self._spare)
         return is_whole
+
+    def _window_begins(self, seq_id: int) -> int:
+        """Return the position from which on the windowed layers have all cells of a sequence.
+
+        Older ones may have been recycled, or were out of the window when they were saved.
+        """
+        oldest = int(lib.llama_memory_seq_pos_min(self._memory, seq_id))
+        return max(oldest, self._gapless_from.get(seq_id, 0))
 
     def length(self, seq_id: int) -> int:
         """Return the number of positions held."""

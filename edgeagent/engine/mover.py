@@ -109,16 +109,18 @@ class Mover:
         if outcome is _Saved.ALL:
             self._saved.add(seq_id)
 
-    def checkpoint(self, seq_id: int, importance: Importance) -> None:
-        """Read out what of a live sequence cannot be read later."""
+    def checkpoint(self, seq_id: int, importance: Importance, *, is_boundary: bool) -> None:
+        """Read out what of a live sequence cannot be read later; all that it has, if this is worth coming back to."""
         match self._runner.memory_kind:
             case MemoryKind.FULL_ATTENTION:
                 pass
             case MemoryKind.SLIDING_WINDOW:
-                while self._save_next(seq_id, importance, is_whole=False) is _Saved.MORE:
+                while self._save_next(seq_id, importance, is_whole=is_boundary) is _Saved.MORE:
                     pass
-            case _:
+            case _ if is_boundary:
                 self._save_next(seq_id, importance, is_whole=True)
+            case _:
+                pass
 
     def shed(self) -> None:
         """Let idle prefixes that are in blocks leave the cells."""
