@@ -40,7 +40,10 @@ class Backend(Protocol):
         ...
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text by a model's own tokenizer and template; raise ModelNotFound or NotSupported."""
+        """Answer a question about text by a model's own tokenizer and template; raise ModelNotFound.
+
+        One on another machine raises NotSupported: such text does not leave this one.
+        """
         ...
 
     def cancel(self, request_id: str) -> None:

@@ -29,7 +29,7 @@ class Questions(threading.Thread):
         self._make_answerer = make_answerer
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
-        self._live: set[str] = set()
+        self._live: set[str] = set()  # each operation on it is atomic; several threads drop and look
 
     def ask(self, ask: Ask) -> None:
         """Take a question; any thread may call it."""

@@ -11,7 +11,7 @@ from edgeagent.backends.base import Estimate
 from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded
 from edgeagent.router.router import Router
-from edgeagent.types import Finished, FinishReason, GenerateRequest, Started, Step, TextDelta
+from edgeagent.types import Detokenize, Finished, FinishReason, GenerateRequest, Started, Step, TextDelta, Tokenize
 from tests.worker.support import request
 
 
@@ -118,3 +118,15 @@ def test_naming_the_package_imports_no_backend() -> None:
     code = "import edgeagent.router, sys; print([m for m in sys.modules if m.startswith('edgeagent.backends')])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+async def test_a_question_goes_to_who_has_the_model() -> None:
+    first, second = FakeBackend(), FakeBackend(models=("other",))
+    second.name = "second"
+    router = Router([first, second])
+    assert (await router.ask("other", Tokenize("ab"))).tokens == (97, 98)
+    assert (await router.ask("fake", Detokenize((97,)))).text == "a"
+    with pytest.raises(ModelNotFound, match="there is fake"):
+        await router.ask("nobody's", Tokenize("ab"))
+    with pytest.raises(BackendUnavailable):
+        await Router([]).ask("fake", Tokenize("ab"))
