@@ -68,10 +68,11 @@ class HubCache:
                 name = path.relative_to(snapshot).as_posix()
                 if name in found or not name.lower().endswith(".gguf") or not is_file_name(name):
                     continue
-                # A link that leads out of the cache is nobody's download.
-                target = path.resolve()
-                if target.is_file() and target.is_relative_to(root):
-                    found[name] = path
+                # A link that leads out of the cache, or nowhere, is nobody's download.
+                with suppress(OSError, RuntimeError):
+                    target = path.resolve()
+                    if target.is_file() and target.is_relative_to(root):
+                        found[name] = path
         return found
 
     def publish(self, repo: str, commit: str, file: str, sha256: str) -> Path:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgeagent.api.app import create_app
 from edgeagent.backends.fake import FakeBackend
-from edgeagent.config import Config
+from edgeagent.config import Config, StoreConfig
 from edgeagent.credentials import OwnerKey
 
 PORT = 8127
+# Where the application believes its state and models to be; none is written by what these tests ask.
+STATE_DIR = Path(tempfile.gettempdir()) / "edgeagent-no-state"
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Caller:
     def __init__(self, runner: asyncio.Runner, backend: FakeBackend) -> None:
         self.backend = backend
         self._runner = runner
-        self._app = create_app(Config(), backend, keys=OwnerKey("x" * 43))
+        config = Config(state_dir=STATE_DIR, store=StoreConfig(models_dir=STATE_DIR / "models"))
+        self._app = create_app(config, backend, keys=OwnerKey("x" * 43))
 
     def post(self, path: str, body: bytes | str | object) -> Answer:
         """Send a body, as it is or as JSON."""

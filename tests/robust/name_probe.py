@@ -1,0 +1,63 @@
+"""Asks for every hostile name wherever the wire takes one, and reports what was opened: `python -m … FOLDER`.
+
+A process of its own, since an audit hook stays for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgeagent.api import ollama_pull
+from edgeagent.store import transfer
+from edgeagent.store.hub import Puller
+from tests.robust import asgi
+from tests.robust.name_vectors import WIRE_NAMES
+
+opened: set[str] = set()
+
+
+def note(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note the path of whatever is opened, listed, made, renamed or removed."""
+    if event in ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink"):
+        for argument in arguments[:2]:
+            if isinstance(argument, str | bytes):
+                opened.add(os.path.abspath(os.fsdecode(argument)))  # noqa: PTH100 links stay as they are
+
+
+def ask(caller: asgi.Caller, name: str) -> list[int]:
+    """Give a name to every route that takes one; return the statuses."""
+    user = {"role": "user", "content": "hi"}
+    bodies: list[tuple[str, Any]] = [
+        ("/api/show", {"model": name}),
+        ("/api/pull", {"model": name, "stream": False}),
+        ("/api/chat", {"model": name, "messages": [user], "stream": False}),
+        ("/v1/chat/completions", {"model": name, "messages": [user]}),
+        ("/v1/responses", {"model": name, "input": "hi"}),
+        ("/v1/responses", {"model": "fake", "input": "hi", "previous_response_id": name}),
+    ]
+    answers = [caller.post(path, body) for path, body in bodies]
+    answers += [caller.get(f"/v1/models/{name}"), caller.get(f"/v1/responses/{name}"), caller.get(f"/{name}")]
+    return [answer.status for answer in answers]
+
+
+def main(folder: Path) -> None:
+    """Print what was opened beyond what a harmless name opens, and which statuses there were."""
+    ollama_pull.Puller = partial(Puller, endpoint="http://127.0.0.1:9")  # type: ignore[misc,assignment]
+    transfer.RETRY_WAIT_S = 0.0
+    asgi.STATE_DIR = folder
+    with asgi.calling() as caller:
+        for harmless in ("org/repo", "org/repo:Q4_0", "fake", "nothing"):
+            ask(caller, harmless)
+        sys.addaudithook(note)
+        statuses = {status for name in WIRE_NAMES for status in ask(caller, name)}
+        foreign = sorted(path for path in opened if not Path(path).is_relative_to(folder))
+        print(json.dumps({"statuses": sorted(statuses), "opened": foreign}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
