@@ -207,11 +207,11 @@ async def test_a_request_without_output_survives_the_kill(make: Make) -> None:
 
 
 async def test_a_frozen_worker_is_noticed_and_replaced(make: Make) -> None:
-    backend = make()
+    backend = make(batch=32)
     await backend.start()
-    before = await tokens_of(backend, ask())
+    before = await tokens_of(backend, ask(max_tokens=300))
     frozen = pid_of(backend)
-    steps = await collect(backend, ask(), 1, signal.SIGSTOP)
+    steps = await collect_over_a_death(backend, ask(max_tokens=300), 1, signal.SIGSTOP)
     assert answer(steps)[0] == before
     assert "no sign of life" in (backend.models()[0].cause or "")
     assert not psutil.pid_exists(frozen)
