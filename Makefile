@@ -6,12 +6,13 @@ BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format documents golden eval-builtin clean
+.PHONY: help setup demo test test-slow soak check format documents golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
 	@echo "make test          set up, run every test"
 	@echo "make test-slow     storms, soaks and many seeds: minutes to an hour"
+	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make check         formatting, lint, types, then every test"
 	@echo "make format        format and fix what can be fixed"
 	@echo "make documents     docs/openapi.json and docs/asyncapi.json, from the code"
@@ -31,6 +32,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+MINUTES ?= 30
+soak: setup
+	$(BIN)/python -m tests.peer.soak --minutes $(MINUTES)
 
 check: setup
 	$(BIN)/ruff format --check .

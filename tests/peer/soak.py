@@ -1,0 +1,342 @@
+"""Half an hour of mixed load with faults, and whether the daemon is after it what it was: `python -m tests.peer.soak`.
+
+Clients stream over the WebSocket and HTTP, continue conversations, and in 5 % of their requests misbehave: cancel,
+leave without a word, stop reading, send what is no frame; now and then the worker is killed. Once a second it is noted
+what the daemon holds and how late its event loop is. Prints a verdict, exits 1 where something grew or went wrong;
+`--json FILE` keeps every look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.leaks import Holdings, holdings, settled
+
+NUM_CLIENTS = 4
+FAULT_SHARE = 0.05
+# Under three in a minute, at which the model would be left alone as one that kills every worker.
+KILL_EVERY_S = 90.0
+KILL_SHADOW_S = 30.0
+LOOK_EVERY_S = 1.0
+ANSWER_TOKENS = 48
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+# What counts as flat. Times are of a machine that does other things too.
+MAX_GROWTH_MIB = 10.0
+MAX_LAG_P99_S = 0.25
+MAX_LAG_S = 1.0
+MAX_DRIFT = 1.5
+# Every KV cell must have been used once, every cache have been full.
+WARM_UP_S = 60.0
+SETTLE_S = 5.0
+WORDS = ["weather", "lights", "kitchen", "timer", "shopping", "morning", "garden", "music", "bedroom", "coffee"]
+# Caches that are soon full: what grows after that is no cache.
+FLAGS = ("--cache-memory-bytes", str(4 << 20), "--cache-disk-bytes", str(64 << 20), "--log-level", "warning")
+
+
+@dataclass(slots=True)
+class Look:
+    """What was held, how late /health answered and how long first tokens took, since the look before."""
+
+    at_s: float
+    held: Holdings
+    worst_lag_s: float
+    first_token_s: list[float]
+
+
+@dataclass(slots=True)
+class Soak:
+    """One run's state."""
+
+    daemon: Daemon
+    seconds: float
+    random: random.Random
+    began_s: float = field(default_factory=time.monotonic)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)
+    killed_at_s: list[float] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self.began_s >= self.seconds
+
+    @property
+    def socket_url(self) -> str:
+        return f"ws://127.0.0.1:{self.daemon.port}/v1/responses"
+
+    def may_fail(self) -> bool:
+        """Whether a worker was killed just now, and a request that had bad luck twice may say so."""
+        return bool(self.killed_at_s) and time.monotonic() - self.killed_at_s[-1] < KILL_SHADOW_S
+
+    def prompt(self) -> str:
+        return "Tell me about " + " ".join(self.random.choices(WORDS, k=self.random.randint(2, 60)))
+
+
+def create(prompt: str, **fields: object) -> str:
+    """Return a create's frame."""
+    return json.dumps({"type": "response.create", "input": prompt, "max_output_tokens": ANSWER_TOKENS, **fields})
+
+
+async def converse(soak: Soak, prompt: str) -> None:
+    """Ask over a WebSocket, and once more where the first answer left off."""
+    async with connect(soak.socket_url) as socket:
+        previous: dict[str, object] = {}
+        for _ in range(2):
+            await socket.send(create(prompt, **previous))
+            end = await until_end(soak, socket)
+            soak.outcomes[end["type"]] += 1
+            if end["type"] not in ("response.completed", "response.incomplete"):
+                if not soak.may_fail():
+                    soak.wrong.append(f"converse: {json.dumps(end)[:300]}")
+                return
+            previous = {"previous_response_id": end["response"]["id"]}
+
+
+async def until_end(soak: Soak, socket: Any) -> dict[str, Any]:
+    sent_s, has_begun = time.monotonic(), False
+    while True:
+        event: dict[str, Any] = json.loads(await asyncio.wait_for(socket.recv(), 60))
+        if event["type"] == "response.output_text.delta" and not has_begun:
+            has_begun = True
+            soak.first_token_s.append(time.monotonic() - sent_s)
+        if event["type"] in ENDS:
+            return event
+
+
+async def chat(soak: Soak, prompt: str) -> None:
+    """Ask over HTTP, plain or streamed."""
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": ANSWER_TOKENS}
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        url = f"{soak.daemon.url}/v1/chat/completions"
+        response = await http.post(url, json={**body, "stream": soak.random.random() < 0.5})
+    soak.outcomes[f"chat {response.status_code}"] += 1
+    if response.status_code != 200 and not soak.may_fail():
+        soak.wrong.append(f"chat: {response.status_code} {response.text[:200]}")
+
+
+async def cancel(soak: Soak, prompt: str) -> None:
+    """Ask, cancel in the middle, and read the end."""
+    async with connect(soak.socket_url) as socket:
+        await socket.send(create(prompt))
+        await asyncio.wait_for(socket.recv(), 60)
+        await socket.send('{"type": "response.cancel"}')
+        soak.outcomes["cancelled: " + (await until_end(soak, socket))["type"]] += 1
+
+
+async def drop(soak: Soak, prompt: str) -> None:
+    """Ask and leave without a word."""
+    async with connect(soak.socket_url) as socket:
+        await socket.send(create(prompt))
+        await asyncio.wait_for(socket.recv(), 60)
+        socket.transport.abort()
+    soak.outcomes["dropped"] += 1
+
+
+async def stop_reading(soak: Soak, prompt: str) -> None:
+    """Ask, read nothing for a while, and leave."""
+    async with connect(soak.socket_url, max_queue=1) as socket:
+        await socket.send(create(prompt))
+        await asyncio.sleep(2.0)
+        socket.transport.abort()
+    soak.outcomes["stopped reading"] += 1
+
+
+async def talk_nonsense(soak: Soak, prompt: str) -> None:
+    """Send frames that are none, and bytes that are no HTTP."""
+    async with connect(soak.socket_url) as socket:
+        await socket.send("no JSON")
+        await asyncio.wait_for(socket.recv(), 60)
+        await socket.send(b"binary")
+        await asyncio.wait_for(socket.wait_closed(), 60)
+    reader, writer = await asyncio.open_connection("127.0.0.1", soak.daemon.port)
+    writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
+    await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    soak.outcomes["nonsense"] += 1
+
+
+FAULTS = (cancel, drop, stop_reading, talk_nonsense)
+
+
+async def client(soak: Soak) -> None:
+    """Ask and ask, well behaved or not."""
+    while not soak.is_over:
+        is_fault = soak.random.random() < FAULT_SHARE
+        act = soak.random.choice(FAULTS if is_fault else (converse, converse, chat))
+        try:
+            await act(soak, soak.prompt())
+        except (OSError, WebSocketException, ConnectionClosed, httpx.HTTPError, TimeoutError) as error:
+            soak.outcomes[f"{act.__name__}: {type(error).__name__}"] += 1
+            if not soak.may_fail():
+                soak.wrong.append(f"{act.__name__}: {type(error).__name__} {error}")
+        await asyncio.sleep(soak.random.random() * 0.1)
+
+
+async def kill_workers(soak: Soak) -> None:
+    """Kill the worker now and then, but not towards the end: what is held then is compared."""
+    while soak.seconds - (time.monotonic() - soak.began_s) > 2 * KILL_EVERY_S:
+        await asyncio.sleep(KILL_EVERY_S)
+        soak.killed_at_s.append(time.monotonic())
+        os.kill(soak.daemon.worker_pid(), signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
+
+
+async def watch_loop(soak: Soak) -> None:
+    """Ask for /health ten times a second: its lateness is the event loop's."""
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        while not soak.is_over:
+            began_s = time.monotonic()
+            await http.get(f"{soak.daemon.url}/health")
+            soak.lags_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.1)
+
+
+async def look_often(soak: Soak) -> None:
+    """Note what is held."""
+    num_lags = num_first = 0
+    while not soak.is_over:
+        await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            held = await asyncio.to_thread(holdings, soak.daemon)
+        except Exception as error:  # between a worker's death and the next one there is nothing to look at
+            soak.outcomes[f"look: {type(error).__name__}"] += 1
+            continue
+        lags, first = soak.lags_s[num_lags:], soak.first_token_s[num_first:]
+        num_lags, num_first = len(soak.lags_s), len(soak.first_token_s)
+        soak.looks.append(Look(time.monotonic() - soak.began_s, held, max(lags, default=0.0), first))
+
+
+async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
+    """Soak a daemon; return what came of it."""
+    warm_up = Soak(daemon, max(WARM_UP_S, minutes * 6), random.Random(seed))
+    await asyncio.gather(*(client(warm_up) for _ in range(NUM_CLIENTS)))
+    before = await at_rest(daemon)
+    soak = Soak(daemon, minutes * 60, random.Random(seed + 1))
+    others = [kill_workers(soak), watch_loop(soak), look_often(soak)]
+    await asyncio.gather(*(client(soak) for _ in range(NUM_CLIENTS)), *others)
+    return report(soak, before, await at_rest(daemon))
+
+
+async def at_rest(daemon: Daemon) -> Holdings:
+    """Look once everybody has gone; raise TimeoutError where somebody never does."""
+    await asyncio.sleep(SETTLE_S)
+    async with asyncio.timeout(120):
+        return await settled(daemon)
+
+
+def report(soak: Soak, before: Holdings, after: Holdings) -> dict[str, Any]:
+    """Return the figures, and what speaks against calling them flat."""
+    later = soak.looks[len(soak.looks) // 2 :]
+    first = [value for look in soak.looks for value in look.first_token_s]
+    figures: dict[str, float] = {
+        "minutes": soak.seconds / 60,
+        "requests": float(sum(soak.outcomes.values())),
+        "workers_killed": float(len(soak.killed_at_s)),
+        "daemon_growth_mib": after.daemon_mib - before.daemon_mib,
+        "worker_growth_mib": after.worker_mib - before.worker_mib,
+        "daemon_slope_mib_per_hour": slope([(look.at_s / 3600, look.held.daemon_mib) for look in later]),
+        "daemon_descriptors_more": float(after.daemon_descriptors - before.daemon_descriptors),
+        "worker_descriptors_more": float(after.worker_descriptors - before.worker_descriptors),
+        "daemon_threads_more": float(after.daemon_threads - before.daemon_threads),
+        "cells_used": float(after.num_cells_used),
+        "most_cells_used": float(max((look.held.num_cells_used for look in soak.looks), default=0)),
+        "lag_p99_s": percentile(soak.lags_s, 0.99),
+        "lag_max_s": max(soak.lags_s, default=0.0),
+        "first_token_p50_s": percentile(first, 0.5),
+        "first_token_p99_s": percentile(first, 0.99),
+        "first_token_drift": drift(first),
+    }
+    return {
+        "figures": figures,
+        "outcomes": dict(soak.outcomes.most_common()),
+        "against": [*complaints(figures), *soak.wrong],
+        "before": asdict(before),
+        "after": asdict(after),
+        "looks": [asdict(look) for look in soak.looks],
+    }
+
+
+LIMITS = {
+    "daemon_growth_mib": MAX_GROWTH_MIB,
+    "worker_growth_mib": MAX_GROWTH_MIB,
+    "daemon_descriptors_more": 0.0,
+    "worker_descriptors_more": 0.0,
+    "daemon_threads_more": 2.0,  # a pool that had not been full before
+    "lag_p99_s": MAX_LAG_P99_S,
+    "lag_max_s": MAX_LAG_S,
+    "first_token_drift": MAX_DRIFT,
+}
+
+
+def complaints(figures: dict[str, float]) -> list[str]:
+    """Return which figures exceed their limits."""
+    return [
+        f"{name} is {figures[name]:.3g}, more than {limit:g}" for name, limit in LIMITS.items() if figures[name] > limit
+    ]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of the line of least squares; 0 for fewer than two points."""
+    if len({x for x, _ in points}) < 2:
+        return 0.0
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of the values does not exceed; 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def drift(values: Sequence[float]) -> float:
+    """Return the last third's median over the first third's; 1 where there are too few to tell."""
+    third = len(values) // 3
+    if third < 10:
+        return 1.0
+    return statistics.median(values[-third:]) / statistics.median(values[:third])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--model", default="builtin")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        daemon = start_daemon(Path(folder) / "state", options.model, *FLAGS)
+        try:
+            came = asyncio.run(run(daemon, options.minutes, options.seed))
+        finally:
+            stop_daemon(daemon)
+    if options.json:
+        options.json.write_text(json.dumps(came, indent=1) + "\n", encoding="utf-8")
+    for name, value in came["figures"].items():
+        print(f"{name:28} {value:10.4g}")
+    print(*(f"{name}: {count}" for name, count in came["outcomes"].items()), sep=", ")
+    print(*came["against"] or ["flat"], sep="\n")
+    sys.exit(1 if came["against"] else 0)
+
+
+if __name__ == "__main__":
+    main()
