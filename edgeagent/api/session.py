@@ -65,6 +65,7 @@ class Session:
         self._lanes = Lanes()
         self._live: dict[str, Live] = {}
         self._queued: deque[Live] = deque()
+        self._freed: deque[Lane] = deque()
         self._pending: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._expiry: ConnectionLimitReached | None = None
         self._is_closed = False
@@ -146,10 +147,12 @@ class Session:
         """Forget everything: after this nothing is started and nothing sent."""
         self._live.clear()
         self._queued.clear()
+        self._freed.clear()
         self._lanes.clear()
         self._expiry = None
 
     def _take(self) -> list[Action]:
+        self._go_on()
         if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
             self._is_closed = True
             self._send_error(self._expiry, None)
@@ -208,9 +211,8 @@ class Session:
 
     def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
         is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
-        pending = self._pending.get(create.previous_id or "")
-        if pending and pending[0] is lane:
-            create = replace(create, items=(*_items(pending[1]), *create.items))
+        if pending := self._pending_of(create, lane):
+            create = replace(create, items=(*_items(pending), *create.items))
         try:
             turn = begin_turn(
                 create,
@@ -234,9 +236,14 @@ class Session:
         else:
             self._start(live)
 
+    def _pending_of(self, create: ResponseCreate, lane: Lane) -> tuple[Steer, ...]:
+        """Return the steers that wait for a create like this one; a fork on another lane does not concern them."""
+        pending_lane, steers = self._pending.get(create.previous_id or "", (None, ()))
+        return steers if pending_lane is lane else ()
+
     def _start(self, live: Live) -> None:
         live.lane.live = live
-        is_full = len(self._live) - len(self._queued) >= MAX_ACTIVE
+        is_full = self._num_active >= MAX_ACTIVE
         self._live[live.id] = live
         if is_full:
             self._queued.append(live)
@@ -262,7 +269,8 @@ class Session:
     def _begin(self, live: Live, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
-            self._pending.pop(live.turn.create.previous_id or "", None)
+            if self._pending_of(live.turn.create, live.lane):
+                del self._pending[live.turn.create.previous_id or ""]
             self._send(live, live.turn.events.created(is_queued=is_queued))
 
     def _keep(self, live: Live) -> None:
@@ -277,11 +285,21 @@ class Session:
         live.lane.live = None
         if live.steers:
             self._follow(live)
-        self._advance(live.lane)
-        while self._queued and len(self._live) - len(self._queued) < MAX_ACTIVE:
-            following = self._queued.popleft()
-            self._send(following, following.turn.events.in_progress())
-            self._run(following)
+        self._freed.append(live.lane)
+
+    def _go_on(self) -> None:
+        """Run what waited for what has ended: other lanes' queued responses first, or a busy lane would starve them."""
+        while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
+            if self._queued and self._num_active < MAX_ACTIVE:
+                following = self._queued.popleft()
+                self._send(following, following.turn.events.in_progress())
+                self._run(following)
+            else:
+                self._advance(self._freed.popleft())
+
+    @property
+    def _num_active(self) -> int:
+        return len(self._live) - len(self._queued)
 
     def _evict(self, previous_id: object, lane: Lane) -> None:
         if isinstance(previous_id, str):

@@ -257,6 +257,29 @@ def test_sixteen_run_and_more_are_queued() -> None:
     assert kinds(client.finish(client.started[-1]))[-2:] == ["completed", "in_progress"]
 
 
+def test_a_busy_lane_does_not_starve_the_others() -> None:
+    client = Client()
+    for index in range(MAX_ACTIVE):
+        client.create(stream_id=f"lane{index}")
+        client.create(stream_id=f"lane{index}")
+    client.create(stream_id="late", input="late")
+    client.finish(client.started[0])
+    assert client.requests[client.started[-1]].prompt.messages == (Message("user", "late"),)
+
+
+def test_many_that_need_no_backend_are_no_recursion() -> None:
+    client = Client()
+    for index in range(MAX_ACTIVE):
+        client.create(stream_id=f"lane{index}")
+    for index in range(MAX_ACTIVE):
+        for _ in range(MAX_WAITING):
+            client.create(stream_id=f"empty{index}", generate=False, input=[])
+    for request_id in client.started[:MAX_ACTIVE]:
+        client.finish(request_id)
+    num_ends = sum(event["type"] == "response.completed" for event in client.events)
+    assert num_ends == MAX_ACTIVE + MAX_ACTIVE * MAX_WAITING
+
+
 def test_cancel_of_a_running_response() -> None:
     client = Client()
     client.create()

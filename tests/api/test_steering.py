@@ -133,6 +133,7 @@ def test_calls_are_waited_for_and_the_input_comes_before_their_results() -> None
     result = [{"type": "function_call_output", "call_id": "call_1", "output": "7"}]
     # Elsewhere it is a fork, which the input does not concern; a refused one leaves it waiting.
     client.create(previous_response_id=first, input=result, stream_id="fork")
+    client.finish(client.started[1])
     client.create(previous_response_id=first, input=result, temperature=9)
     client.create(previous_response_id=first, input=result)
     assert len(client.requests[client.started[1]].prompt.messages) == 3
