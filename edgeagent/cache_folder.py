@@ -198,6 +198,48 @@ def _read_about(path: Path) -> About | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a folder holds of one model and client. `unused_s`: how long nobody has used any of it."""
+
+    about: About | None
+    num_blocks: int
+    num_tokens: int
+    num_bytes: int
+    unused_s: float
+
+
+def list_parts(folder: Path) -> list[Part]:
+    """Return what a folder holds, the most recently used first; raise OSError where it cannot be listed."""
+    if not folder.is_dir():
+        return []
+    abouts, now_s = read_abouts(folder), _store_time(folder)
+    roots: dict[bytes, list[Found]] = {}
+    for found in scan(folder):
+        roots.setdefault(found.name.root, []).append(found)
+    parts = [
+        Part(
+            about=abouts.get(root),
+            num_blocks=len(blocks),
+            num_tokens=sum(block.name.length for block in blocks),
+            num_bytes=sum(block.num_bytes for block in blocks),
+            unused_s=max(0.0, now_s - max(block.used_s for block in blocks)),
+        )
+        for root, blocks in roots.items()
+    ]
+    return sorted(parts, key=lambda part: part.unused_s)
+
+
+def _store_time(folder: Path) -> float:
+    """Return about what time it is for the store; where it has not said, what the wall clock says."""
+    now_s = time.time()
+    try:
+        state = json.loads(read_private(folder / STATE_FILE) or b"")
+        return float(state["now_s"]) + max(0.0, now_s - float(state["wall_s"]))
+    except (ConfigError, ValueError, KeyError, TypeError, RecursionError):
+        return now_s
+
+
 def purge(folder: Path, client: str | None = None) -> int:
     """Remove all blocks, or those of one client, and return how many; a block being read is a miss for its reader.
 

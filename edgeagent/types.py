@@ -200,7 +200,13 @@ class RenderPrompt(Struct, frozen=True, tag="render"):
     prompt: ChatPrompt
 
 
-TextQuery = Tokenize | Detokenize | RenderPrompt
+class PurgeCache(Struct, frozen=True, tag="purge"):
+    """Not about text: forget the cached prompts of a partition, None: of all. The answer's text is how many went."""
+
+    partition: str | None = None
+
+
+TextQuery = Tokenize | Detokenize | RenderPrompt | PurgeCache
 
 
 class TextAnswer(Struct, frozen=True):
@@ -391,6 +397,21 @@ class ModelInfo(Struct, frozen=True):
     supports_infill: bool = False
 
 
+class CacheStatus(Struct, frozen=True):
+    """What a tier of the prefix cache holds and has done. `trouble`: why nothing is kept at the moment."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    num_offered: int = 0
+    num_dropped: int = 0
+    num_evicted: int = 0
+    read_bytes_per_s: float = 0.0
+    trouble: str | None = None
+
+
 class WorkerStatus(Struct, frozen=True):
     """What a worker reports of itself with every pong.
 
@@ -411,6 +432,8 @@ class WorkerStatus(Struct, frozen=True):
     tokens_per_second: float = 0.0
     num_threads: int = 0
     rss_bytes: int = 0
+    memory_cache: CacheStatus | None = None
+    disk_cache: CacheStatus | None = None
 
 
 class WorkerState(StrEnum):

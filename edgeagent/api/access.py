@@ -75,6 +75,9 @@ RULES: dict[str, Rule] = {
     "/api/blobs/{digest}": _MODELS,
     "/metrics": _ADMIN,
     "/edgeagent/status": _ADMIN,
+    "/edgeagent/cache": _OWNER,
+    "/edgeagent/cache/purge": _OWNER,
+    "/edgeagent/cache/warm": _OWNER,
     "/edgeagent/reload": _OWNER,
     "/edgeagent/stop": _OWNER,
 }

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
-from edgeagent.types import DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
+from edgeagent.types import CacheStatus, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
 
@@ -108,6 +108,23 @@ def _worker(worker: WorkerStatus) -> Fields:
         "tokens_per_second": round(worker.tokens_per_second, 3),
         "num_threads": worker.num_threads,
         "rss_bytes": worker.rss_bytes,
+        "memory_cache": None if worker.memory_cache is None else _cache(worker.memory_cache),
+        "disk_cache": None if worker.disk_cache is None else _cache(worker.disk_cache),
+    }
+
+
+def _cache(cache: CacheStatus) -> Fields:
+    return {
+        "num_blocks": cache.num_blocks,
+        "num_bytes": cache.num_bytes,
+        "max_bytes": cache.max_bytes,
+        "num_hits": cache.num_hits,
+        "num_misses": cache.num_misses,
+        "num_offered": cache.num_offered,
+        "num_dropped": cache.num_dropped,
+        "num_evicted": cache.num_evicted,
+        "read_bytes_per_s": round(cache.read_bytes_per_s),
+        "trouble": cache.trouble,
     }
 
 

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgeagent.api import (
     admin,
+    cache_routes,
     chat,
     compaction,
     completions,
@@ -41,7 +42,7 @@ from edgeagent.errors import EdgeAgentError, InternalError
 
 _MODULES = (
     *(chat, completions, text_routes, llama_server),
-    *(responses, compaction, stored_responses, websocket, models, ollama, admin, metrics),
+    *(responses, compaction, stored_responses, websocket, models, ollama, admin, cache_routes, metrics),
 )
 ROUTERS = tuple(module.router for module in _MODULES)
 

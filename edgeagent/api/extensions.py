@@ -68,6 +68,8 @@ class ExtendedBody(SamplingBody):
     n_probs: Annotated[int, between(0, MAX_RIVALS)] | None = None
     post_sampling_probs: bool | None = None
     cache_prompt: bool | None = None
+    store: bool | None = None
+    no_store: bool | None = None
     id_slot: Annotated[int, between(-1, MAX_INT32)] | None = None
     n_keep: Annotated[int, between(-1, MAX_INT32)] | None = None
     t_max_predict_ms: int | None = None
@@ -99,9 +101,9 @@ class ExtendedBody(SamplingBody):
         return params if self.samplers is None else replace(params, **_without(self.samplers))
 
     def cache(self, partition: str) -> CachePolicy:
-        """Return what the prefix cache may do."""
+        """Return what the prefix cache may do; nothing of a request that is not to be stored goes to disk."""
         is_cached = self.cache_prompt is not False
-        return CachePolicy(is_cached, is_cached, partition)
+        return CachePolicy(is_cached, is_cached, partition, persist=self.store is not False and not self.no_store)
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:
         """Return the output's format: what OpenAI's field says, or else json_schema."""

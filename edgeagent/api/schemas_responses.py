@@ -92,6 +92,7 @@ class CreateBody(SamplingBody):
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(min_length=1)] | None = None
     store: bool | None = None
+    no_store: bool | None = None
     background: bool | None = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
@@ -183,7 +184,7 @@ class ResponseCreate:
             logprobs=_num_logprobs(body),
             tier=tier(body.service_tier),
             prefill_only=self.is_prefill_only,
-            cache=CachePolicy(is_cached, is_cached, partition),
+            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and not body.no_store),
         )
 
     def echo(self, defaults: SamplingParams) -> Fields:

@@ -20,6 +20,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     ModelStatus,
+    PurgeCache,
     RenderPrompt,
     Started,
     Step,
@@ -157,6 +158,8 @@ class FakeBackend:
                 text = "".join(map(chr, tokens))
             case RenderPrompt(prompt):
                 text = "".join(f"<{message.role}>{message.content}" for message in prompt.messages)
+            case PurgeCache():
+                text = "0"
         return TextAnswer(text, tuple(map(ord, text)), tuple(char.encode() for char in text))
 
     def cancel(self, request_id: str) -> None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "pull": Command("edgeagent.cli.models:pull", "Download a model."),
     "list": Command("edgeagent.cli.models:list_models", "List the models on this machine."),
     "bench": Command("edgeagent.cli.bench:bench", "Measure a server, or compare two."),
+    "cache": Command("edgeagent.cli.cache:cache_app", "Show, purge or fill what is kept of prompts."),
     "token": Command("edgeagent.cli.token:token_app", "Replace the token, or give clients their own."),
     "config": Command("edgeagent.cli.config:config_app", "Show the settings and where each comes from."),
     "version": Command("edgeagent.cli.version:version", "Show the versions of edgeagent and llama.cpp."),

@@ -15,15 +15,25 @@ from edgeagent.errors import BackendUnavailable
 TIMEOUT_S = 10.0
 
 
-def ask(address: Address, path: str, method: str = "GET", *, accept: frozenset[int] = frozenset({200})) -> Any:
+def ask(
+    address: Address,
+    path: str,
+    method: str = "GET",
+    *,
+    body: dict[str, Any] | None = None,
+    accept: frozenset[int] = frozenset({200}),
+    timeout_s: float | None = None,
+) -> Any:
     """Return the JSON a daemon answers with. Raises its error where the status is not accepted."""
     url = urlsplit(address.url)
-    connection = _connection(url.hostname or "", url.port, address.tls())
+    connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     try:
-        connection.request(method, path, headers=headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
-        body = json.loads(answer.read() or b"null")
+        reply = json.loads(answer.read() or b"null")
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise BackendUnavailable(
             f"the daemon at {address.url} does not answer ({error}); is it still running?"
@@ -31,13 +41,15 @@ def ask(address: Address, path: str, method: str = "GET", *, accept: frozenset[i
     finally:
         connection.close()
     if answer.status in accept:
-        return body
-    if isinstance(body, dict) and isinstance(body.get("error"), dict):
-        raise wire_error(body["error"])
+        return reply
+    if isinstance(reply, dict) and isinstance(reply.get("error"), dict):
+        raise wire_error(reply["error"])
     raise BackendUnavailable(f"the daemon at {address.url} answers {path} with HTTP {answer.status}")
 
 
-def _connection(host: str, port: int | None, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+def _connection(
+    host: str, port: int | None, tls: ssl.SSLContext | None, timeout_s: float
+) -> http.client.HTTPConnection:
     if tls is None:
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=tls)
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls)

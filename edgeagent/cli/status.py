@@ -41,7 +41,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     if as_json:
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
         return
-    typer.echo(f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {_duration(report['uptime_s'])}")
+    typer.echo(f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {duration(report['uptime_s'])}")
     live, connections = report["num_live_requests"], report["num_connections"]
     counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
     typer.echo(counts + (", stopping" if report["is_draining"] else ""))
@@ -135,7 +135,7 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
     elif model.get("cause"):
         lines.append(f"{model['name']}: {model['cause']}")
     if model.get("retry_after_s") is not None:
-        when = f"in {_duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
+        when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
         lines.append(f"{model['name']}: tried again by a request {when}, or at once by `edgeagent reload`")
     return lines
 
@@ -144,7 +144,8 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%} of prompts" if whole else "-"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if hours >= 48:
         return f"{hours // 24} days"

@@ -34,9 +34,9 @@ def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 @token_app.command("add")
 def add(
     name: Name,
-    scope: Scopes = [Scope.INFER],
+    scope: Scopes = [Scope.INFER],  # noqa: B006
     state_dir: StateDir = None,
-    config: ConfigFile = None,  # noqa: B006
+    config: ConfigFile = None,
 ) -> None:
     """Print a new token for a client; only its digest is kept. A client that had one has this one instead."""
     typer.echo(add_client(_folder(state_dir, config), name, scope))

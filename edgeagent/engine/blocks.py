@@ -85,6 +85,8 @@ class TierStats:
     num_evicted: int = 0
     read_bytes_per_s: float = 0.0
     """Measured rate of reads (0: nothing was read)."""
+    trouble: str | None = None
+    """Why nothing is kept at the moment."""
 
 
 class BlockTier(Protocol):

@@ -21,15 +21,17 @@ from edgeagent.types import (
     FinishReason,
     PromptProgress,
     PromptText,
+    PurgeCache,
     Started,
+    TextAnswer,
     TextDelta,
     Timings,
     TokenLogprob,
     Usage,
     WorkerStatus,
 )
-from edgeagent.worker.host import Host, Prepared
-from edgeagent.worker.protocol import Cancel, Failed, StepItem, Steps, Stop, Submit
+from edgeagent.worker.host import Host, Prepared, cache_status
+from edgeagent.worker.protocol import Answer, Ask, Cancel, Failed, StepItem, Steps, Stop, Submit
 from edgeagent.worker.writer import Frames
 
 # An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
@@ -63,7 +65,7 @@ class PromptRefused:
     error: EdgeAgentError
 
 
-Command = Submit | Cancel | Stop | PromptReady | PromptRefused
+Command = Submit | Cancel | Ask | Stop | PromptReady | PromptRefused
 
 
 class Worker:
@@ -104,7 +106,7 @@ class Worker:
         self._publish()
         return True
 
-    def interrupt(self, command: Cancel | Stop) -> None:
+    def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Hand in a command from the reader thread, and stop a step that would make it wait.
 
         Either the step is seen here, or the command is seen before the step begins (`_is_wanted`).
@@ -134,6 +136,9 @@ class Worker:
                             self._refuse(submit.request.id, error)
                     case Cancel():
                         self._cancel(command.id)
+                    case Ask(ask_id, PurgeCache(partition)):
+                        num_gone = self._engine.purge(partition)
+                        self._frames.put(Answer(ask_id, TextAnswer(str(num_gone)), is_last=True))
                     case Stop():
                         for request_id in list(self._requests):
                             self._cancel(request_id)
@@ -281,6 +286,7 @@ class Worker:
             num_cached_tokens_total=self._num_cached_tokens,
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
+            memory_cache=cache_status(status.host),
         )
 
 

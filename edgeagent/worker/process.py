@@ -29,7 +29,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import WorkerStatus
+from edgeagent.types import PurgeCache, WorkerStatus
 from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.loop import PromptReady, PromptRefused, Worker
@@ -59,9 +59,10 @@ _IDLE_S = 1.0
 class _Reader(threading.Thread):
     """Takes frames off stdin; answers pings itself. At the end of the stream nobody is left to serve."""
 
-    def __init__(self, stream: BinaryIO, worker: Worker, questions: Questions, frames: Frames) -> None:
+    def __init__(self, stream: BinaryIO, host: Host, worker: Worker, questions: Questions, frames: Frames) -> None:
         super().__init__(name="reader", daemon=True)
         self._stream = stream
+        self._host = host
         self._questions = questions
         self._worker = worker
         self._frames = frames
@@ -85,6 +86,8 @@ class _Reader(threading.Thread):
                     self._worker.to_prepare.put(message)
                 case Cancel() | Stop():
                     self._worker.interrupt(message)
+                case Ask(query=PurgeCache()):
+                    self._worker.interrupt(message)
                 case Ask():
                     self._questions.ask(message)
                 case Drop(ask_id):
@@ -104,6 +107,7 @@ class _Reader(threading.Thread):
             preparing_since_s=self._worker.preparing_since_s,
             tokens_per_second=rate,
             rss_bytes=self._process.memory_info().rss,
+            disk_cache=self._host.disk_cache(),
         )
 
 
@@ -214,7 +218,7 @@ def main() -> int:
     _Preparer(host, worker).start()
     questions = Questions(host.make_answerer, writer.frames)
     questions.start()
-    _Reader(sys.stdin.buffer, worker, questions, writer.frames).start()
+    _Reader(sys.stdin.buffer, host, worker, questions, writer.frames).start()
     worker.run()
     writer.frames.put(None)
     writer.join()

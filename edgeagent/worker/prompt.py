@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.engine.model import Model
-from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
+from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.template import ChatTemplate, tokenize_rendered
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
@@ -14,6 +14,7 @@ from edgeagent.types import (
     ChatPrompt,
     Detokenize,
     Prompt,
+    PurgeCache,
     RenderPrompt,
     TextAnswer,
     TextPrompt,
@@ -126,6 +127,8 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: ChatTem
         case RenderPrompt(prompt):
             rendered = template.render(prompt)
             return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
+        case PurgeCache():
+            raise InternalError("the engine forgets prompts, not the tokenizer")
 
 
 def _check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:

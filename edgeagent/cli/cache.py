@@ -1,0 +1,163 @@
+"""`edgeagent cache`: what is kept of prompts, forgotten on demand, and filled ahead of time.
+
+Looking and purging work without a daemon too, on the folder itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent import cache_folder
+from edgeagent.cli.link import ask
+from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.stages import aligned
+from edgeagent.cli.status import AsJson, StateDir, duration
+from edgeagent.client.address import Address
+from edgeagent.config import Config, load_config
+from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
+from edgeagent.runtime_file import find_daemon
+
+cache_app = typer.Typer(rich_markup_mode=None)
+
+WARM_TIMEOUT_S = 600.0
+
+Client = Annotated[
+    str | None, typer.Option("--client", metavar="NAME", help='The client, by its token\'s name; "" has none.')
+]
+TIER_COLUMNS = ("model", "tier", "blocks", "MiB", "of MiB", "hits", "misses", "dropped", "evicted", "read MB/s")
+PART_COLUMNS = ("model", "client", "blocks", "tokens", "MiB", "unused for")
+
+
+@cache_app.command("stats")
+def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Show what the running models keep, in memory and on disk, and how often it was of use."""
+    settings = _settings(state_dir, config)
+    models = _call(settings, "/edgeagent/status")["models"]
+    tiers = [(model["name"], name, tier) for model in models for name, tier in _tiers(model)]
+    if as_json:
+        typer.echo(json.dumps([{"model": model, "tier": name, **tier} for model, name, tier in tiers], indent=2))
+        return
+    rows = [(model, name, *_counts(tier)) for model, name, tier in tiers]
+    typer.echo(aligned([TIER_COLUMNS, *rows], left_columns=2) if rows else "Nothing is loaded.")
+    for model, name, tier in tiers:
+        if tier["trouble"]:
+            typer.echo(f"{model}, {name}: {tier['trouble']}")
+
+
+@cache_app.command("list")
+def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List what is on disk, by model and client."""
+    settings = _settings(state_dir, config)
+    try:
+        parts = cache_folder.list_parts(settings.cache_dir)
+    except OSError as error:
+        raise EdgeAgentError(f"cannot list {settings.cache_dir}: {error.strerror}") from None
+    rows = [
+        {
+            "model": part.about.model if part.about else None,
+            "client": part.about.client if part.about else None,
+            "num_blocks": part.num_blocks,
+            "num_tokens": part.num_tokens,
+            "num_bytes": part.num_bytes,
+            "unused_s": round(part.unused_s, 1),
+        }
+        for part in parts
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif rows:
+        typer.echo(aligned([PART_COLUMNS, *map(_part_row, rows)], left_columns=2))
+    else:
+        typer.echo(f"Nothing is kept in {settings.cache_dir}.")
+
+
+@cache_app.command("purge")
+def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Forget prompts, in memory and on disk: all of them, or one client's. What is being computed goes on."""
+    settings = _settings(state_dir, config)
+    if find_daemon(settings.state_dir) is not None:
+        _call(settings, "/edgeagent/cache/purge", {} if client is None else {"client": client})
+    else:
+        try:
+            cache_folder.purge(settings.cache_dir, client)
+        except OSError as error:
+            raise EdgeAgentError(f"cannot remove everything from {settings.cache_dir}: {error.strerror}") from None
+    typer.echo("Forgotten." if client is None else f"Forgotten: what was kept for {client or 'those without a token'}.")
+
+
+@cache_app.command("warm")
+def warm(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text, or JSON with messages and tools as in a chat.")],
+    client: Client = "",
+    pin: Annotated[bool, typer.Option("--pin", help="Keep it until it is purged.")] = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Compute a prompt and keep it, so that who begins with it finds it there. FILE is a system prompt, or JSON."""
+    body = {**_prompt(file), "client": client or "", "pin": pin}
+    usage = _call(_settings(state_dir, config), "/edgeagent/cache/warm", body, WARM_TIMEOUT_S)
+    computed = usage["num_prompt_tokens"] - usage["num_cached_tokens"]
+    typer.echo(f"{usage['num_prompt_tokens']} tokens are kept, of which {computed} were computed now.")
+
+
+def _prompt(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if file.suffix.lower() != ".json":
+        return {"messages": [{"role": "system", "content": text}]}
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{file} must hold an object with messages (and tools), or with prompt")
+    return fields
+
+
+def _settings(state_dir: Path | None, config: Path | None) -> Config:
+    return load_config({"state_dir": state_dir} if state_dir else {}, config).config
+
+
+def _call(settings: Config, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None) -> Any:
+    found = find_daemon(settings.state_dir)
+    if found is None:
+        folder = settings.state_dir
+        raise BackendUnavailable(f"no daemon runs with the state folder {folder}; start one with `edgeagent serve`")
+    address = Address(found.url, found.token, found.certificate)
+    return ask(address, path) if body is None else ask(address, path, "POST", body=body, timeout_s=timeout_s)
+
+
+def _tiers(model: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    worker = model.get("worker") or {}
+    tiers = (("memory", worker.get("memory_cache")), ("disk", worker.get("disk_cache")))
+    return [(name, tier) for name, tier in tiers if tier is not None]
+
+
+def _counts(tier: dict[str, Any]) -> tuple[str, ...]:
+    rate = tier["read_bytes_per_s"]
+    return (
+        str(tier["num_blocks"]),
+        f"{tier['num_bytes'] / 2**20:.1f}",
+        f"{tier['max_bytes'] / 2**20:.0f}",
+        str(tier["num_hits"]),
+        str(tier["num_misses"]),
+        str(tier["num_dropped"]),
+        str(tier["num_evicted"]),
+        f"{rate / 1e6:.0f}" if rate else "-",
+    )
+
+
+def _part_row(row: dict[str, Any]) -> tuple[str, ...]:
+    client = "?" if row["client"] is None else row["client"] or "-"
+    mebibytes = f"{row['num_bytes'] / 2**20:.1f}"
+    return (row["model"] or "?", client, str(row["num_blocks"]), str(row["num_tokens"]), mebibytes, _unused(row))
+
+
+def _unused(row: dict[str, Any]) -> str:
+    return duration(row["unused_s"])
