@@ -351,7 +351,7 @@ class Engine:
         if work.num_scored:
             self._score(work, row, output)
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
-        self._intake.checkpoint(sequence)
+        self._intake.checkpoint(sequence, work.num_tokens)
         if work.num_logits == work.num_scored:
             if sequence.num_pending == 0:
                 self._finish(output, FinishReason.STOP)

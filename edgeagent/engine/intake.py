@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from edgeagent.engine.block_cache import Link
-from edgeagent.engine.blocks import Importance
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Importance
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.mover import Mover
 from edgeagent.engine.radix_tree import common_length
@@ -95,11 +95,12 @@ class Intake:
         self._add_stops(sequence)
         return True
 
-    def checkpoint(self, sequence: Sequence) -> None:
-        """Keep what of a prompt that was computed so far could not be kept later."""
-        if sequence.spec.write_cache:
+    def checkpoint(self, sequence: Sequence, num_tokens: int) -> None:
+        """Keep what could not be kept later, after so many more tokens were computed."""
+        is_boundary = sequence.num_computed in sequence.stops
+        has_full_block = num_tokens > sequence.num_computed % MAX_BLOCK_TOKENS
+        if sequence.spec.write_cache and (is_boundary or has_full_block):
             assert sequence.seq_id is not None
-            is_boundary = sequence.num_computed in sequence.stops
             self._mover.checkpoint(sequence.seq_id, self.importance(sequence), is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:

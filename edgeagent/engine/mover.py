@@ -20,6 +20,7 @@ from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Importanc
 from edgeagent.engine.loader import BlockLoader
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import CUTTABLE, Runner
+from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
 _WEIGHT = 0.2  # of a new measurement
@@ -112,9 +113,9 @@ class Mover:
     def checkpoint(self, seq_id: int, importance: Importance, *, is_boundary: bool) -> None:
         """Read out what of a live sequence cannot be read later; all that it has, if this is worth coming back to."""
         match self._runner.memory_kind:
-            case MemoryKind.FULL_ATTENTION:
-                pass
-            case MemoryKind.SLIDING_WINDOW:
+            case MemoryKind.FULL_ATTENTION if self.blocks.below is None:
+                pass  # can be read at any time; only a tier that outlives the process wants it as soon as may be
+            case MemoryKind.FULL_ATTENTION | MemoryKind.SLIDING_WINDOW:
                 while self._save_next(seq_id, importance, is_whole=is_boundary) is _Saved.MORE:
                     pass
             case _ if is_boundary:
@@ -167,7 +168,11 @@ class Mover:
         if not self._runner.can_save(seq_id, start, end):
             return _Saved.REFUSED
         started_s = self._clock()
-        block = self.blocks.make(partition, links, tokens[:end], start, self._runner.save(seq_id, start, end))
+        try:
+            payload = self._runner.save(seq_id, start, end)
+        except (InternalError, MemoryError):
+            return _Saved.REFUSED  # nobody's answer needs it
+        block = self.blocks.make(partition, links, tokens[:end], start, payload)
         if self._has_state:
             self._state_bytes = self._runner.state_bytes(seq_id)
             self._cell_bytes = max(0, len(block.target) - self._state_bytes) / (end - start)

@@ -1,10 +1,10 @@
 """The engine's law on real llama.cpp: batched, cached, restored, interrupted output equals naive greedy output.
 
-llama.cpp's logits are the same to the bit whatever a sequence's chunks and whoever shares its batch, while a batch
-stays under 64 tokens and attention is the flash kind; so the batches here hold 48 at most. They depend on the order of
-a sequence's cells, though, which are taken where there is room: attention sums in that order, and what f16 cells and
-quantized weights make of the last bit can be seen. So equality is exact where cells and weights are f32; elsewhere, and
-with larger batches, which use other kernels, a near-tie may fall either way.
+llama.cpp's logits depend on the order of a sequence's cells, which are taken where there is room: attention sums in
+that order, and flash attention, f16 cells and quantized weights make more of the last bit (measured on these models:
+1e-5 where all is f32 and plain, 0.05 with flash attention, 0.4 with quantized weights too). From 64 tokens a batch on
+they also depend on the chunks. So where all is f32 and plain, outputs are equal but for ties; elsewhere, where two
+outputs part, their tokens' logits must be close.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from tests.models import make_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0)
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
-CONFIG = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32"})
+CONFIG = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
 Q8 = F16.model_copy(update={"kv_type_k": "q8_0", "kv_type_v": "q8_0"})
-# Logits have a standard deviation of 3; larger batches, or another order of cells, move them by up to 0.43 (measured).
-EPSILON = 0.75
+# Logits have a standard deviation of 3.
+EXACT = 1e-3
+CLOSE = 0.75
 SECRET = b"s" * 32
 
 
@@ -183,7 +184,7 @@ def run_schedule(
     return asked
 
 
-def check(asked: Asked, naive: Naive, epsilon: float = 0.0) -> None:
+def check(asked: Asked, naive: Naive, epsilon: float = EXACT) -> None:
     """Compare outputs with naive ones; where they part, the runner-up may be within `epsilon` of the likeliest."""
     for prompt, max_tokens, output in asked.values():
         expected = naive.generate(prompt, max_tokens)
@@ -194,7 +195,7 @@ def check(asked: Asked, naive: Naive, epsilon: float = 0.0) -> None:
 
 
 def epsilon_of(config: EngineConfig) -> float:
-    return 0.0 if config is CONFIG else EPSILON
+    return EXACT if config is CONFIG else CLOSE
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -290,6 +291,6 @@ def test_large_batches(tiny_model: TinyModel) -> None:
     engine = Engine(runner, max_running=4, itl_budget_s=10.0)
     naive = Naive(model)
     asked = run_schedule(model, engine, runner, random.Random(3), 120)
-    check(asked, naive, EPSILON)
+    check(asked, naive, CLOSE)
     for each in (naive, runner, model):
         each.close()
