@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from edgeagent import __version__
 from edgeagent.metrics import REGISTRY
-from edgeagent.types import ModelStatus, WorkerState, WorkerStatus
+from edgeagent.types import CacheStatus, ModelStatus, WorkerState, WorkerStatus
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -22,6 +22,15 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_kv_cells": ("KV cells there are.", lambda worker: worker.num_cells),
     "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
+}
+_CACHE_GAUGES: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
+    "edgeagent_cache_bytes": ("What a tier of the prefix cache below the cells holds.", lambda cache: cache.num_bytes),
+    "edgeagent_cache_max_bytes": ("What it may hold.", lambda cache: cache.max_bytes),
+}
+_CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
+    "edgeagent_cache_hits": ("Blocks that were found in it.", lambda cache: cache.num_hits),
+    "edgeagent_cache_misses": ("Blocks that were looked for in vain.", lambda cache: cache.num_misses),
+    "edgeagent_cache_evicted": ("Blocks that made room for others.", lambda cache: cache.num_evicted),
 }
 
 
@@ -52,6 +61,7 @@ class _Gauges(Collector):
             "edgeagent_open_connections", "Connections that are open.", value=self._snapshot.num_connections
         )
         yield from _model_metrics(self._snapshot.models)
+        yield from _cache_metrics(self._snapshot.models)
 
 
 def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
@@ -72,3 +82,20 @@ def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     yield ready
     yield restarts
     yield from gauges.values()
+
+
+def _cache_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
+    labels = ["model", "tier"]
+    caches = [
+        ([model.name, tier], cache)
+        for model in models
+        if model.worker is not None
+        for tier, cache in (("memory", model.worker.memory_cache), ("disk", model.worker.disk_cache))
+        if cache is not None
+    ]
+    for family, entries in ((GaugeMetricFamily, _CACHE_GAUGES), (CounterMetricFamily, _CACHE_COUNTERS)):
+        for name, (documentation, read) in entries.items():
+            metric = family(name, documentation, labels=labels)
+            for values, cache in caches:
+                metric.add_metric(values, read(cache))
+            yield metric

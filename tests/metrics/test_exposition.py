@@ -11,12 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeagent.metrics.exposition import Snapshot, exposition
-from edgeagent.types import ModelStatus, WorkerState, WorkerStatus
+from edgeagent.types import CacheStatus, ModelStatus, WorkerState, WorkerStatus
 
 GRAFANA = Path(__file__).resolve().parents[2] / "packaging" / "grafana"
-MODEL = ModelStatus(
-    "m", WorkerState.READY, worker=WorkerStatus(num_running=2, num_cells_used=5, num_cells=10), num_restarts=3
-)
+WORKER = WorkerStatus(num_running=2, num_cells_used=5, num_cells=10, disk_cache=CacheStatus(num_bytes=5, num_hits=3))
+MODEL = ModelStatus("m", WorkerState.READY, worker=WORKER, num_restarts=3)
 NAME = re.compile(r"\b(?:edgeagent|process)_[a-z_]+")
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
 
@@ -35,6 +34,9 @@ def test_what_is_read_off_the_models() -> None:
     assert 'edgeagent_kv_cells_used{model="m"} 5.0' in text
     assert 'edgeagent_kv_cells_used{model="fallen"}' not in text
     assert "edgeagent_open_connections 7.0" in text
+    assert 'edgeagent_cache_bytes{model="m",tier="disk"} 5.0' in text
+    assert 'edgeagent_cache_hits_total{model="m",tier="disk"} 3.0' in text
+    assert 'tier="memory"' not in text
 
 
 def test_no_name_comes_twice() -> None:
