@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import stat
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
+from websockets.asyncio.client import connect
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 STORY = "Tell me everything that you can do, one thing after another."
+# An answer that does not end by itself for a while.
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
+ENDLESS: Any = {
+    "text": {
+        "format": {
+            "type": "json_schema",
+            "name": "numbers",
+            "schema": {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]},
+            "strict": True,
+        }
+    },
+}
 LIMITS = ResponsesWebSocketLimits(
     max_lanes=4, max_events_per_lane=5000, max_events=10_000, max_bytes_per_lane=1 << 24, max_bytes=1 << 26
 )
@@ -84,19 +99,49 @@ async def test_two_lanes_and_a_fork(client: AsyncOpenAI) -> None:
 
 async def test_steered(client: AsyncOpenAI) -> None:
     async with client.responses.connect() as connection:
-        # A short answer may be over before the input arrives, which then comes back.
-        for _ in range(10):
-            await connection.response.create(model="builtin", input=STORY, max_output_tokens=400)
-            created = await connection.recv()
-            await connection.response.steer(previous_response_id=created.response.id, input="Hello!")
-            first = await last(connection)
-            answer = await connection.recv()
-            if answer.type == "response.created":
+        await connection.response.create(model="builtin", input=STORY, **ENDLESS)
+        created = await connection.recv()
+        assert created.type == "response.created"
+        async for event in connection:
+            if event.type == "response.output_text.delta":
                 break
-            assert answer.error.code == "response_already_completed"
-        assert first.status in ("incomplete", "completed")
-        successor = await last(connection)
-        assert (successor.previous_response_id, successor.status) == (first.id, "completed")
+        await connection.response.steer(previous_response_id=created.response.id, input="Hello!")
+        first = await last(connection)
+        assert (first.status, first.incomplete_details.reason) == ("incomplete", "steered")
+        # The successor has the first one's settings, so it is as long.
+        successor = await connection.recv()
+        assert successor.type == "response.created"
+        assert successor.response.previous_response_id == first.id
+        await connection.send_raw('{"type":"response.cancel"}')
+        assert (await last(connection)).status == "cancelled"
+
+
+@pytest.mark.parametrize("is_polite", [False, True], ids=["reset", "closed"])
+@pytest.mark.parametrize("is_decoding", [False, True], ids=["prefill", "decode"])
+async def test_work_stops_when_its_client_leaves(
+    daemon: Daemon, client: AsyncOpenAI, is_polite: bool, is_decoding: bool
+) -> None:
+    before = await client.responses.create(model="builtin", input="Hello!", temperature=0)
+    prompt = STORY if is_decoding else "The kiosk by the door sells maps and tickets. " * 100
+    socket = await connect(f"ws://127.0.0.1:{daemon.port}/v1/responses")
+    await socket.send(json.dumps({"type": "response.create", "input": prompt, **ENDLESS}))
+    wanted = "response.output_text.delta" if is_decoding else "response.created"
+    while json.loads(await socket.recv())["type"] != wanted:
+        pass
+    if is_polite:
+        await socket.close()
+    else:
+        socket.transport.abort()
+    async with asyncio.timeout(30), httpx2.AsyncClient() as plain:
+        num_live = 1
+        while num_live:
+            status = (await plain.get(f"{daemon.url}/edgeagent/status")).json()
+            # It says nothing of itself before its first pong.
+            worker = status["models"][0]["worker"] or {"num_running": 1, "num_waiting": 0}
+            num_live = status["num_live_requests"] + worker["num_running"] + worker["num_waiting"]
+            await asyncio.sleep(0.02)
+    after = await client.responses.create(model="builtin", input="Hello!", temperature=0)
+    assert after.output_text == before.output_text
 
 
 async def last(connection: Any) -> Any:
