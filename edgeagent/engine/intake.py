@@ -139,8 +139,11 @@ class Intake:
         kind, spec = self._runner.memory_kind, sequence.spec
         if kind is MemoryKind.FULL_ATTENTION or not spec.write_cache:
             return
+        # Cells can be cut near their end, so that needs no step of its own.
+        last = sequence.num_prompt - (_MIN_SHARED if kind in CUTTABLE else 1)
         for boundary in spec.boundaries:
-            sequence.add_stop(boundary)
+            if _MIN_SHARED <= boundary <= last:
+                sequence.add_stop(boundary)
         if kind in CUTTABLE:
             return
         if not spec.boundaries:

@@ -188,6 +188,7 @@ class Host:
             delivered=delivered,
             num_prompt_logprobs=num_scored,
             reports_progress=request.reports_progress,
+            boundaries=prompt.boundaries,
         )
         output = OutputStream(
             self.model,

@@ -13,6 +13,7 @@ from edgeagent.text.vocabulary import SpecialTexts
 from edgeagent.types import (
     ChatPrompt,
     Detokenize,
+    MemoryKind,
     Prompt,
     PurgeCache,
     RenderPrompt,
@@ -22,6 +23,7 @@ from edgeagent.types import (
     Tokenize,
     TokenPrompt,
 )
+from edgeagent.worker.boundaries import find_boundaries
 
 _USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
 
@@ -31,12 +33,14 @@ class ReadPrompt:
     """A prompt's tokens, the first `num_added` of them ours.
 
     `text` is what the client wrote, None where that was no one text. `open_reasoning` is what the template left open.
+    `boundaries` are positions where other prompts may part from this one; looked for where the memory needs it.
     """
 
     tokens: list[int]
     text: str | None = None
     num_added: int = 0
     open_reasoning: ReasoningMarkers | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 def make_template(model: Model, special: SpecialTexts) -> ChatTemplate:
@@ -70,7 +74,10 @@ class PromptReader:
                 rendered = self._template.render(prompt)
                 self._check_length(rendered.text)
                 tokens = tokenize_rendered(rendered, self._vocabulary)
-                return ReadPrompt(tokens, rendered.text, open_reasoning=rendered.open_reasoning)
+                boundaries: tuple[int, ...] = ()
+                if self._model.memory_kind is not MemoryKind.FULL_ATTENTION:
+                    boundaries = find_boundaries(self._template, prompt, rendered.text, tokens, self._model.piece)
+                return ReadPrompt(tokens, rendered.text, open_reasoning=rendered.open_reasoning, boundaries=boundaries)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special):
                 self._check_length(text + (suffix or ""))
                 if suffix is not None:
