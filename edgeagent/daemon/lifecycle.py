@@ -63,9 +63,18 @@ def serve(
     build: Callable[[Config], Router] = build_router,
 ) -> int:
     """Run the daemon until it is told to stop; return the exit status (ExitCode). Call from the main thread."""
+    _forbid_cores()
     with console(sys.stdout) as out, console(sys.stderr) as err:
         configure_logging(config.log, err)
         return _serve_and_say_how_it_went(config, reporter or ConsoleReporter(out, err), build)
+
+
+def _forbid_cores() -> None:
+    """See to it that no core is written should the process fall: it would hold prompts and the token."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callable[[Config], Router]) -> int:
