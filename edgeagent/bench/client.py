@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,12 +33,16 @@ TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to measure. `kind` is what it says of itself (owned_by of its model); `model` None is its default."""
+    """A server to measure. `kind` is what it says of itself (owned_by of its model); `model` None is its default.
+
+    `restart`, where whoever measures can: ends it as a power cut would, and has it up again under the same URL.
+    """
 
     address: Address
     transport: Transport
     model: str | None = None
     kind: str = "unknown"
+    restart: Callable[[], None] | None = None
 
     @property
     def http_base(self) -> str:
@@ -110,7 +114,8 @@ class WebSocketConnection:
     async def ask(self, ask: Ask, trace: Trace) -> None:
         """See Connection."""
         model: dict[str, Any] = {"model": self.server.model} if self.server.model else {}
-        reply = self.client.respond(ask.prompt, max_output_tokens=ask.max_tokens, temperature=0.0, store=False, **model)
+        fields = {"max_output_tokens": ask.max_tokens, "temperature": 0.0, "store": ask.is_stored, **model}
+        reply = self.client.respond(ask.messages, **fields)
         trace.send()
         async for event in reply:
             trace.event(time.perf_counter(), len(event["delta"]) if event["type"] in TEXT_EVENTS else 0)
@@ -137,7 +142,7 @@ class HttpConnection:
     async def ask(self, ask: Ask, trace: Trace) -> None:
         """See Connection."""
         body = {
-            "messages": [{"role": "user", "content": ask.prompt}],
+            "messages": ask.messages,
             "max_tokens": ask.max_tokens,
             "temperature": 0.0,
             "stream": True,
@@ -216,9 +221,9 @@ def _http(server: Server) -> httpx.AsyncClient:
     )
 
 
-async def read_metrics(server: Server) -> str:
-    """Return what an edgeagent's /metrics says. Raises EdgeAgentError where there is none."""
-    url = f"{server.http_base.removesuffix('/v1')}/metrics"
+async def read_page(server: Server, path: str) -> bytes:
+    """Return what a server answers to a GET. Raises EdgeAgentError where there is nothing."""
+    url = f"{server.http_base.removesuffix('/v1')}{path}"
     try:
         async with _http(server) as http:
             response = await http.get(url, timeout=CONNECT_TIMEOUT_S)
@@ -226,7 +231,7 @@ async def read_metrics(server: Server) -> str:
         raise _unreachable(url, error) from None
     if response.status_code != httpx.codes.OK:
         raise _refusal(url, response.status_code, response.content)
-    return response.text
+    return response.content
 
 
 async def _served_models(server: Server) -> list[dict[str, Any]]:

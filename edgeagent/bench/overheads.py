@@ -7,7 +7,7 @@ import contextlib
 import re
 from contextlib import AsyncExitStack
 
-from edgeagent.bench.client import connection_to, read_metrics
+from edgeagent.bench.client import connection_to, read_page
 from edgeagent.bench.scenario import SHORT_PROMPT_TOKENS, Load, Metric, Round, Target, answer, joined, opened, tasks
 from edgeagent.errors import BackendUnavailable, NotSupported
 
@@ -72,7 +72,7 @@ async def idle(target: Target, load: Load, name: str) -> Round:
 
 
 async def _resident_bytes(target: Target) -> float:
-    text = await read_metrics(target.server)
+    text = (await read_page(target.server, "/metrics")).decode()
     found = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
     if found is None:
         raise BackendUnavailable(f"{target.server.address.url} does not tell its memory; its system has no /proc")

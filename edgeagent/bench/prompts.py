@@ -46,9 +46,17 @@ class Prompts:
 
     def warm(self, name: str, num_tokens: int) -> str:
         """Return a prompt that shares all but its last few words with every other warm one of this length."""
+        return self.ending("warm", name, num_tokens)
+
+    def ending(self, beginning: str, name: str, num_tokens: int) -> str:
+        """Return a prompt that shares all but its last few words with the others of this beginning and length."""
         shared = max(1, self.size.words(num_tokens) - NUM_TAIL_WORDS)
         tail = self._words(f"tail {name}", NUM_TAIL_WORDS)
-        return f"{self._mark('warm')} {self._words('warm', shared)}. {ENDLESS} {tail}"
+        return f"{self._mark(beginning)} {self._words(beginning, shared)}. {ENDLESS} {tail}"
+
+    def text(self, name: str, num_tokens: int) -> str:
+        """Return words for a turn of a conversation, whose beginning is another's."""
+        return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
 
     def _mark(self, name: str) -> str:
         # A few tokens in any vocabulary, of which nearly always the first differs already.

@@ -35,6 +35,7 @@ class Load:
     max_tokens: int
     parallel: int
     connections: int = 1000
+    conversations: int = 32
 
 
 @dataclass(frozen=True, slots=True)

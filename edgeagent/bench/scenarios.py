@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from edgeagent.bench import caches
 from edgeagent.bench.client import connection_to
 from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, idle, overhead
 from edgeagent.bench.scenario import (
@@ -261,5 +262,6 @@ SCENARIOS = {
             is_default=False,
             is_once=True,
         ),
+        *caches.SCENARIOS,
     )
 }

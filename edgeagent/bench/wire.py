@@ -10,11 +10,29 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What was said earlier in a conversation: `role` is system, user or assistant."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt, and how long an answer is wanted. Greedy: what is measured must not depend on chance."""
+    """A prompt, and how long an answer is wanted. Greedy: what is measured must not depend on chance.
+
+    `earlier` is what was said before. Unless it `is_stored`, the server is asked to keep nothing of it on disk.
+    """
 
     prompt: str
     max_tokens: int
+    earlier: tuple[Turn, ...] = ()
+    is_stored: bool = False
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The whole conversation, as both APIs take it."""
+        return [{"role": turn.role, "content": turn.text} for turn in (*self.earlier, Turn("user", self.prompt))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgeagent.cli.options import ConfigFile
+from edgeagent.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +35,9 @@ class ScenarioName(StrEnum):
     CONNECT = "connect"
     OVERHEAD = "overhead"
     IDLE = "idle"
+    RESTART = "restart"
+    SHARED_PREFIX = "shared-prefix"
+    CONVERSATIONS = "conversations"
 
 
 def bench(
@@ -46,11 +50,11 @@ def bench(
     ] = None,
     scenario: Annotated[
         list[ScenarioName] | None,
-        typer.Option("--scenario", help="What to measure; may be repeated. Default: all but idle."),
+        typer.Option("--scenario", help="What to measure; may be repeated. Default: the first six."),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")] = 5,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of the prompts of ttft and hol.")
+        int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches.")
     ] = 1024,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
@@ -60,6 +64,9 @@ def bench(
         typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt."),
     ] = 4,
     connections: Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets of idle.")] = 1000,
+    conversations: Annotated[
+        int, typer.Option("--conversations", min=2, metavar="N", help="Of conversations and shared-prefix.")
+    ] = 32,
     transport: Annotated[
         Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")
     ] = "auto",
@@ -90,12 +97,17 @@ def bench(
     decode: tokens/s of one stream. ttft: time to the first token of a cold prompt and of one that differs from earlier
     ones only at its end. parallel: several streams at once. hol: what live streams notice of a long prompt that arrives
     (head-of-line blocking). connect: time to the first event on a new and on an open connection. overhead: what the
-    server adds to the model's work, before the first token and behind each. idle: memory of open WebSockets.
+    server adds to the model's work, before the first token and behind each.
+
+    Where they are named: idle: memory of open WebSockets. restart: a daemon of its own is killed, started again, and
+    asked what begins as before. shared-prefix: many conversations with one system prompt, and the bytes kept of them.
+    conversations: the next turns of many, by turns. These three leave what they asked in the server's prefix cache.
 
     \b
     edgeagent bench                                          the daemon here, everything
     edgeagent bench --scenario decode --rounds 20            one thing, thoroughly
     edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
+    edgeagent bench --scenario restart --model m.gguf        what does the cache on disk save?
     edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
     edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
     edgeagent bench ws://127.0.0.1:8127 --against http://127.0.0.1:8127 --transport http
@@ -111,21 +123,26 @@ def bench(
     if plot is not None:
         check_plot(plot)
     import asyncio
+    from dataclasses import replace
 
     from edgeagent.bench.client import find_server
     from edgeagent.bench.measure import Run
 
+    is_killed = ScenarioName.RESTART in (scenario or ())
+    if is_killed and (url or against):
+        raise ConfigError("--scenario restart kills the server that it measures, so it starts its own: give no URL")
     with (
         _progress() as progress,
-        _address(url, model, state_dir, config, progress) as (address, name),
+        _address(url, model, state_dir, config, progress, is_killed=is_killed) as (address, name, restart),
         asyncio.Runner() as runner,
     ):
         asked = [(address.url, api_key or address.token, name)]
         asked += [(against, against_api_key, against_model)] if against else []
+        servers = [runner.run(find_server(at, key, transport, wanted)) for at, key, wanted in asked]
         run = Run(
-            [runner.run(find_server(at, key, transport, wanted)) for at, key, wanted in asked],
+            [replace(servers[0], restart=restart), *servers[1:]],
             [each for each in SCENARIOS.values() if (each.name in scenario if scenario else each.is_default)],
-            Load(prompt_tokens, max_tokens, parallel, connections),
+            Load(prompt_tokens, max_tokens, parallel, connections, conversations),
             rounds,
             secrets.randbelow(1 << 31) if seed is None else seed,
         )
@@ -152,26 +169,35 @@ def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> boo
 
 @contextlib.contextmanager
 def _address(
-    url: str | None, model: str | None, state_dir: Path | None, config: Path | None, progress: Progress
-) -> Iterator[tuple[Address, str | None]]:
-    """Yield what to measure and the model to ask for: the URL, else the daemon that runs, else one of our own."""
-    from edgeagent.cli.private_daemon import private_daemon
+    url: str | None,
+    model: str | None,
+    state_dir: Path | None,
+    config: Path | None,
+    progress: Progress,
+    *,
+    is_killed: bool,
+) -> Iterator[tuple[Address, str | None, Callable[[], None] | None]]:
+    """Yield what to measure and the model to ask for: the URL, else the daemon that runs, else one of our own.
+
+    What `is_killed` is always our own, and comes with what kills it and starts it again.
+    """
+    from edgeagent.cli.private_daemon import killable_daemon
     from edgeagent.client import Address
     from edgeagent.config import load_config
     from edgeagent.runtime_file import find_daemon
 
     if url is not None:
-        yield Address(url), model
+        yield Address(url), model, None
         return
     settings: Config = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
-    if found is not None:
-        yield Address(found.url, found.token, found.certificate), model
+    if found is not None and not is_killed:
+        yield Address(found.url, found.token, found.certificate), model, None
         return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    with private_daemon(flags, lambda text: progress(text, 0, 0)) as address:
+    with killable_daemon(flags, lambda text: progress(text, 0, 0)) as (address, restart):
         # The daemon names a model file in its own way, and serves just this one.
-        yield address, None
+        yield address, None, restart
 
 
 def _print(run: Run, *, as_json: bool) -> None:

@@ -10,6 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
 
 from edgeagent.cli.link import ask
 from edgeagent.client import Address
@@ -27,19 +30,51 @@ def private_daemon(flags: Sequence[str], progress: Callable[[str], None]) -> Ite
     `progress` is told what is being waited for. The daemon also stops when this process dies without clean-up, since
     its standard input then closes. Raises BackendUnavailable with the end of its log when it does not come up.
     """
+    with killable_daemon(flags, progress) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def killable_daemon(
+    flags: Sequence[str], progress: Callable[[str], None]
+) -> Iterator[tuple[Address, Callable[[], None]]]:
+    """As `private_daemon`; yield a function, too, that kills it with its workers and starts it again in its place."""
     # On Windows the log is still open when the folder goes, for as long as the daemon's last worker takes to end.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
-        log = Path(folder, "daemon.log")
+        state_dir, log = Path(folder, "state"), Path(folder, "daemon.log")
         with log.open("wb") as output:
-            daemon = _start(Path(folder, "state"), flags, output.fileno())
+            daemon = _start(state_dir, flags, output.fileno())
+
+        def restart() -> None:
+            nonlocal daemon
+            kill(daemon)
+            with log.open("wb") as output:
+                daemon = _start(state_dir, flags, output.fileno(), port=urlsplit(address.url).port or 0)
+            _wait_until_ready(daemon, state_dir, log, progress)
+
         try:
-            yield _wait_until_ready(daemon, Path(folder, "state"), log, progress)
+            address = _wait_until_ready(daemon, state_dir, log, progress)
+            yield address, restart
         finally:
             _stop(daemon)
 
 
-def _start(state_dir: Path, flags: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+def kill(daemon: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all it has started, as they stand; returns when none of them is left."""
+    try:
+        workers = psutil.Process(daemon.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        workers = []
+    daemon.kill()
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    daemon.wait()
+    psutil.wait_procs(workers)
+
+
+def _start(state_dir: Path, flags: Sequence[str], output: int, *, port: int = 0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--state-dir", str(state_dir), "--until-stdin-closes"]
     # A group of its own: Ctrl-C in the terminal cancels an answer and must not reach the daemon.
     flag = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)

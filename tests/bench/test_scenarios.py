@@ -46,7 +46,7 @@ def all_present(samples: Round, metrics: Iterable[Metric]) -> bool:
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
-@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - {"idle"}))
+@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - {"idle", "restart", "shared-prefix"}))
 async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
     scenario = SCENARIOS[name]
     async with target_of(FakeBackend(), transport) as target:

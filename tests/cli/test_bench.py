@@ -121,14 +121,14 @@ def test_without_a_daemon_one_is_started(
     started: list[list[str]] = []
 
     @contextmanager
-    def start(flags: list[str], progress: Callable[[str], None]) -> Iterator[Address]:
+    def start(flags: list[str], progress: Callable[[str], None]) -> Iterator[tuple[Address, Callable[[], None]]]:
         started.append(flags)
         progress("loading m, 10%")
         progress("loading m, 90%")
-        yield Address(url)
+        yield Address(url), lambda: None
 
     monkeypatch.setattr("edgeagent.runtime_file.find_daemon", lambda state_dir: None)
-    monkeypatch.setattr("edgeagent.cli.private_daemon.private_daemon", start)
+    monkeypatch.setattr("edgeagent.cli.private_daemon.killable_daemon", start)
     assert main(["bench", *QUICK, "--scenario", "decode", "--model", "/models/m.gguf"]) == 0
     assert started == [["/models/m.gguf"]]
     captured = capsys.readouterr()
@@ -163,6 +163,7 @@ def test_ctrl_c_prints_what_has_been_measured(
         (["bench", "http://127.0.0.1:1", "--plot", "missing/a.png"], 2, "--plot"),
         (["bench", "--scenario", "sleep"], 2, "sleep"),
         (["bench", "--rounds", "0"], 2, "--rounds"),
+        (["bench", "http://127.0.0.1:1", "--scenario", "restart"], 2, "give no URL"),
     ],
 )
 def test_what_is_wrong_is_one_line(

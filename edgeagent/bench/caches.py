@@ -1,0 +1,208 @@
+"""What a prefix cache is worth: after a power cut, for many with one system prompt, for more conversations than fit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from edgeagent.bench.client import Server, read_page
+from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.scenario import (
+    FEW_TOKENS,
+    SHORT_PROMPT_TOKENS,
+    Load,
+    Metric,
+    Round,
+    Scenario,
+    Target,
+    joined,
+    opened,
+)
+from edgeagent.bench.wire import Ask, Connection, Trace, Turn
+from edgeagent.errors import NotSupported
+
+NUM_WARM_ASKS = 3
+TURN_TOKENS = 24
+"""The length of a conversation's later turns: an answer, and the next question."""
+SETTLE_S = 7.0
+"""How long a server is left alone until what it writes behind an answer is written."""
+MAX_SETTLES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an edgeagent keeps of prompts below its KV cells."""
+
+    memory_bytes: int
+    disk_bytes: int
+    disk_tokens: int
+
+
+async def read_kept(server: Server) -> Kept:
+    """Ask an edgeagent what it keeps. Raises EdgeAgentError where it does not answer."""
+    status = json.loads(await read_page(server, "/edgeagent/status"))
+    parts = json.loads(await read_page(server, "/edgeagent/cache"))["parts"]
+    workers: list[dict[str, Any]] = [model.get("worker") or {} for model in status["models"]]
+    return Kept(
+        sum((worker.get("memory_cache") or {}).get("num_bytes", 0) for worker in workers),
+        sum(part["num_bytes"] for part in parts),
+        sum(part["num_tokens"] for part in parts),
+    )
+
+
+async def settled(server: Server) -> Kept:
+    """Return what is kept when it has stopped changing."""
+    kept = await read_kept(server)
+    for _ in range(MAX_SETTLES):
+        await asyncio.sleep(SETTLE_S)
+        former, kept = kept, await read_kept(server)
+        if kept == former:
+            break
+    return kept
+
+
+COLD = Metric("cold TTFT", "ms", "beginning never seen before")
+WARM = Metric("warm TTFT", "ms", "the same beginning, before the server is killed")
+AFTER = Metric("TTFT after", "ms", "the same beginning, first thing after it is up again")
+AFTER_PROMPT = Metric("prompt after", "tokens", "as the server counts", "neither")
+AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "neither")
+
+
+async def restart(target: Target, load: Load, name: str) -> Round:
+    """Ask with one beginning until the server is killed, and again when it is up; no stop announces itself to it."""
+    if target.server.restart is None:
+        raise NotSupported("`restart` kills the server, and so measures only a daemon that it started itself: no URL")
+    prompts = [
+        target.prompts.ending(f"restart {name}", f"{name} {turn}", load.prompt_tokens)
+        for turn in range(NUM_WARM_ASKS + 2)
+    ]
+    async with opened(target) as connection:
+        cold, *warm = [await _asked(connection, prompt) for prompt in prompts[:-1]]
+    await asyncio.sleep(SETTLE_S)
+    await asyncio.to_thread(target.server.restart)
+    async with opened(target) as connection:
+        after = await _asked(connection, prompts[-1])
+    return {
+        COLD: cold.ttft_ms,
+        WARM: joined(trace.ttft_ms for trace in warm),
+        AFTER: after.ttft_ms,
+        AFTER_PROMPT: [float(after.counts.num_prompt)] if after.counts else [],
+        AFTER_CACHED: [float(after.counts.num_cached)] if after.counts else [],
+    }
+
+
+FIRST = Metric("first TTFT", "ms", "of the first conversation: the system prompt is new")
+OTHERS = Metric("others' TTFT", "ms", "of each further one")
+OTHERS_CACHED = Metric("others' cached", "tokens", "found in the prefix cache", "neither")
+MEMORY_SHARE = Metric("kept in memory", "x", "bytes; 1 is the system prompt once and all that follows it")
+DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and all that follows it")
+
+
+async def shared_prefix(target: Target, load: Load, name: str) -> Round:
+    """Begin many conversations with one system prompt. What is kept of them only an edgeagent tells."""
+    is_told = target.server.kind == "edgeagent"
+    system = Turn("system", target.prompts.cold(f"system {name}", load.prompt_tokens))
+    questions = [
+        target.prompts.cold(f"question {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.conversations)
+    ]
+    async with opened(target) as connection:
+        alone = await _asked(connection, questions[0])
+        before = await settled(target.server) if is_told else None
+        first, *others = [await _asked(connection, question, system) for question in questions]
+        after = await settled(target.server) if is_told else None
+    shares: Round = {MEMORY_SHARE: [], DISK_SHARE: []}
+    if before and after:
+        shares = _shares(before, after, _num_unique(alone, [first, *others]))
+    return {
+        FIRST: first.ttft_ms,
+        OTHERS: joined(trace.ttft_ms for trace in others),
+        OTHERS_CACHED: [float(trace.counts.num_cached) for trace in others if trace.counts],
+        **shares,
+    }
+
+
+def _num_unique(alone: Trace, asked: list[Trace]) -> int:
+    """Return the tokens of all conversations, the system prompt counted once; `alone` is the first without it."""
+    counts = [trace.counts for trace in asked if trace.counts]
+    assert alone.counts is not None
+    num_system = counts[0].num_prompt - alone.counts.num_prompt
+    return num_system + sum(each.num_prompt - num_system + each.num_output for each in counts)
+
+
+def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
+    """Return how many times the bytes of the unique tokens are kept; one token's are those of the blocks on disk."""
+    if not after.disk_tokens:
+        return {MEMORY_SHARE: [], DISK_SHARE: []}
+    unique_bytes = num_unique * after.disk_bytes / after.disk_tokens
+    memory, disk = after.memory_bytes - before.memory_bytes, after.disk_bytes - before.disk_bytes
+    return {MEMORY_SHARE: [memory / unique_bytes], DISK_SHARE: [disk / unique_bytes]}
+
+
+NEXT = Metric("next turn TTFT", "ms", "while all the others have their turns")
+NEXT_PROMPT = Metric("next turn prompt", "tokens", "as the server counts", "neither")
+NEXT_CACHED = Metric("next turn cached", "tokens", "found in the prefix cache", "neither")
+
+
+async def conversations(target: Target, load: Load, name: str) -> Round:
+    """Give each of many conversations its next turn, one after another."""
+    turn = int(name) + 1
+    async with opened(target) as connection:
+        asked = [
+            await _asked(connection, *_turn(target.prompts, load, lane, turn)) for lane in range(load.conversations)
+        ]
+    return {
+        NEXT: joined(trace.ttft_ms for trace in asked),
+        NEXT_PROMPT: [float(trace.counts.num_prompt) for trace in asked if trace.counts],
+        NEXT_CACHED: [float(trace.counts.num_cached) for trace in asked if trace.counts],
+    }
+
+
+async def _begin_conversations(target: Target, load: Load) -> None:
+    async with opened(target) as connection:
+        for lane in range(load.conversations):
+            await _asked(connection, *_turn(target.prompts, load, lane, 0))
+
+
+def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
+    """Return what is said in a turn (0 is the first, the long one), and all that was said before."""
+    said = [Turn("user", prompts.cold(f"conversation {lane}", load.prompt_tokens))]
+    for at in range(number):
+        said.append(Turn("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))
+        said.append(Turn("user", prompts.text(f"question {lane} {at}", TURN_TOKENS)))
+    return said[-1].text, *said[:-1]
+
+
+async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
+    """Ask what the server may keep, and return when everything arrived."""
+    trace = Trace()
+    await connection.ask(Ask(prompt, FEW_TOKENS, earlier, is_stored=True), trace)
+    return trace
+
+
+SCENARIOS = (
+    Scenario(
+        "restart",
+        "the same beginning after a power cut",
+        (COLD, WARM, AFTER, AFTER_PROMPT, AFTER_CACHED),
+        restart,
+        is_default=False,
+    ),
+    Scenario(
+        "shared-prefix",
+        "many conversations with one system prompt",
+        (FIRST, OTHERS, OTHERS_CACHED, MEMORY_SHARE, DISK_SHARE),
+        shared_prefix,
+        is_default=False,
+        is_once=True,
+    ),
+    Scenario(
+        "conversations",
+        "more conversations than fit into the KV cells",
+        (NEXT, NEXT_PROMPT, NEXT_CACHED),
+        conversations,
+        prepare=_begin_conversations,
+        is_default=False,
+    ),
+)

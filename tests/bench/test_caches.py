@@ -1,0 +1,130 @@
+"""The scenarios of the prefix cache against a fake backend: what they ask, in which order, and what they count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from edgeagent.backends.fake import Act, FakeBackend, finished
+from edgeagent.bench import caches
+from edgeagent.bench.caches import SCENARIOS, Kept
+from edgeagent.bench.client import Server
+from edgeagent.bench.scenario import FEW_TOKENS, Load, Target
+from edgeagent.bench.wire import Counts, Trace
+from edgeagent.client import Address
+from edgeagent.errors import NotSupported
+from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
+from tests.bench.test_scenarios import target_of
+
+LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "SETTLE_S", 0.0)
+
+
+def texts(request: GenerateRequest) -> list[str]:
+    assert isinstance(request.prompt, ChatPrompt)
+    return [str(message.content) for message in request.prompt.messages]
+
+
+def roles(request: GenerateRequest) -> list[str]:
+    assert isinstance(request.prompt, ChatPrompt)
+    return [message.role for message in request.prompt.messages]
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+async def test_restart_kills_once_and_asks_the_same_beginning_behind_it(transport: str) -> None:
+    backend, num_asked_before = FakeBackend(), []
+    async with target_of(backend, transport) as target:
+        restart = replace(target.server, restart=lambda: num_asked_before.append(len(backend.requests)))
+        samples = await caches.restart(Target(restart, target.prompts), LOAD, "0")
+    assert num_asked_before == [1 + caches.NUM_WARM_ASKS]
+    asked = [texts(request)[-1] for request in backend.requests]
+    assert len(set(asked)) == len(asked) == 2 + caches.NUM_WARM_ASKS
+    assert len({prompt.split()[0] for prompt in asked}) == 1, "all begin alike"
+    assert all(request.cache.persist for request in backend.requests), "or nothing of it would be on disk"
+    assert set(samples) == set(SCENARIOS[0].metrics)
+    assert len(samples[caches.AFTER]) == 1
+
+
+async def test_a_server_that_nobody_can_restart_is_refused() -> None:
+    async with target_of(FakeBackend()) as target:
+        with pytest.raises(NotSupported, match="no URL"):
+            await caches.restart(target, LOAD, "0")
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+async def test_conversations_go_on_by_turns_from_all_that_was_said(transport: str) -> None:
+    backend = FakeBackend()
+    async with target_of(backend, transport) as target:
+        await caches._begin_conversations(target, LOAD)
+        for name in ("0", "1"):
+            samples = await caches.conversations(target, LOAD, name)
+    firsts, seconds, thirds = (backend.requests[at : at + 3] for at in (0, 3, 6))
+    for first, second, third in zip(firsts, seconds, thirds, strict=True):
+        assert roles(third) == ["user", "assistant", "user", "assistant", "user"]
+        assert texts(third)[:3] == texts(second)
+        assert texts(second)[:1] == texts(first)
+    assert len({texts(request)[0].split()[0] for request in firsts}) == 3
+    assert {request.max_tokens for request in backend.requests} == {FEW_TOKENS}
+    assert len(samples[caches.NEXT]) == 3
+
+
+def counted(prompt: int) -> Iterable[Act]:
+    yield from (Started(prompt, 0), TextDelta("x"), finished(prompt=prompt, output=1))
+
+
+async def test_shares_are_of_what_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system prompt of 100 tokens and three questions of 10 with an answer of 1: 133 tokens, of 10 bytes each."""
+    kept = iter([Kept(0, 1000, 100)] * 2 + [Kept(1330, 1000 + 2660, 366)] * 2)
+
+    async def read(_: object) -> Kept:
+        return next(kept)
+
+    monkeypatch.setattr(caches, "read_kept", read)
+    backend = FakeBackend(lambda request: counted(10 if len(roles(request)) == 1 else 110))
+    async with target_of(backend) as target:
+        told = replace(target.server, kind="edgeagent")
+        samples = await caches.shared_prefix(Target(told, target.prompts), LOAD, "0")
+    assert samples[caches.MEMORY_SHARE] == pytest.approx([1.0])
+    assert samples[caches.DISK_SHARE] == pytest.approx([2.0])
+    assert len(samples[caches.OTHERS]) == 2
+    assert [roles(request) for request in backend.requests] == [["user"], *[["system", "user"]] * 3]
+    assert len({texts(request)[0] for request in backend.requests[1:]}) == 1
+
+
+async def test_another_server_tells_nothing_of_what_it_keeps() -> None:
+    async with target_of(FakeBackend(), "http") as target:
+        samples = await caches.shared_prefix(target, LOAD, "0")
+    assert samples[caches.MEMORY_SHARE] == samples[caches.DISK_SHARE] == []
+
+
+async def test_what_a_daemon_keeps_is_read_from_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {
+        "/edgeagent/status": {
+            "models": [{"worker": {"memory_cache": {"num_bytes": 5}, "disk_cache": None}}, {"worker": None}]
+        },
+        "/edgeagent/cache": {
+            "dir": "x",
+            "parts": [{"num_bytes": 7, "num_tokens": 2}, {"num_bytes": 1, "num_tokens": 1}],
+        },
+    }
+
+    async def read(_: Server, path: str) -> bytes:
+        return json.dumps(pages[path]).encode()
+
+    monkeypatch.setattr(caches, "read_page", read)
+    assert await caches.settled(Server(Address("http://x"), "ws")) == Kept(5, 8, 3)
+
+
+def test_unique_tokens_need_the_question_alone() -> None:
+    def trace(prompt: int) -> Iterator[Trace]:
+        yield Trace(counts=Counts(prompt, 0, 2))
+
+    (alone,), (first,), (second,) = trace(30), trace(1030), trace(1034)
+    assert caches._num_unique(alone, [first, second]) == 1000 + 30 + 2 + 34 + 2

@@ -1,0 +1,395 @@
+"""Measures what README's table of the prefix cache says: `python -m tests.peer.cache_figures MODEL.gguf`.
+
+Starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them by turns; where
+edgeagent is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps every sample.
+About nine minutes with a 0.5 B model on a quiet machine (tests/peer/random_model.py makes one, tests/peer/build.py
+compiles llama-server); `--quick` tries everything once, with numbers that mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edgeagent.bench import caches, scenarios
+from edgeagent.bench.client import Server, find_server, read_page
+from edgeagent.bench.measure import Measurement, Run, measure
+from edgeagent.bench.report import as_object, summary_of
+from edgeagent.bench.scenario import FEW_TOKENS, Load, Metric, Round, Scenario, Target, opened
+from edgeagent.bench.stats import median, quantile
+from edgeagent.bench.wire import Ask, Trace
+from edgeagent.cli.link import ask
+from edgeagent.cli.private_daemon import kill
+from edgeagent.client import Address
+from edgeagent.runtime_file import find_daemon
+from tests.peer.build import binary, default_folder
+from tests.peer.lookup import lookup_ms
+from tests.peer.versus import is_healthy, number, processor
+
+START_S = 120.0
+NUM_LIVE = 4
+IDLE_TOKENS = 400
+"""The length of a conversation that is kept beside live streams."""
+REST_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What both servers get, and how much is asked of them."""
+
+    model: Path
+    llama_server: Path
+    threads: int
+    seed: int
+    rounds: int = 6
+    restarts: int = 3
+    depths: tuple[int, ...] = (500, 1500, 3000, 6000)
+    prefix: int = 1500
+    idle: int = 50
+    conversations: int = 32
+    turns: int = 2
+    sharers: int = 100
+    system: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table. `bar` is what it should be."""
+
+    title: str
+    ours: str
+    other: str
+    ratio: str
+    bar: str = ""
+
+
+class Child:
+    """A server that can be killed and started again as it was."""
+
+    def __init__(self, command: Sequence[str], log: Path, health: str) -> None:
+        self._command = command
+        self._log = log
+        self._health = health
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as output:
+            process = subprocess.Popen(self._command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_S
+        while not is_healthy(self._health):
+            if process.poll() is not None or time.monotonic() > deadline:
+                kill(process)
+                raise SystemExit(
+                    f"{self._command[0]} does not come up:\n{self._log.read_text(errors='replace')[-2000:]}"
+                )
+            time.sleep(0.02)
+        return process
+
+    def restart(self) -> None:
+        """Kill it with all it has started, and start it again."""
+        kill(self._process)
+        self._process = self._started()
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            kill(self._process)
+
+
+@contextmanager
+def edgeagent(setup: Setup, context: int, *flags: str, transport: str = "ws") -> Iterator[Server]:
+    """Start our daemon with a state folder of its own; yield it as a server to measure."""
+    with tempfile.TemporaryDirectory() as folder:
+        state, port = Path(folder, "state"), free_port()
+        command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), "--ctx", str(context)]
+        command += ["--threads", str(setup.threads), "--port", str(port), "--state-dir", str(state), *flags]
+        child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/ready")
+        try:
+            runtime = find_daemon(state)
+            assert runtime is not None
+            server = asyncio.run(find_server(f"http://127.0.0.1:{port}", runtime.token, transport, None))  # type: ignore[arg-type]
+            yield replace(server, restart=child.restart)
+        finally:
+            child.stop()
+
+
+@contextmanager
+def llama_server(setup: Setup, context: int) -> Iterator[Server]:
+    """Start llama.cpp's server with its own slots and its own cache in RAM; yield it as a server to measure."""
+    port = free_port()
+    command = [str(setup.llama_server), "-m", str(setup.model), "-c", str(context), "--port", str(port)]
+    command += ["-t", str(setup.threads), "-tb", str(setup.threads)]
+    with tempfile.TemporaryDirectory() as folder:
+        child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/health")
+        try:
+            server = asyncio.run(find_server(f"http://127.0.0.1:{port}", None, "http", None))
+            yield replace(server, restart=child.restart)
+        finally:
+            child.stop()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+Samples = dict[str, Any]
+
+
+def measured(
+    servers: Sequence[Server], scenario: Scenario, load: Load, num_rounds: int, seed: int
+) -> tuple[Measurement, Samples]:
+    """Measure one scenario on servers that take turns."""
+    run = Run(servers, [scenario], load, num_rounds, seed)
+    asyncio.run(measure(run, lambda label, at, of: print(f"\r{label} {at}/{of}    ", end="", file=sys.stderr)))
+    failure = run.measurements[0].failure
+    print(f"\r{scenario.name}: {failure or 'done'}            ", file=sys.stderr)
+    return run.measurements[0], as_object(run)
+
+
+def cell(measurement: Measurement, metric: Metric, server: int, figure: str = "p50") -> str:
+    """Return a server's figure with its unit."""
+    summary = summary_of(measurement, metric, server)
+    return "–" if summary is None else f"{number(getattr(summary, figure))} {metric.unit}"
+
+
+def compared(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]], q: float = 0.5) -> str:
+    """Return the median of the rounds' ratios, each of quantiles of its samples, and their quartiles."""
+    ratios = [
+        quantile(mine, q) / quantile(other, q) for mine, other in zip(above, below, strict=False) if mine and other
+    ]
+    if not ratios:
+        return "–"
+    return f"{median(ratios):.3f} ({quantile(ratios, 0.25):.3f}–{quantile(ratios, 0.75):.3f})"
+
+
+def versus(measurement: Measurement, metric: Metric, title: str, bar: str = "") -> Row:
+    """Return the line that compares both servers in one metric."""
+    ratio = compared(measurement.samples(metric, 0), measurement.samples(metric, 1))
+    return Row(title, cell(measurement, metric, 0), cell(measurement, metric, 1), ratio, bar)
+
+
+Section = tuple[list[Row], Samples]
+
+
+def restart(setup: Setup) -> Section:
+    """A power cut: the same beginning with a new question, before and after."""
+    with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
+        scenario = scenarios.SCENARIOS["restart"]
+        done, samples = measured([ours, theirs], scenario, Load(setup.prefix, 64, 4), setup.restarts, setup.seed)
+    after, cold, warm = (done.samples(metric, 0) for metric in (caches.AFTER, caches.COLD, caches.WARM))
+    title = f"{setup.prefix:,} tokens"
+    return [
+        versus(done, caches.COLD, f"first token, {title}, cold"),
+        versus(done, caches.WARM, f"first token, {title}, warm but for the question"),
+        versus(done, caches.AFTER, "the same after kill -9 and a restart"),
+        Row("after the restart, of cold", "", "", compared(after, cold), "≤ 0.05"),
+        Row("after the restart, of warm", "", "", compared(after, warm), "≤ 2"),
+    ], samples
+
+
+def depths(setup: Setup) -> Section:
+    """Warm prompts of several lengths, which together do not fit into the cells: each comes back, then is there."""
+    back = {at: Metric(f"back {at}", "ms", "first text, after others had the cells") for at in setup.depths}
+    there = {at: Metric(f"there {at}", "ms", "first text, asked again at once") for at in setup.depths}
+    moved = {at: Metric(f"moved {at}", "blocks", "from host memory, first ask", "neither") for at in setup.depths}
+    moved_again = {at: Metric(f"moved again {at}", "blocks", "second ask", "neither") for at in setup.depths}
+
+    async def prepare(target: Target, _: Load) -> None:
+        for at in setup.depths:
+            await asked(target, target.prompts.ending(f"depth {at}", "first", at))
+
+    async def round_(target: Target, _: Load, name: str) -> Round:
+        samples: dict[Metric, list[float]] = {}
+        for at in setup.depths:
+            for times, moves, turn in ((back, moved, "a"), (there, moved_again, "b")):
+                before = await num_memory_hits(target.server)
+                trace = await asked(target, target.prompts.ending(f"depth {at}", f"{name} {turn}", at))
+                samples[times[at]] = trace.ttft_ms
+                samples[moves[at]] = [float(await num_memory_hits(target.server) - before)]
+        return samples
+
+    metrics = (*back.values(), *there.values(), *moved.values(), *moved_again.values())
+    scenario = Scenario("depths", "warm prompts of several lengths", metrics, round_, prepare)
+    with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
+        done, samples = measured([ours, theirs], scenario, Load(max(setup.depths), 64, 4), setup.rounds, setup.seed)
+    rows = []
+    for title, times, moves in (("from host memory", back, moved), ("from cells", there, moved_again)):
+        for at in setup.depths:
+            num_moved = cell(done, moves[at], 0)
+            rows.append(versus(done, times[at], f"warm, {at:,} tokens, {title} ({num_moved} moved)", "≤ 0.8"))
+        low, high = (done.samples(times[at], 0) for at in (setup.depths[0], setup.depths[-1]))
+        label = f"warm {title}: {setup.depths[-1]:,} tokens, of {setup.depths[0]:,}"
+        rows.append(Row(label, "", "", compared(high, low), "≤ 1.5"))
+    return rows, samples
+
+
+async def asked(target: Target, prompt: str) -> Trace:
+    """Ask what may be kept, on an open connection."""
+    trace = Trace()
+    async with opened(target) as connection:
+        await connection.ask(Ask(prompt, FEW_TOKENS, is_stored=True), trace)
+    return trace
+
+
+async def num_memory_hits(server: Server) -> int:
+    """Return how many blocks came out of an edgeagent's host memory so far; 0 for others."""
+    if server.kind != "edgeagent":
+        return 0
+    status = json.loads(await read_page(server, "/edgeagent/status"))
+    return sum(
+        (((model.get("worker") or {}).get("memory_cache")) or {}).get("num_hits", 0) for model in status["models"]
+    )
+
+
+async def num_disk_blocks(server: Server) -> int:
+    """Return how many blocks an edgeagent has on disk."""
+    status = json.loads(await read_page(server, "/edgeagent/status"))
+    return sum(
+        (((model.get("worker") or {}).get("disk_cache")) or {}).get("num_blocks", 0) for model in status["models"]
+    )
+
+
+def purge(server: Server) -> None:
+    """Let an edgeagent forget all prompts."""
+    http = Address(server.http_base.removesuffix("/v1"), server.address.token)
+    ask(http, "/edgeagent/cache/purge", "POST", body={})
+
+
+def idle(setup: Setup) -> Section:
+    """Live streams of a daemon that keeps many idle conversations, and of one that keeps none."""
+    with edgeagent(setup, 8192, transport="http") as full, edgeagent(setup, 8192, transport="http") as empty:
+
+        async def prepare(target: Target, _: Load) -> None:
+            if target.server.address.url == full.address.url:
+                for lane in range(setup.idle):
+                    await asked(target, target.prompts.cold(f"idle {lane}", IDLE_TOKENS))
+
+        async def round_(target: Target, load: Load, name: str) -> Round:
+            if target.server.address.url == empty.address.url:
+                await asyncio.to_thread(purge, target.server)
+            await asyncio.sleep(REST_S)
+            return await scenarios.parallel(target, load, name)
+
+        scenario = Scenario("idle conversations", "", scenarios.SCENARIOS["parallel"].metrics, round_, prepare)
+        load = Load(IDLE_TOKENS, 96, NUM_LIVE)
+        done, samples = measured([full, empty], scenario, load, setup.rounds, setup.seed)
+    title = f"{NUM_LIVE} live streams, {setup.idle} idle conversations of {IDLE_TOKENS} tokens kept | none"
+    return [versus(done, scenarios.LIVE_RATE, title.replace(" | ", " / "), "≥ 0.97")], samples
+
+
+WRITTEN = Metric("written meanwhile", "blocks", "onto the disk while the streams ran", "neither")
+
+
+def writer(setup: Setup) -> Section:
+    """Live streams while what was asked before them is written to disk, and without a disk cache."""
+    without = ("--cache-disk-bytes", "0")
+    with edgeagent(setup, 8192, transport="http") as on, edgeagent(setup, 8192, *without, transport="http") as off:
+
+        async def round_(target: Target, load: Load, name: str) -> Round:
+            await asked(target, target.prompts.cold(f"written {name}", 2 * IDLE_TOKENS))
+            before = await num_disk_blocks(target.server)
+            samples = await scenarios.parallel(target, load, name)
+            return {**samples, WRITTEN: [float(await num_disk_blocks(target.server) - before)]}
+
+        metrics = (*scenarios.SCENARIOS["parallel"].metrics, WRITTEN)
+        load = Load(IDLE_TOKENS, 192, NUM_LIVE)
+        done, samples = measured([on, off], Scenario("writer", "", metrics, round_), load, setup.rounds, setup.seed)
+    title = f"{NUM_LIVE} live streams, disk cache on ({cell(done, WRITTEN, 0)} written meanwhile) / off"
+    tails = (done.samples(scenarios.ITL, server) for server in (0, 1))
+    p95 = (cell(done, scenarios.ITL, server, "p95") for server in (0, 1))
+    return [
+        versus(done, scenarios.LIVE_RATE, title, "≥ 0.99"),
+        Row("their ITL, p95", *p95, compared(*tails, q=0.95), "≤ 1.02"),
+    ], samples
+
+
+def conversations(setup: Setup) -> Section:
+    """More conversations than the cells hold."""
+    with edgeagent(setup, 9216) as ours, llama_server(setup, 9216) as theirs:
+        scenario = scenarios.SCENARIOS["conversations"]
+        load = Load(1000, 64, NUM_LIVE, conversations=setup.conversations)
+        done, samples = measured([ours, theirs], scenario, load, setup.turns, setup.seed)
+    title = f"{setup.conversations} conversations of 1,000 tokens by turns, cells for nine: first token of a next turn"
+    return [versus(done, caches.NEXT, title, "≤ 0.2")], samples
+
+
+def shared_prefix(setup: Setup) -> Section:
+    """Many conversations with one system prompt: the bytes that are kept."""
+    with edgeagent(setup, 8192) as ours:
+        scenario = scenarios.SCENARIOS["shared-prefix"]
+        load = Load(setup.system, 64, NUM_LIVE, conversations=setup.sharers)
+        done, samples = measured([ours], scenario, load, 1, setup.seed)
+    title = f"{setup.sharers} conversations, one system prompt of {setup.system:,} tokens: bytes"
+    memory, disk = (cell(done, metric, 0) for metric in (caches.MEMORY_SHARE, caches.DISK_SHARE))
+    return [
+        Row(f"{title} in host memory, of the prompt once and the rest", memory, "", "", "≤ 1.1"),
+        Row(f"{title} on disk, of the prompt once and the rest", disk, "", "", "≤ 1.1"),
+        Row("first token of each of them", cell(done, caches.OTHERS, 0), "", ""),
+    ], samples
+
+
+def lookup(_: Setup) -> Section:
+    """A lookup among ten thousand blocks."""
+    figures = {num_tokens: lookup_ms(num_tokens) for num_tokens in (1500, 6000)}
+    rows = [
+        Row(f"lookup of {num_tokens:,} tokens among 10,000 blocks on disk", f"{ms:.3f} ms", "", "", "≤ 0.2 ms")
+        for num_tokens, ms in figures.items()
+    ]
+    return rows, {"lookup_ms": figures}
+
+
+SECTIONS = {each.__name__: each for each in (restart, depths, conversations, idle, writer, shared_prefix, lookup)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama-server", type=Path, default=binary(default_folder(), "llama-server"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", choices=list(SECTIONS), action="append")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    setup = Setup(options.model, options.llama_server, options.threads, options.seed)
+    if options.quick:
+        setup = replace(setup, rounds=1, restarts=1, depths=(300, 900), prefix=600, idle=4, conversations=4, turns=1)
+        setup = replace(setup, sharers=5, system=600)
+    print("| | edgeagent | llama-server, or without | ratio (quartiles) | bar |\n|---|---|---|---|---|", flush=True)
+    kept: Samples = {}
+    for name in options.only or SECTIONS:
+        began_s = time.monotonic()
+        rows, kept[name] = SECTIONS[name](setup)
+        for row in rows:
+            print(f"| {row.title} | {row.ours} | {row.other} | {row.ratio} | {row.bar} |", flush=True)
+        print(f"{name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
+    about = {
+        "processor": processor(),
+        "threads": options.threads,
+        "seed": options.seed,
+        "model": options.model.name,
+        "bindings": version("llama-cpp-python"),
+    }
+    print("\n" + ", ".join(f"{name} {value}" for name, value in about.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"about": about, "sections": kept}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

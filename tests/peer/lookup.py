@@ -1,0 +1,60 @@
+"""Measures what a lookup among many blocks on disk costs: `python -m tests.peer.lookup`. No file is read or written."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+from edgeagent.bench.stats import median
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.format import Seal
+from edgeagent.engine.block_store.keeper import Limits
+from edgeagent.engine.block_store.ledger import Ledger
+from edgeagent.engine.block_store.policy import Held
+from edgeagent.engine.block_store.store import BlockStore
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Importance, Keyring
+from edgeagent.engine.host_tier import HostTier
+
+NUM_BLOCKS = 10_000
+CHAIN_BLOCKS = 25
+BLOCK_BYTES = 3 << 20
+NUM_LOOKUPS = 400
+
+
+def lookup_ms(num_tokens: int) -> float:
+    """Return the median of what finding a prompt of so many tokens takes, all of whose blocks are there."""
+    keyring, secret = Keyring(b"model", bytes(32)), bytes(32)
+    with tempfile.TemporaryDirectory() as folder:
+        files = Files(Path(folder))
+        store = BlockStore(files, Seal(secret), Ledger(files, bytes_per_hour=0, max_gap_s=1.0), Limits(1 << 40, 0, 1e9))
+        chains = [_fill(store, keyring, seed) for seed in range(NUM_BLOCKS // CHAIN_BLOCKS)]
+        blocks = BlockCache(keyring, HostTier(0), store, can_cut=True)
+        times = []
+        for turn in range(NUM_LOOKUPS):
+            tokens = chains[turn * 7 % len(chains)][:num_tokens].tolist()
+            started_s = time.perf_counter()
+            links = blocks.find("", tokens, num_tokens)
+            times.append(1000 * (time.perf_counter() - started_s))
+            assert len(links) == num_tokens // MAX_BLOCK_TOKENS
+    return median(times)
+
+
+def _fill(store: BlockStore, keyring: Keyring, seed: int) -> array[int]:
+    """Let the index know of a conversation in full blocks; return its tokens."""
+    tokens = array("i", ((seed * 7919 + at * 31) % 150_000 for at in range(CHAIN_BLOCKS * MAX_BLOCK_TOKENS)))
+    root = parent = keyring.root("")
+    for start in range(0, len(tokens), MAX_BLOCK_TOKENS):
+        key = keyring.key(parent, tokens[start : start + MAX_BLOCK_TOKENS])
+        name = BlockName(root[:ROOT_BYTES], parent[:PARENT_BYTES], key, start, MAX_BLOCK_TOKENS, int(Importance.REUSED))
+        store._index.add(Held(name, BLOCK_BYTES, float(seed)))
+        parent = key
+    return tokens
+
+
+if __name__ == "__main__":
+    for num_tokens in (500, 1500, 6000):
+        print(f"{num_tokens} tokens: {lookup_ms(num_tokens):.3f} ms")
