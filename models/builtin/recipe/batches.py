@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from .chat import render
-from .corpus import COPYING, LONG, MIXTURE, Maker, stream
+from .corpus import COPYING, FOCUS, LONG, MIXTURE, Maker, stream
 from .samples import Draw, Sample
 from .substitution import Substitution
 from .sums import drill
@@ -115,8 +115,8 @@ class Packer:
                 return encoded
 
     def rows(self, kind: str, count: int, length: int) -> Batch:
-        """Pack one batch of `mixture`, `copying`, `long`, `drill` or `induction` rows."""
-        mixture = {"copying": COPYING, "long": LONG}.get(kind, MIXTURE)
+        """Pack one batch of one of the kinds that `batch_kind` names."""
+        mixture = {"copying": COPYING, "long": LONG, **FOCUS}.get(kind, MIXTURE)
         shape = (count, length + 1)
         ids, documents = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
         weights, positions = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
@@ -174,6 +174,10 @@ def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
         return "induction", 8, 512
     if step % LONG_EVERY == 0:
         return "long", 2, 2048
+    if step % 4 == 2:
+        return ("matching", "presence", "unseen")[step // 4 % 3], 8, 512
+    if step % 8 == 5:
+        return "pairs", 8, 512
     return "mixture", 8, 512
 
 

@@ -22,7 +22,7 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (sums.sum_follow_up, 7),
     (facts.known, 11),
     (facts.quiz, 6),
-    (facts.absent, 15),
+    (facts.absent, 14),
     (facts.follow_up, 7),
     (memory.greeting_by_name, 3),
     (memory.recall_name, 3),
@@ -38,13 +38,22 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (tools.told_results, 3),
     (tools.amended_call, 5),
     (tools.asked_back, 2),
-    (tools.tool_missing, 36),
+    (tools.tool_missing, 12),
     (tools.tool_not_needed, 3),
     (sessions.session, 2),
 )
 
 # Conversations that need most of the context.
 LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 5), (facts.crowded, 5))
+
+# What is hardly learnt mixed with all else, in batches of its own: whether any of the tools fits, whether the fact is
+# there, tools that nobody has seen, and which tool serves which of two requests.
+FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
+    "matching": ((tools.matching, 1),),
+    "presence": ((facts.absent, 1), (facts.known, 1)),
+    "unseen": ((tools.unseen_call, 1),),
+    "pairs": ((tools.parallel_calls, 1),),
+}
 
 # The copying stage: little but looking something up and writing it down.
 COPYING: tuple[tuple[Maker, float], ...] = (

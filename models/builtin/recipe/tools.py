@@ -278,6 +278,22 @@ def single_call(draw: Draw) -> Sample:
     return _single(draw, household(draw), "tool_calls")
 
 
+def matching(draw: Draw) -> Sample:
+    """One request beside one to three tools, as often without a fitting tool as with one."""
+    orders = list({order.kind: order for order in (household(draw) for _ in range(draw.any((2, 2, 3, 3, 4))))}.values())
+    if len(orders) < 2:
+        return matching(draw)
+    asked, *others = orders
+    before = _prefix(draw) if draw.chance(0.3) else []
+    before.append(user(restyle(draw, asked.text)))
+    if draw.chance(0.5):
+        others[0] = asked
+        answer, check, category = _call(asked), _expect(asked), "tool_calls"
+    else:
+        answer, check, category = reply(NO_TOOL), Check("exact", (NO_TOOL,)), "no_tool"
+    return Sample(category, [*before, answer], check, draw.shuffled([order.tool for order in others]))
+
+
 def unseen_call(draw: Draw) -> Sample:
     """One request for an arbitrary tool, one call."""
     order = household(draw, renamed=True) if draw.chance(0.4) else unseen(draw)
