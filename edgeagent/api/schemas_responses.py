@@ -134,8 +134,8 @@ class ResponseCreate:
 
     @property
     def is_stored(self) -> bool:
-        """Whether other connections may continue from it; the API's default is yes."""
-        return self.body.store is not False
+        """Whether other connections may continue from it, and anything of it be written; the API's default is yes."""
+        return self.body.store is not False and not self.body.no_store
 
     @property
     def is_prefill_only(self) -> bool:
@@ -153,8 +153,13 @@ class ResponseCreate:
         """Return a create with these settings that continues another response."""
         return replace(self, body=self.body.model_copy(update={"previous_response_id": previous_id}), items=items)
 
-    def request(self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "") -> GenerateRequest:
-        """Return the generation that continues `items`; raise InvalidRequest where there is nothing to answer."""
+    def request(
+        self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
+    ) -> GenerateRequest:
+        """Return the generation that continues `items`; raise InvalidRequest where there is nothing to answer.
+
+        `is_storable` says whether all of them may be written down; that this one may, the create itself has to say.
+        """
         body = self.body
         messages = to_messages(body.instructions, items)
         if not messages and not self.is_prefill_only:
@@ -184,7 +189,7 @@ class ResponseCreate:
             logprobs=_num_logprobs(body),
             tier=tier(body.service_tier),
             prefill_only=self.is_prefill_only,
-            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and not body.no_store),
+            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and is_storable),
         )
 
     def echo(self, defaults: SamplingParams) -> Fields:

@@ -51,7 +51,9 @@ class Turn:
     def shorten(self, items: tuple[Item, ...]) -> None:
         """Answer these items instead, which stand for the same conversation."""
         self.conversation = Conversation(items, 0, self.conversation.is_storable)
-        self.request = self.create.request(self.request.id, self.request.model, items, self.partition)
+        self.request = self.create.request(
+            self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
+        )
 
     def stored(self) -> StoredResponse:
         """Return what a continuation needs. Cut-off and cancelled answers too: what was heard of them was said."""
@@ -86,7 +88,9 @@ def begin_turn(
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
     model = create.body.model or default_model or service.default_model()
-    request = create.request(make_id("resp"), model, conversation.items, partition)
+    request = create.request(
+        make_id("resp"), model, conversation.items, partition, is_storable=conversation.is_storable
+    )
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
     # What follows on something that must not be written is not written either, and says so.
     response["store"] = create.is_stored and conversation.is_storable

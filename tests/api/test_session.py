@@ -469,8 +469,18 @@ def test_what_follows_on_an_unstored_response_is_not_stored_either() -> None:
     child = client.turn(previous_response_id=parent, input="more")
     assert client.events[-1]["response"]["store"] is False
     assert client.store.get(child, "") is None
+    # Of its prompt no cache may write anything either.
+    assert [client.requests[name].cache.persist for name in (parent, child)] == [False, False]
     client.create(previous_response_id=child)
     assert len(client.started) == 3
+
+
+def test_no_store_keeps_a_response_off_the_disk_too() -> None:
+    client = Client()
+    response = client.turn(no_store=True)
+    assert client.events[-1]["response"]["store"] is False
+    assert client.store.get(response, "") is None
+    assert client.requests[client.turn()].cache.persist
 
 
 def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
