@@ -1,7 +1,7 @@
 """Measures what README's table of the prefix cache says: `python -m tests.peer.cache_figures MODEL.gguf`.
 
 Starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them by turns; where
-edgeagent is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps every sample.
+edgeagent is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps all samples.
 About nine minutes with a 0.5 B model on a quiet machine (tests/peer/random_model.py makes one, tests/peer/build.py
 compiles llama-server); `--quick` tries everything once, with numbers that mean little.
 """
@@ -28,6 +28,7 @@ from edgeagent.bench.client import Server, find_server, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
 from edgeagent.bench.scenario import FEW_TOKENS, Load, Metric, Round, Scenario, Target, opened
+from edgeagent.bench.scenarios import ITL
 from edgeagent.bench.stats import median, quantile
 from edgeagent.bench.wire import Ask, Trace
 from edgeagent.cli.link import ask
@@ -249,20 +250,19 @@ async def asked(target: Target, prompt: str) -> Trace:
 
 async def num_memory_hits(server: Server) -> int:
     """Return how many blocks came out of an edgeagent's host memory so far; 0 for others."""
-    if server.kind != "edgeagent":
-        return 0
-    status = json.loads(await read_page(server, "/edgeagent/status"))
-    return sum(
-        (((model.get("worker") or {}).get("memory_cache")) or {}).get("num_hits", 0) for model in status["models"]
-    )
+    return await count(server, "memory_cache", "num_hits") if server.kind == "edgeagent" else 0
 
 
 async def num_disk_blocks(server: Server) -> int:
     """Return how many blocks an edgeagent has on disk."""
+    return await count(server, "disk_cache", "num_blocks")
+
+
+async def count(server: Server, tier: str, field: str) -> int:
+    """Return one of a tier's counts in an edgeagent's status; 0 where it has no such tier."""
     status = json.loads(await read_page(server, "/edgeagent/status"))
-    return sum(
-        (((model.get("worker") or {}).get("disk_cache")) or {}).get("num_blocks", 0) for model in status["models"]
-    )
+    tiers = ((model.get("worker") or {}).get(tier) or {} for model in status["models"])
+    return sum(each.get(field, 0) for each in tiers)
 
 
 def purge(server: Server) -> None:
@@ -311,11 +311,10 @@ def writer(setup: Setup) -> Section:
         load = Load(IDLE_TOKENS, 192, NUM_LIVE)
         done, samples = measured([on, off], Scenario("writer", "", metrics, round_), load, setup.rounds, setup.seed)
     title = f"{NUM_LIVE} live streams, disk cache on ({cell(done, WRITTEN, 0)} written meanwhile) / off"
-    tails = (done.samples(scenarios.ITL, server) for server in (0, 1))
-    p95 = (cell(done, scenarios.ITL, server, "p95") for server in (0, 1))
+    tails = compared(done.samples(ITL, 0), done.samples(ITL, 1), q=0.95)
     return [
         versus(done, scenarios.LIVE_RATE, title, "≥ 0.99"),
-        Row("their ITL, p95", *p95, compared(*tails, q=0.95), "≤ 1.02"),
+        Row("their ITL, p95", cell(done, ITL, 0, "p95"), cell(done, ITL, 1, "p95"), tails, "≤ 1.02"),
     ], samples
 
 
