@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from edgeagent.api.access import client_of
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.limits import read_json_object
 from edgeagent.api.ollama_answer import OllamaAnswer, Shape, chat_shape, generate_shape
@@ -43,7 +44,8 @@ async def _answer(request: Request, read: Callable[..., Asked], shape: Shape) ->
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
     fields = await read_json_object(request)
-    asked = read(fields, request_id=request_id, served=partial(served_name, context))
+    served = partial(served_name, context)
+    asked = read(fields, request_id=request_id, served=served, partition=client_of(request))
     answer = OllamaAnswer(request_id, asked.model, shape)
     if asked.request is None:
         if not asked.is_unload:

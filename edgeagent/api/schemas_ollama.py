@@ -30,6 +30,7 @@ from edgeagent.api.fields import (
 )
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
+    CachePolicy,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
@@ -119,7 +120,7 @@ class Asked:
     is_unload: bool = False
 
 
-def read_chat(fields: Fields, *, request_id: str, served: Callable[[str], str]) -> Asked:
+def read_chat(fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "") -> Asked:
     """Return a checked chat; `served` finds the service's name of a model, or raises ModelNotFound."""
     body = validate(ChatBody, fields)
     prompt = None
@@ -127,19 +128,21 @@ def read_chat(fields: Fields, *, request_id: str, served: Callable[[str], str]) 
         prompt = ChatPrompt(
             _read_messages(body.messages), _read_tools(body.tools or []), template_kwargs=_read_think(body.think)
         )
-    return _asked(body, prompt, request_id, served)
+    return _asked(body, prompt, request_id, served, partition)
 
 
-def read_generate(fields: Fields, *, request_id: str, served: Callable[[str], str]) -> Asked:
+def read_generate(fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "") -> Asked:
     """Return a checked generation from one prompt; `served` as for read_chat."""
     body = validate(GenerateBody, fields)
     for name in ("template", "context", "images"):
         if getattr(body, name):
             raise NotSupported(f"{name} is not supported; leave it out, or use /api/chat", param=name)
-    return _asked(body, _read_prompt(body), request_id, served)
+    return _asked(body, _read_prompt(body), request_id, served, partition)
 
 
-def _asked(body: OllamaBody, prompt: Prompt | None, request_id: str, served: Callable[[str], str]) -> Asked:
+def _asked(
+    body: OllamaBody, prompt: Prompt | None, request_id: str, served: Callable[[str], str], partition: str
+) -> Asked:
     options = validate(OptionsBody, _usual_options(body.options or {}), "options")
     is_unload = _is_zero(body.keep_alive) and prompt is None
     output = _read_format(body.format)
@@ -155,6 +158,7 @@ def _asked(body: OllamaBody, prompt: Prompt | None, request_id: str, served: Cal
             max_tokens=options.max_tokens,
             stop=tuple(options.stop or ()),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            cache=CachePolicy(partition=partition),
         )
     return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload)
 
