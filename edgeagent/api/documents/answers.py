@@ -303,6 +303,37 @@ class Reloading(Answer):
     model: str
 
 
+class CachePart(Answer):
+    """What the cache on disk holds of one model and client."""
+
+    model: str | None
+    client: str | None
+    num_blocks: int
+    num_tokens: int
+    num_bytes: int
+    unused_s: float
+
+
+class CacheReport(Answer):
+    """What the cache on disk holds."""
+
+    dir: str
+    parts: list[CachePart]
+
+
+class Purged(Answer):
+    """The prompts are forgotten."""
+
+    status: Literal["purged"]
+
+
+class Warmed(Answer):
+    """The prompt is computed, and kept."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
 class OllamaVersion(Answer):
     """The version of Ollama whose API this is."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
-from edgeagent.api import text_routes
+from edgeagent.api import cache_routes, text_routes
 from edgeagent.api.access import RULES
 from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import answers, bodies, events
@@ -61,6 +61,9 @@ OPERATIONS: dict[str, Operation] = {
     "POST /edgeagent/reload": Operation(
         "daemon", answer=answers.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
     ),
+    "GET /edgeagent/cache": Operation("daemon", answer=answers.CacheReport),
+    "POST /edgeagent/cache/purge": Operation("daemon", cache_routes.PurgeBody, answers.Purged),
+    "POST /edgeagent/cache/warm": Operation("daemon", cache_routes.WarmBody, answers.Warmed),
     "POST /tokenize": Operation("llama-server", text_routes.TokenizeBody, answers.Tokens),
     "POST /detokenize": Operation("llama-server", text_routes.DetokenizeBody, answers.Content),
     "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, answers.RenderedPrompt),
