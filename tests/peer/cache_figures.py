@@ -1,7 +1,7 @@
 """Measures what README's table of the prefix cache says: `python -m tests.peer.cache_figures MODEL.gguf`.
 
 Starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them by turns; where
-edgeagent is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps all samples.
+it is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps every sample.
 About nine minutes with a 0.5 B model on a quiet machine (tests/peer/random_model.py makes one, tests/peer/build.py
 compiles llama-server); `--quick` tries everything once, with numbers that mean little.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -366,6 +367,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    # So that the servers end with this process, however it is told to.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     setup = Setup(options.model, options.llama_server, options.threads, options.seed)
     if options.quick:
         setup = replace(setup, rounds=1, restarts=1, depths=(300, 900), prefix=600, idle=4, conversations=4, turns=1)
