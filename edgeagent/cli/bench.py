@@ -181,6 +181,7 @@ def _address(
 
     What `is_killed` is always our own, and comes with what kills it and starts it again.
     """
+    from edgeagent.cli.link import address_of
     from edgeagent.cli.private_daemon import killable_daemon
     from edgeagent.client import Address
     from edgeagent.config import load_config
@@ -192,7 +193,7 @@ def _address(
     settings: Config = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
     if found is not None and not is_killed:
-        yield Address(found.url, found.token, found.certificate), model, None
+        yield address_of(found), model, None
         return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
     with killable_daemon(flags, lambda text: progress(text, 0, 0)) as (address, restart):

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent import cache_folder
-from edgeagent.cli.link import ask
+from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.stages import aligned
 from edgeagent.cli.status import AsJson, StateDir, duration
-from edgeagent.client.address import Address
 from edgeagent.config import Config, load_config
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
@@ -129,7 +128,7 @@ def _call(settings: Config, path: str, body: dict[str, Any] | None = None, timeo
     if found is None:
         folder = settings.state_dir
         raise BackendUnavailable(f"no daemon runs with the state folder {folder}; start one with `edgeagent serve`")
-    address = Address(found.url, found.token, found.certificate)
+    address = address_of(found)
     return ask(address, path) if body is None else ask(address, path, "POST", body=body, timeout_s=timeout_s)
 
 

@@ -11,8 +11,14 @@ from urllib.parse import urlsplit
 from edgeagent.client import Address
 from edgeagent.client.answer import wire_error
 from edgeagent.errors import BackendUnavailable
+from edgeagent.runtime_file import Runtime
 
 TIMEOUT_S = 10.0
+
+
+def address_of(daemon: Runtime) -> Address:
+    """Return where a daemon listens, its token, and the one certificate that it may show."""
+    return Address(daemon.url, daemon.token, daemon.certificate)
 
 
 def ask(

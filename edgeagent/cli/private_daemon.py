@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from edgeagent.cli.link import ask
+from edgeagent.cli.link import address_of, ask
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
@@ -96,7 +96,7 @@ def _wait_until_ready(
         if found is None:
             progress("starting the daemon")
         else:
-            address = Address(found.url, found.token, found.certificate)
+            address = address_of(found)
             with contextlib.suppress(BackendUnavailable):
                 if _is_ready(address, progress):
                     return address

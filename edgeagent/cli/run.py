@@ -14,7 +14,7 @@ import typer
 
 from edgeagent.cli.chat import Chat
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.link import ask
+from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.model_or_prompt import is_model
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.private_daemon import private_daemon
@@ -79,7 +79,7 @@ def _known_names(settings: Config) -> set[str]:
     names = {"builtin", "default", settings.model, *load_catalog()}
     found = find_daemon(settings.state_dir)
     if found is not None:
-        names |= {entry["id"] for entry in ask(Address(found.url, found.token), "/v1/models")["data"]}
+        names |= set(_served_names(address_of(found)))
     return names
 
 
@@ -93,7 +93,7 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
     """Yield a daemon that serves the model, and the name it has there (None: the daemon's default)."""
     found = find_daemon(settings.state_dir)
     if found is not None:
-        address = Address(found.url, found.token, found.certificate)
+        address = address_of(found)
         name = _served_name(address, model)
         if model is None or name is not None:
             yield address, name
@@ -105,9 +105,12 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
 
 
 def _served_name(address: Address, model: str | None) -> str | None:
-    names = [entry["id"] for entry in ask(address, "/v1/models")["data"]]
     wanted = (model, Path(model).stem) if model else ()
-    return next((name for name in names if name in wanted), None)
+    return next((name for name in _served_names(address) if name in wanted), None)
+
+
+def _served_names(address: Address) -> list[str]:
+    return [entry["id"] for entry in ask(address, "/v1/models")["data"]]
 
 
 @contextlib.contextmanager

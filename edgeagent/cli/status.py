@@ -12,10 +12,9 @@ from urllib.parse import urlencode
 import psutil
 import typer
 
-from edgeagent.cli.link import ask
+from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.stages import aligned
-from edgeagent.client.address import Address
 from edgeagent.config import load_config
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
@@ -37,7 +36,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
         raise typer.Exit(1)
     if found is None:
         raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
-    report = ask(Address(found.url, found.token, found.certificate), "/edgeagent/status")
+    report = ask(address_of(found), "/edgeagent/status")
     if as_json:
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
         return
@@ -62,7 +61,7 @@ def reload(
     if found is None:
         raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
     path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
-    answer = ask(Address(found.url, found.token, found.certificate), path, "POST", accept=frozenset({202}))
+    answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
     typer.echo(f"Loading {answer['model']} anew; `edgeagent status` shows how far it is.")
 
 
@@ -74,7 +73,7 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         typer.echo("No daemon runs.")
         return
     process = psutil.Process(found.pid)
-    ask(Address(found.url, found.token, found.certificate), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
+    ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
     if not _is_gone_within(settings.server.drain_s + STOP_MARGIN_S, process):
         raise EdgeAgentError(
             f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"

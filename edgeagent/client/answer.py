@@ -12,8 +12,6 @@ from edgeagent.types import ToolCall
 Event = Mapping[str, Any]
 """One event as it came over the wire."""
 
-TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
-
 
 @dataclass(slots=True)
 class Answer:

@@ -148,3 +148,20 @@ def test_a_slip_of_a_models_name_is_no_prompt(capsys: pytest.CaptureFixture[str]
     error = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "no model 'buildin'" in error
     assert "edgeagent run builtin" in error
+
+
+def test_a_word_is_looked_up_at_a_daemon_with_its_own_certificate(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    asked: list[Address] = []
+
+    def ask(address: Address, path: str) -> dict[str, Any]:
+        asked.append(address)
+        return {"data": [{"id": "builtin"}]}
+
+    daemon = Runtime(pid=1, started_at_s=0, port=1, url=stub.url, version="0", token="secret", certificate="own.pem")
+    monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
+    monkeypatch.setattr(run, "ask", ask)
+    assert main(["run", "Hi there"]) == 0
+    assert {address.certificate for address in asked} == {"own.pem"}
