@@ -1,0 +1,93 @@
+"""Every kind of memory comes back from disk exactly: a model's host, its engine and its store, without a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TextPrompt
+from edgeagent.worker.block_writer import start_block_store
+from edgeagent.worker.host import Host
+from edgeagent.worker.protocol import DiskCache, Load
+from tests.models import make_tiny_model
+
+PROMPT = "The cat sat on the mat and the dog on the log, and they were there all day. " * 8
+
+
+class Machine:
+    """One life of a worker with this model and this folder."""
+
+    def __init__(self, model: Path, folder: Path, config: EngineConfig) -> None:
+        disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
+        load = Load("tiny", str(model), None, config.model_dump_json().encode(), disk=disk)
+        self._host = Host(load, lambda _: None, store=start_block_store(disk))
+        self._num_requests = 0
+
+    def ask(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int]:
+        """Return a greedy answer's tokens, and how many of the prompt's came from the cache."""
+        self._num_requests += 1
+        request = GenerateRequest(
+            id=f"request {self._num_requests}",
+            model="tiny",
+            prompt=TextPrompt(prompt),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=12,
+            cache=cache or CachePolicy(),
+        )
+        engine = self._host.engine
+        sequence = engine.add(self._host.prepare(request).spec)
+        tokens: list[int] = []
+        while True:
+            for output in engine.step():
+                tokens += output.tokens
+                assert output.error is None
+                if output.finish_reason is not None:
+                    return tokens, sequence.num_cached
+
+    def close(self) -> None:
+        self._host.close()
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", list(MemoryKind))
+def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: str) -> None:
+    if kv_type != "f16" and kind is MemoryKind.RECURRENT:
+        pytest.skip("it has no KV cells to quantize")
+    # Heads must be 32 wide for quantized cells; below 64 tokens a batch, sums are exact.
+    model = make_tiny_model(tmp_path / "tiny.gguf", kind, num_heads=2)
+    config = EngineConfig(ctx=1024, batch=32, threads=1, kv_type_k=kv_type, kv_type_v=kv_type)
+    folder = tmp_path / "cache"
+    off = CachePolicy(read=False, write=False)
+
+    first = Machine(model, folder, config)
+    expected, _ = first.ask(PROMPT, off)
+    expected_next, _ = first.ask(PROMPT + "And then?", off)
+    assert first.ask(PROMPT) == (expected, 0)
+    first.close()
+
+    second = Machine(model, folder, config)
+    answer, num_cached = second.ask(PROMPT)
+    assert answer == expected
+    assert num_cached > 0
+    answer, num_cached = second.ask(PROMPT + "And then?")
+    assert answer == expected_next
+    second.close()
+
+    for path in folder.glob("*.kv"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    third = Machine(model, folder, config)
+    assert third.ask(PROMPT) == (expected, 0)  # a spoilt block is a miss
+    third.close()
+
+
+def test_what_is_not_to_be_kept_is_not_on_disk(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION)
+    machine = Machine(model, tmp_path / "cache", EngineConfig(ctx=1024, batch=32, threads=1))
+    machine.ask(PROMPT, CachePolicy(persist=False))
+    assert machine.ask(PROMPT, CachePolicy(persist=False))[1] > 0  # in memory it may be
+    machine.close()
+    assert not list((tmp_path / "cache").glob("*.kv"))

@@ -1,0 +1,161 @@
+"""Prompts outlive the daemon: rows F5, C1, C2, C5 and C6 on a real daemon, real models and a real disk."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from edgeagent import cache_folder
+from edgeagent.cli import main
+from edgeagent.credentials import Scope, add_client
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+
+SYSTEM = "You are the guide of a small museum by the sea, and answer in one sentence. " * 16
+WAIT_S = 20.0
+
+
+@contextmanager
+def serving(state_dir: Path, model: str, *flags: str) -> Iterator[Daemon]:
+    daemon = start_daemon(state_dir, model, *flags)
+    try:
+        yield daemon
+    finally:
+        stop_daemon(daemon)
+
+
+def kill(daemon: Daemon) -> None:
+    """End a daemon and its worker with SIGKILL; wait until its lock and its worker are gone."""
+    daemon.process.kill()
+    daemon.process.wait()
+
+
+def ask(daemon: Daemon, question: str, token: str | None = None, **fields: Any) -> tuple[str, int]:
+    """Return an answer, and how many of its prompt's tokens came from the cache."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
+    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["message"]["content"], cached
+
+
+def num_tokens_on_disk(state_dir: Path) -> int:
+    return sum(part.num_tokens for part in cache_folder.list_parts(state_dir / "cache"))
+
+
+def wait_for_disk(state_dir: Path, num_tokens: int) -> None:
+    """Wait until so much of prompts is on disk."""
+    deadline = time.monotonic() + WAIT_S
+    while num_tokens_on_disk(state_dir) < num_tokens:
+        assert time.monotonic() < deadline, num_tokens_on_disk(state_dir)
+        time.sleep(0.05)
+
+
+def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    daemon = start_daemon(state_dir, "builtin")
+    try:
+        first, cached = ask(daemon, "When do you open?")
+        assert cached == 0
+        wait_for_disk(state_dir, 256)
+    finally:
+        kill(daemon)
+    kept = num_tokens_on_disk(state_dir)
+    with serving(state_dir, "builtin") as daemon:
+        again, cached = ask(daemon, "When do you open?")
+        assert again == first
+        assert 256 <= cached <= kept
+    quantized = ("--kv-type-k", "q8_0", "--kv-type-v", "q8_0")
+    with serving(state_dir, "builtin", *quantized) as daemon:
+        other, cached = ask(daemon, "When do you open?")
+        assert cached == 0
+    with serving(state_dir, "builtin", *quantized) as daemon:
+        again, cached = ask(daemon, "When do you open?")
+        assert again == other
+        assert cached > 256
+
+
+def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir(mode=0o700)
+    mine, theirs, secret = (add_client(state_dir, name, [Scope.INFER]) for name in ("me", "them", "secret"))
+    with serving(state_dir, "builtin") as daemon:
+        for fields in ({"store": False}, {"no_store": True}):
+            ask(daemon, "A secret: xylophone.", secret, **fields)
+        ask(daemon, "When do you open?", mine)
+    (part,) = cache_folder.list_parts(state_dir / "cache")
+    assert part.about is not None and part.about.client == "me"
+    assert part.num_tokens > 256
+    files = [path.read_bytes() for path in (state_dir / "cache").iterdir()]
+    assert not [content for content in files if b"museum" in content or b"xylophone" in content]
+    with serving(state_dir, "builtin") as daemon:
+        # Names and salts of the client's own choice change nothing.
+        claims = {"user": "me", "prompt_cache_key": "me", "cache_salt": "me", "partition": "me"}
+        assert ask(daemon, "When do you open?", theirs, **claims)[1] == 0
+        assert ask(daemon, "When do you open?", mine)[1] > 256
+
+
+def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir(mode=0o700)
+    mine, theirs = (add_client(state_dir, name, [Scope.INFER]) for name in ("me", "them"))
+    folder = ["--state-dir", str(state_dir)]
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(SYSTEM)
+    with serving(state_dir, "builtin") as daemon:
+        assert main(["cache", "warm", str(prompt), "--client", "me", "--pin", *folder]) == 0
+        wait_for_disk(state_dir, 256)
+        assert ask(daemon, "When do you open?", mine)[1] > 256  # computed ahead of time
+        ask(daemon, "When do you open?", theirs)
+        assert main(["cache", "purge", "--client", "me", *folder]) == 0
+        assert {part.about.client for part in cache_folder.list_parts(state_dir / "cache") if part.about} <= {"them"}
+        assert ask(daemon, "When do you open?", mine)[1] == 0
+        assert ask(daemon, "When do you open?", theirs)[1] > 256
+        assert main(["cache", "stats", *folder]) == 0
+        assert "disk" in capsys.readouterr().out
+        assert main(["cache", "purge", *folder]) == 0
+        assert not list((state_dir / "cache").glob("*.kv"))
+        assert ask(daemon, "When do you open?", theirs)[1] == 0
+    assert main(["cache", "list", *folder]) == 0
+    assert "them" in capsys.readouterr().out
+    assert main(["cache", "purge", *folder]) == 0  # without a daemon, on the folder itself
+    assert num_tokens_on_disk(state_dir) == 0
+
+
+def _survive(tmp_path: Path, num_kills: int) -> None:
+    """Kill a daemon at random moments under load; what it answers afterwards is always what it answered at first."""
+    state_dir, chance = tmp_path / "state", random.Random(3)
+    questions = [f"What is in room {number}?" for number in range(6)]
+    with serving(tmp_path / "reference", "builtin", "--batch", "32") as daemon:
+        expected = {question: ask(daemon, question, cache_prompt=False)[0] for question in questions}
+    num_cached = 0
+    for _ in range(num_kills):
+        daemon = start_daemon(state_dir, "builtin", "--batch", "32")
+        try:
+            until = time.monotonic() + chance.uniform(0.0, 2.0)
+            while time.monotonic() < until:
+                question = chance.choice(questions)
+                answer, cached = ask(daemon, question)
+                assert answer == expected[question]
+                num_cached += cached
+        finally:
+            kill(daemon)
+    with serving(state_dir, "builtin", "--batch", "32") as daemon:
+        for question in questions:
+            answer, cached = ask(daemon, question)
+            assert answer == expected[question]
+            num_cached += cached
+    assert num_cached > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    _survive(tmp_path, num_kills=200)
