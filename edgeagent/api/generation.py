@@ -56,7 +56,7 @@ async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem
 def _split(items: tuple[Item, ...]) -> int:
     """Return how many items come before the last thing that the user said, which is answered as it is.
 
-    None where all of them are a summary already.
+    0 where all of them are a summary already.
     """
     said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
     num_old = said[-1] if said else 0

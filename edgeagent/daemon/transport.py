@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
 
 from edgeagent import metrics
 from edgeagent.api.security import MAX_HEADER_BYTES
 from edgeagent.daemon.unix import is_stranger
+
+if TYPE_CHECKING:
+    from websockets.frames import Frame
 
 MAX_TARGET_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
