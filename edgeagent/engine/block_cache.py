@@ -163,12 +163,19 @@ class BlockCache:
 
 
 def make_blocks(
-    memory_kind: MemoryKind, config: EngineConfig, keyring: Keyring | None = None, below: BlockTier | None = None
+    memory_kind: MemoryKind,
+    config: EngineConfig,
+    keyring: Keyring | None = None,
+    below: BlockTier | None = None,
+    share: float = 1.0,
 ) -> BlockCache:
-    """Return the blocks of one model as configured; what goes `below` needs a keyring that outlives the process."""
+    """Return the blocks of one model as configured, with a share of the memory.
+
+    What goes `below` needs a keyring that outlives the process.
+    """
     # What a block has of windowed layers is what the window shows at its end.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION
-    host = HostTier(_host_bytes(config), can_cut=can_cut, below=below)
+    host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
     return BlockCache(keyring or Keyring(b"", os.urandom(32)), host, below, can_cut=can_cut)
 
 

@@ -27,6 +27,11 @@ class Chores:
         self._credit_s = 0.0
         self._num_steps = 0
 
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to use a moment for."""
+        return not self._mover.has_unsaved
+
     def run_beside(self, step_s: float) -> None:
         """Do what may be done after a step that took so long."""
         if not self._mover.has_unsaved:

@@ -40,6 +40,8 @@ def _never() -> bool:
 class Drafter(Protocol):
     """Proposes tokens ahead; see engine.speculation."""
 
+    mover: Mover
+
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id."""
         ...
@@ -108,9 +110,10 @@ class Engine:
         self._mover = Mover(runner, blocks or no_blocks(), clock)
         self._cells = self._mover.cells
         self._intake = Intake(runner, self._mover, self._cost_model, clock)
-        self._chores = Chores(self._mover, clock)
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         self._drafter = drafter(self._cost_model) if drafter is not None else None
+        self._movers = [self._mover] if self._drafter is None else [self._mover, self._drafter.mover]
+        self._chores = [Chores(mover, clock) for mover in self._movers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._max_forced = max_forced if runner.memory_kind in CUTTABLE else 0
@@ -123,7 +126,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running or self._mover.has_unsaved)
+        return bool(self._waiting or self._running) or not all(chores.is_done for chores in self._chores)
 
     @property
     def context_length(self) -> int:
@@ -228,7 +231,8 @@ class Engine:
             if self._running:
                 self._mover.wait(_LOAD_WAIT_S)
             else:
-                self._chores.run_idle()
+                for chores in self._chores:
+                    chores.run_idle()
             return outputs
         self._mover.shed()
         num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
@@ -263,7 +267,8 @@ class Engine:
             has_news = output.tokens or output.prompt_logprobs or (in_prompt and work.sequence.spec.reports_progress)
             if has_news or output.finish_reason is not None or output.error is not None:
                 outputs.append(output)
-        self._chores.run_beside(step_s)
+        for chores in self._chores:
+            chores.run_beside(step_s)
         return outputs
 
     def close(self) -> None:
@@ -273,8 +278,15 @@ class Engine:
         self._mover.close()
 
     def purge(self, partition: str | None = None) -> int:
-        """Forget the cached prefixes of a partition (None: of all) but for what runs; return how many blocks went."""
-        return self._mover.purge(partition)
+        """Forget the cached prefixes of a partition (None: of all); return how many blocks went.
+
+        What runs goes on, and leaves nothing when it ends.
+        """
+        for sequence in self._running.values():
+            if partition is None or sequence.spec.partition == partition:
+                sequence.is_purged = True
+        num_gone, *_ = [mover.purge(partition) for mover in self._movers]
+        return num_gone
 
     def check_integrity(self) -> None:
         """Assert every invariant between steps; for tests."""

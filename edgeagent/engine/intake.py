@@ -99,7 +99,7 @@ class Intake:
         """Keep what could not be kept later, after so many more tokens were computed."""
         is_boundary = sequence.num_computed in sequence.stops
         has_full_block = num_tokens > sequence.num_computed % MAX_BLOCK_TOKENS
-        if sequence.spec.write_cache and (is_boundary or has_full_block):
+        if sequence.keeps_prefix and (is_boundary or has_full_block):
             assert sequence.seq_id is not None
             self._mover.checkpoint(sequence.seq_id, self.importance(sequence), is_boundary=is_boundary)
 
@@ -111,7 +111,7 @@ class Intake:
             sequence.restoring = None
         # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
         self._mover.cells.restore(sequence.seq_id)
-        self._mover.release(sequence.seq_id, keep=sequence.spec.write_cache, importance=self.importance(sequence))
+        self._mover.release(sequence.seq_id, keep=sequence.keeps_prefix, importance=self.importance(sequence))
 
     @staticmethod
     def importance(sequence: Sequence) -> Importance:

@@ -81,6 +81,7 @@ class Sequence:
     restoring: Restoring | None = None  # while blocks of its beginning are still to come
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
+    is_purged: bool = False  # what it has computed is to be forgotten when it ends
     stops: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
 
     def __post_init__(self) -> None:
@@ -107,6 +108,11 @@ class Sequence:
     def num_until_stop(self) -> int:
         """Pending tokens up to where the next chunk must end."""
         return next((stop for stop in self.stops if stop > self.num_computed), len(self.tokens)) - self.num_computed
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether what it computes may stay for others."""
+        return self.spec.write_cache and not self.is_purged
 
     @property
     def num_output(self) -> int:

@@ -6,13 +6,15 @@ logits, so the output is what the target alone would give. This module only prop
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from edgeagent.engine.block_cache import BlockCache, no_blocks
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.prefix_cache import PrefixCache
+from edgeagent.engine.mover import Mover
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InternalError
@@ -83,15 +85,24 @@ class _Draft:
 class DraftModel:
     """Proposes tokens with a second, smaller runner that has the target's vocabulary."""
 
-    def __init__(self, runner: Runner, length: DraftLength, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        length: DraftLength,
+        blocks: BlockCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`blocks` in memory keep prefixes that left the draft's cells (None: they are gone then)."""
         self._runner = runner
         self._length = length
         self._clock = clock
-        self._cache = PrefixCache(runner)
+        self.mover = Mover(runner, blocks or no_blocks(), clock)
+        self._cache = self.mover.cells
         self._drafts: dict[str, _Draft] = {}
 
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id for the sequences that want a token each."""
+        self.mover.shed()
         depth = max((sequence.num_computed for sequence in decoding), default=0)
         count = self._length.choose(len(decoding), depth) if decoding else 0
         if count == 0:
@@ -121,12 +132,12 @@ class DraftModel:
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self._cache.restore(draft.seq_id)
-            self._cache.release(draft.seq_id, keep=sequence.spec.write_cache)
+            self.mover.release(draft.seq_id, keep=sequence.keeps_prefix)
 
     def check_integrity(self) -> None:
         """Assert every invariant; for tests, between sequences."""
         if not self._drafts:
-            self._cache.check_integrity()
+            self.mover.check_integrity()
 
     def _catch_up(self, decoding: Items[Sequence]) -> list[tuple[Sequence, _Draft]]:
         """Bring drafts to within one token of their sequences; return those that are there."""
@@ -154,11 +165,7 @@ class DraftModel:
         """Return a sequence's draft state with refused guesses taken back; claim one if it has none."""
         draft = self._drafts.get(sequence.id)
         if draft is None:
-            claimed = self._cache.claim(sequence.spec.partition, sequence.tokens, len(sequence.tokens) - 1)
-            if claimed is None:
-                return None
-            draft = self._drafts[sequence.id] = _Draft(*claimed)
-            return draft
+            return self._begin(sequence)
         stood = 0
         actual = sequence.tokens[draft.num_agreed : len(sequence.tokens) - 1]
         while stood < min(len(draft.guesses), len(actual)) and draft.guesses[stood] == actual[stood]:
@@ -167,6 +174,20 @@ class DraftModel:
             self._cache.append(draft.seq_id, draft.guesses[:stood])
         draft.guesses.clear()
         draft.num_agreed = self._cache.restore(draft.seq_id)
+        return draft
+
+    def _begin(self, sequence: Sequence) -> _Draft | None:
+        """Claim what the draft's cells and blocks hold of a sequence; None if every sequence id is live."""
+        partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
+        known, links = self.mover.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
+        claimed = self.mover.claim(partition, sequence.tokens, known)
+        if claimed is None:
+            return None
+        seq_id, length = claimed
+        restoring = self.mover.begin(seq_id, sequence.tokens, max_length, links if length == known else [])
+        while not self.mover.advance(restoring, math.inf):
+            pass  # memory never makes it wait
+        draft = self._drafts[sequence.id] = _Draft(seq_id, self._cache.length(seq_id))
         return draft
 
     def _guess(self, ready: Items[tuple[Sequence, _Draft]], count: int) -> dict[str, tuple[int, ...]]:

@@ -37,6 +37,8 @@ from edgeagent.worker.protocol import Load
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
 _WARM_UP_TOKENS = 32
+# A draft's cells are this small a part of its target's, about.
+_DRAFT_SHARE = 1 / 8
 _NO_CHAT = ChatPrompt(())
 _OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by then are found later
 
@@ -79,13 +81,14 @@ class Host:
         self._store = store
         self._keyring = self._make_keyring(load, config)
         self._introduced: set[str] = set()
+        share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
         self.engine = Engine(
             self._runner,
             max_running=config.parallel,
             max_forced=config.draft_tokens,
             itl_budget_s=config.itl_budget_ms / 1000,
             drafter=self._make_drafter(load, config),
-            blocks=make_blocks(self._runner.memory_kind, config, self._keyring, store),
+            blocks=make_blocks(self._runner.memory_kind, config, self._keyring, store, share),
         )
         self._sampling = self.model.default_sampling()
         self._special = special_texts(self.model)
@@ -248,7 +251,8 @@ class Host:
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
         self._runners.append(runner)
         _warm_up(runner)
-        return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model))
+        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE)
+        return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model), blocks)
 
     def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
         model = self.model

@@ -241,6 +241,15 @@ def test_a_purge_forgets_a_partition_in_all_tiers(kind: MemoryKind) -> None:
     assert ask(engine, "b", prompt_of(300), partition="yours").num_cached == 299
 
 
+def test_what_runs_during_a_purge_leaves_nothing() -> None:
+    engine = make_engine(FakeRunner(num_cells=4096))
+    engine.add(SequenceSpec("a", prompt_of(300), greedy(), max_tokens=3))
+    engine.step()
+    engine.purge()
+    assert run(engine)["a"] == naive(prompt_of(300), 3)
+    assert ask(engine, "b", prompt_of(300)).num_cached == 0
+
+
 class TestCheckpoints:
     """A memory that is a state can be kept only where it is."""
 
