@@ -18,8 +18,10 @@ from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, StoreConfig
 from edgeagent.credentials import OwnerKey
 from edgeagent.errors import ModelNotFound
+from edgeagent.types import ModelStatus, WorkerState
+from tests.api.test_models import INFO
 
-EXAMPLES = 25
+EXAMPLES = 15
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     checks.status_code_conformance,
@@ -37,6 +39,13 @@ OPERATIONS = {
 }
 
 
+class Loaded(FakeBackend):
+    """A backend whose model is loaded and described."""
+
+    def models(self) -> list[ModelStatus]:
+        return [ModelStatus("fake", WorkerState.READY, progress=1.0, info=INFO)]
+
+
 class NoPuller:
     """A hub that has nothing."""
 
@@ -50,7 +59,7 @@ class NoPuller:
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
     folder: Path = tmp_path_factory.mktemp("state")
     config = Config(state_dir=folder, store=StoreConfig(models_dir=folder / "models"))
-    app = create_app(config, FakeBackend(), keys=OwnerKey("x" * 43))
+    app = create_app(config, Loaded(), keys=OwnerKey("x" * 43))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ollama_pull, "Puller", NoPuller)
         loaded = schemathesis.openapi.from_dict(DOCUMENT)
