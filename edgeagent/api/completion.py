@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.extensions import Delivery
 from edgeagent.api.logprobs import token_logprobs
 from edgeagent.api.so_far import SoFar
@@ -63,8 +64,7 @@ class Answer:
         self.model = model
         self.created = int(time.time())
         self.choices = [Choice() for _ in range(num_choices)]
-        self._delivery_s = 0.0
-        self._num_deliveries = 0
+        self._delivery_time = DeliveryTime()
 
     def add(self, index: int, delta: Delta) -> None:
         """Take a delta of one choice."""
@@ -91,9 +91,7 @@ class Answer:
 
     def delivered(self, step: Step) -> None:
         """Note that a step has been handed to the client."""
-        if step.at_s:
-            self._delivery_s += time.monotonic() - step.at_s
-            self._num_deliveries += 1
+        self._delivery_time.add(step.at_s)
 
     def body(self) -> Fields:
         """Return the whole completion; raise BackendUnavailable where it was cut short."""
@@ -124,10 +122,9 @@ class Answer:
     def measures(self, choice: Choice) -> Fields:
         """Return llama-server's `timings` and our own object for one choice."""
         finished = _finished(choice)
-        delivery_ms = 1000.0 * self._delivery_s / max(self._num_deliveries, 1)
         return {
             "timings": timings_body(finished.usage, finished.timings),
-            "edgeagent": edgeagent_body(finished.timings, delivery_ms),
+            "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
         }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -13,6 +12,7 @@ from pydantic_core import to_json
 from edgeagent.api import sse
 from edgeagent.api.access import client_of
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.events import TERMINAL, set_delivery
 from edgeagent.api.first_step import begun
 from edgeagent.api.generation import Steps, steps_of
@@ -100,7 +100,7 @@ async def _stream_held(turn: Turn, steps: Steps, context: Context) -> AsyncGener
 
 async def _stream(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
     """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
-    delivery_s, num_steps = 0.0, 0
+    delivery_time = DeliveryTime()
     for event in turn.events.created():
         yield _frame(event)
     try:
@@ -110,11 +110,10 @@ async def _stream(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[
                 if turn.events.is_over:
                     await keep(turn, context)
                 for event in events:
-                    if event["type"] in TERMINAL and num_steps:
-                        set_delivery(event, 1000.0 * delivery_s / num_steps)
+                    if event["type"] in TERMINAL and delivery_time.num:
+                        set_delivery(event, delivery_time.mean_ms)
                     yield _frame(event)
-                delivery_s += max(0.0, time.monotonic() - step.at_s) if step.at_s else 0.0
-                num_steps += 1
+                delivery_time.add(step.at_s)
     except EdgeAgentError as error:
         failure = error
     except Exception as error:

@@ -24,7 +24,8 @@ from edgeagent.api.limits import parse_json
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.service import Service
-from edgeagent.api.steering import MAX_STEERS, Steer, SteerRefused
+from edgeagent.api.steering import Steer, SteerRefused
+from edgeagent.api.steers import Steers
 from edgeagent.api.turn import begin_turn, unrun
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import Delta, FinishReason, Step
@@ -63,14 +64,13 @@ class Session:
         self._make_id = make_id
         self._clock = clock
         self._lanes = Lanes()
+        self._steers = Steers(history, make_id)
         self._live: dict[str, Live] = {}
         self._queued: deque[Live] = deque()
         self._freed: deque[Lane] = deque()
-        self._pending: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._expiry: ConnectionLimitReached | None = None
         self._is_closed = False
         self._num_waiting_bytes = 0
-        self._num_steer_failures = 0
         self._actions: list[Action] = []
 
     def receive_text(self, text: str) -> list[Action]:
@@ -211,8 +211,8 @@ class Session:
 
     def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
         is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
-        if pending := self._pending_of(create, lane):
-            create = replace(create, items=(*_items(pending), *create.items))
+        if waiting := self._steers.waiting_for(create.previous_id, lane):
+            create = replace(create, items=(*_items(waiting), *create.items))
         try:
             turn = begin_turn(
                 create,
@@ -235,11 +235,6 @@ class Session:
             self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
         else:
             self._start(live)
-
-    def _pending_of(self, create: ResponseCreate, lane: Lane) -> tuple[Steer, ...]:
-        """Return the steers that wait for a create like this one; a fork on another lane does not concern them."""
-        pending_lane, steers = self._pending.get(create.previous_id or "", (None, ()))
-        return steers if pending_lane is lane else ()
 
     def _start(self, live: Live) -> None:
         live.lane.live = live
@@ -269,8 +264,7 @@ class Session:
     def _begin(self, live: Live, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
-            if self._pending_of(live.turn.create, live.lane):
-                del self._pending[live.turn.create.previous_id or ""]
+            self._steers.release(live.turn.create.previous_id, live.lane)
             self._send(live, live.turn.events.created(is_queued=is_queued))
 
     def _keep(self, live: Live) -> None:
@@ -335,36 +329,17 @@ class Session:
         previous_id, raw = frame.get("previous_response_id"), frame.get("input")
         live = self._live.get(previous_id) if isinstance(previous_id, str) else None
         try:
-            if live is None:
-                raise self._unsteerable(previous_id)
-            steer = self._read_steer(live, raw)
+            steer = self._steers.read(live, previous_id, raw)
         except SteerRefused as refusal:
-            self._fail_steer(live.lane if live else None, steering.failed(refusal, previous_id, raw))
+            self._actions.append(Send(self._steers.refused(refusal, live.lane if live else None, previous_id, raw)))
             return
+        assert live is not None, "what is not under way cannot be steered"
         self._begin(live)
         live.steers.append(steer)
         self._send(live, live.turn.events.note("response.steer.accepted", **steering.accepted(steer)))
         if not live.turn.events.is_steered:
             live.turn.events.is_steered = True
             self._stop(live)
-
-    def _read_steer(self, live: Live, raw: object) -> Steer:
-        items = steering.read_steer_input(raw)
-        if live.is_cancelled:
-            raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
-        if live.turn.request.prefill_only:
-            raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
-        if live.turn.create.compact_threshold is not None:
-            raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
-        if len(live.steers) >= MAX_STEERS or len(self._pending) >= MAX_STEERS:
-            raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
-        return Steer(self._make_id("steer"), live.id, raw, items)
-
-    def _unsteerable(self, previous_id: object) -> SteerRefused:
-        shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"
-        if isinstance(previous_id, str) and self._history.remembers(previous_id):
-            return SteerRefused(steering.ALREADY_COMPLETED, f"the response {shown} is over; create another")
-        return SteerRefused(steering.NOT_FOUND, f"no response {shown} is under way on this connection")
 
     def _follow(self, live: Live) -> None:
         """Bring a response's steers to their end.
@@ -378,7 +353,7 @@ class Session:
             refusal = SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' ended without a successor")
             self._return_steers(live.lane, steers, refusal)
         elif calls:
-            self._pending[live.id] = (live.lane, steers)
+            self._steers.hold(live)
             for steer in steers:
                 note = live.turn.events.note("response.steer.pending", **steering.pending(steer, calls))
                 self._send(live, note)
@@ -388,15 +363,7 @@ class Session:
 
     def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
         for steer in steers:
-            fields = steering.failed(refusal, steer.previous_id, steer.raw, steer.id)
-            self._fail_steer(lane, fields)
-
-    def _fail_steer(self, lane: Lane | None, fields: Event) -> None:
-        event: Event = {"type": "response.steer.failed", "sequence_number": self._num_steer_failures, **fields}
-        if lane is not None and lane.name is not None:
-            event["stream_id"] = lane.name
-        self._num_steer_failures += 1
-        self._actions.append(Send(event))
+            self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
 
     def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
         """Say that a create failed before it began: to whoever sent it, or to those whose steers made it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeagent.api.completion import finish_reason
+from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.logprobs import legacy_logprobs
 from edgeagent.api.schemas_completions import TextCompletion
 from edgeagent.api.so_far import SoFar
@@ -87,8 +88,7 @@ class TextChoices:
         self.completion = completion
         self.model = completion.groups[0][0].model
         self.choices = [Choice() for _ in completion.requests]
-        self._delivery_s = 0.0
-        self._num_deliveries = 0
+        self._delivery_time = DeliveryTime()
 
     def take(self, index: int, step: Step) -> None:
         """Take a step of one choice."""
@@ -96,9 +96,7 @@ class TextChoices:
 
     def delivered(self, step: Step) -> None:
         """Note that a step has been handed to the client."""
-        if step.at_s:
-            self._delivery_s += time.monotonic() - step.at_s
-            self._num_deliveries += 1
+        self._delivery_time.add(step.at_s)
 
     def head(self) -> Fields:
         """Return what every chunk, and the body, begin with."""
@@ -135,10 +133,9 @@ class TextChoices:
     def measures(self, choice: Choice) -> Fields:
         """Return llama-server's `timings` and our own object for one choice."""
         finished = choice.end()
-        delivery_ms = 1000.0 * self._delivery_s / max(self._num_deliveries, 1)
         return {
             "timings": timings_body(finished.usage, finished.timings),
-            "edgeagent": edgeagent_body(finished.timings, delivery_ms),
+            "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
         }
 
     def _groups(self) -> list[list[Choice]]:

@@ -1,0 +1,25 @@
+"""How long a response's steps took from the engine to its client."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DeliveryTime:
+    """A running mean."""
+
+    total_s: float = 0.0
+    num: int = 0
+
+    def add(self, at_s: float) -> None:
+        """Note that what the engine brought at `at_s` (0: it was no engine) has been handed to the client."""
+        if at_s:
+            self.total_s += max(0.0, time.monotonic() - at_s)
+            self.num += 1
+
+    @property
+    def mean_ms(self) -> float:
+        """Milliseconds for each; 0 where there was none."""
+        return 1000.0 * self.total_s / max(self.num, 1)
