@@ -428,6 +428,9 @@ class WorkerStatus(Struct, frozen=True):
     num_cached_tokens: int = 0
     num_prompt_tokens_total: int = 0
     num_cached_tokens_total: int = 0
+    num_tokens_from_memory_total: int = 0
+    """Of the cached ones, those that came back from host memory; the others were in cells, or on disk."""
+    num_tokens_from_disk_total: int = 0
     num_output_tokens_total: int = 0
     tokens_per_second: float = 0.0
     num_threads: int = 0

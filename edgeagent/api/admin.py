@@ -104,6 +104,8 @@ def _worker(worker: WorkerStatus) -> Fields:
         "num_cached_tokens": worker.num_cached_tokens,
         "num_prompt_tokens_total": worker.num_prompt_tokens_total,
         "num_cached_tokens_total": worker.num_cached_tokens_total,
+        "num_tokens_from_memory_total": worker.num_tokens_from_memory_total,
+        "num_tokens_from_disk_total": worker.num_tokens_from_disk_total,
         "num_output_tokens_total": worker.num_output_tokens_total,
         "tokens_per_second": round(worker.tokens_per_second, 3),
         "num_threads": worker.num_threads,

@@ -93,6 +93,15 @@ def _cache_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
         for tier, cache in (("memory", model.worker.memory_cache), ("disk", model.worker.disk_cache))
         if cache is not None
     ]
+    restored = CounterMetricFamily(
+        "edgeagent_cache_restored_tokens", "Prompt tokens that came back from a tier below the cells.", labels=labels
+    )
+    for model in models:
+        if model.worker is not None and model.worker.memory_cache is not None:
+            restored.add_metric([model.name, "memory"], model.worker.num_tokens_from_memory_total)
+        if model.worker is not None and model.worker.disk_cache is not None:
+            restored.add_metric([model.name, "disk"], model.worker.num_tokens_from_disk_total)
+    yield restored
     for family, entries in ((GaugeMetricFamily, _CACHE_GAUGES), (CounterMetricFamily, _CACHE_COUNTERS)):
         for name, (documentation, read) in entries.items():
             metric = family(name, documentation, labels=labels)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -81,6 +82,7 @@ class Worker:
         self._num_output_tokens = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
+        self._num_restored: Counter[str] = Counter()  # tokens by tier
         # Read by the reader thread for pongs; written by the main thread, the last one by the preparer.
         self.status = WorkerStatus()
         self.step_started_at_s = 0.0
@@ -209,6 +211,7 @@ class Worker:
             request.started = True
             self._num_prompt_tokens += sequence.num_prompt
             self._num_cached_tokens += sequence.num_cached
+            self._num_restored.update(sequence.num_restored)
             deltas.append(Started(sequence.num_prompt, sequence.num_cached))
         self._num_output_tokens += len(output.tokens)
         num_before = stream.num_tokens
@@ -284,6 +287,8 @@ class Worker:
             num_cells=self._host.num_cells,
             num_prompt_tokens_total=self._num_prompt_tokens,
             num_cached_tokens_total=self._num_cached_tokens,
+            num_tokens_from_memory_total=self._num_restored["host"],
+            num_tokens_from_disk_total=self._num_restored["disk"],
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
             memory_cache=cache_status(status.host),
