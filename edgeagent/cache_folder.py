@@ -180,7 +180,7 @@ def read_abouts(folder: Path) -> dict[bytes, About]:
     """Return what is known of each root; what cannot be read is left out."""
     known = {}
     with contextlib.suppress(OSError):
-        for name in _names(folder):
+        for name in list_names(folder):
             if _ABOUT_NAME.fullmatch(name):
                 about = _read_about(folder / name)
                 if about is not None:
@@ -249,7 +249,7 @@ def purge(folder: Path, client: str | None = None) -> int:
         return 0
     abouts = read_abouts(folder)
     num_removed = 0
-    for name in _names(folder):
+    for name in list_names(folder):
         block = parse_name(name)
         root = block.root if block else bytes.fromhex(name[:16]) if _ABOUT_NAME.fullmatch(name) else None
         if root is None:
@@ -261,5 +261,7 @@ def purge(folder: Path, client: str | None = None) -> int:
     return num_removed
 
 
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
+def list_names(folder: Path) -> list[str]:
+    """Return the names of all files; raise OSError where the folder cannot be listed."""
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]

@@ -45,7 +45,7 @@ class Files:
 
     def list_names(self) -> list[str]:
         """Return the names of all files."""
-        return [path.name for path in self.folder.iterdir()]
+        return cache_folder.list_names(self.folder)
 
     def scan(self) -> list[Found]:
         """Return all blocks' files."""
