@@ -229,7 +229,10 @@ class Engine:
         works = self._plan()
         if not works:
             if self._running:
-                self._mover.wait(_LOAD_WAIT_S)
+                restorings = [
+                    sequence.restoring for sequence in self._running.values() if sequence.restoring is not None
+                ]
+                self._mover.wait(restorings, _LOAD_WAIT_S)
             else:
                 for chores in self._chores:
                     chores.run_idle()

@@ -308,9 +308,10 @@ class Mover:
         if beyond and self.cells.cut(seq_id, beyond[0].start) == beyond[0].start:
             restoring.links.extend(link for link in beyond if link.tier is self.blocks.host)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for a block that is being read, for a while; for when there is nothing else to do."""
-        if self._loader is not None:
+    def wait(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
+        """Wait for a while, where none of these can go on before another block is read."""
+        heads = [(each, (each.links or each.guesses)[0]) for each in restorings if each.links or each.guesses]
+        if self._loader is not None and heads and not any(self._is_loaded(each, link) for each, link in heads):
             self._loader.wait(timeout_s)
 
     def purge(self, partition: str | None) -> int:
