@@ -113,6 +113,11 @@ class BlockCache:
         if self.below is not None:
             self.below.touch(keys)
 
+    def keep(self, partition: str, tokens: Sequence[int], importance: Importance) -> None:
+        """Let the blocks of a whole sequence be written that one which must not be may have left here."""
+        links = self.find(partition, tokens, len(tokens))
+        self.host.keep([link.key for link in links if link.num_tokens == link.length], importance)
+
     def _held(self, parent: BlockKey, start: int, wanted: array[int]) -> Iterator[Link]:
         """Yield the blocks behind `parent` whose tokens are the next ones, the longest first."""
         lengths = {length for tier in self._tiers for length in tier.lengths(parent)}

@@ -117,7 +117,7 @@ class HostTier:
         """See BlockTier; evicts others to make room."""
         self._num_offered += 1
         if block.key in self._entries:
-            self.promote((block.key,), importance)
+            self.keep((block.key,), importance)
             return
         is_orphan = block.parent != block.root and not self._is_held(block.parent)
         if is_orphan or not self._make_room(block):
@@ -148,15 +148,26 @@ class HostTier:
         """Say that these blocks, given from the first of their chain on, were used and are at least so important.
 
         What is used by a second request is offered to the tier below, like what was more than seen once from the start.
+        What must not be written stays so, whoever uses it: it may have more tokens than its user.
         """
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None:
-                if importance > entry.importance:
-                    entry.importance, entry.is_offered = importance, False
-                self._rank(entry)
-                if entry.importance >= Importance.IDLE:
-                    self._hand_down(entry)
+                self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
+
+    def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
+        """As `promote`, for blocks all of whose tokens are in a sequence that may be written: so may they be, then."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._raise(entry, importance)
+
+    def _raise(self, entry: _Entry, importance: Importance) -> None:
+        if importance > entry.importance:
+            entry.importance, entry.is_offered = importance, False
+        self._rank(entry)
+        if entry.importance >= Importance.IDLE:
+            self._hand_down(entry)
 
     def flush(self) -> None:
         """Offer everything to the tier below, parents first."""
@@ -298,11 +309,17 @@ class HostTier:
 
     def _drop_beginnings(self, block: Block) -> None:
         """Forget siblings without children that are the beginning of a block."""
+        is_volatile = self._entries[block.key].importance is Importance.VOLATILE
         for key in tuple(self._children[block.parent]):
             sibling = self._entries[key]
             tokens = sibling.block.tokens
             is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
-            if is_beginning and key not in self._children and sibling.importance is not Importance.PINNED:
+            if not is_beginning or key in self._children or sibling.importance is Importance.PINNED:
+                continue
+            # The disk keeps what it has where the longer one may not go there.
+            if is_volatile:
+                self._remove(sibling)
+            else:
                 self.discard(key)
 
     def _remove(self, entry: _Entry) -> None:

@@ -162,6 +162,8 @@ class Mover:
         partition, tokens = self.cells.partition(seq_id), self.cells.tokens(seq_id)
         found = self._next_stateful(partition, tokens) if self._has_state else self._next(partition, tokens, is_whole)
         if found is None:
+            if is_whole and importance is not Importance.VOLATILE:
+                self.blocks.keep(partition, tokens, importance)
             return _Saved.ALL
         links, end = found
         start = links[-1].end if links else 0

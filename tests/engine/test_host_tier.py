@@ -162,3 +162,31 @@ def test_integrity_over_random_offers() -> None:
             if rng.random() < 0.02:
                 tier.purge(KEYS.root(rng.choice("abc")))
             tier.check_integrity()
+
+
+def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
+    below = FakeTier()
+    tier = HostTier(10 * SIZE, below=below)
+    secret = block("", [1, 2])
+    child = block(secret, [3])
+    offer(tier, secret, importance=Importance.VOLATILE)
+    tier.promote((secret.key,), Importance.REUSED)
+    offer(tier, child, importance=Importance.IDLE)
+    tier.flush()
+    assert below.offered == []
+    # Until a sequence that has all of its tokens may be written.
+    tier.keep((secret.key, child.key), Importance.IDLE)
+    assert [each for each, _ in below.offered] == [secret, child]
+
+
+def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() -> None:
+    below = FakeTier()
+    tier = HostTier(10 * SIZE, below=below)
+    short, longer = block("", [1, 2]), block("", [1, 2, 3])
+    offer(tier, short, importance=Importance.IDLE)
+    offer(tier, longer, importance=Importance.VOLATILE)
+    assert held(tier, short, longer) == [False, True]
+    assert list(below.blocks) == [short.key]
+    offer(tier, short, importance=Importance.IDLE)
+    offer(tier, block("", [1, 2, 3, 4]), importance=Importance.IDLE)
+    assert short.key not in below.blocks
