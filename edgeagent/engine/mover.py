@@ -77,7 +77,7 @@ class Mover:
         self._importance: dict[int, Importance] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
         self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
-        self._save_rate, self._restore_rate = _Rate(), _Rate()
+        self._restore_rate = _Rate()
         self._cell_bytes = 0.0  # of a token, where the memory has a state beside its cells
         self._state_bytes = 0
         self._last_save_s = 0.0
@@ -112,6 +112,8 @@ class Mover:
 
     def checkpoint(self, seq_id: int, importance: Importance, *, is_boundary: bool) -> None:
         """Read out what of a live sequence cannot be read later; all that it has, if this is worth coming back to."""
+        if not self.blocks.is_enabled:
+            return
         match self._runner.memory_kind:
             case MemoryKind.FULL_ATTENTION if self.blocks.below is None:
                 pass  # can be read at any time; only a tier that outlives the process wants it as soon as may be
@@ -180,7 +182,6 @@ class Mover:
             self._cell_bytes = max(0, len(block.target) - self._state_bytes) / (end - start)
         self.blocks.host.offer(block, importance)
         self._last_save_s = self._clock() - started_s
-        self._save_rate.observe(block.num_bytes, self._last_save_s)
         return _Saved.REFUSED if self.blocks.host.num_bytes(block.key) is None else _Saved.MORE
 
     def _next(self, partition: str, tokens: array[int], is_whole: bool) -> tuple[list[Link], int] | None:
