@@ -51,7 +51,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
 
 
 def reload(
-    model: Annotated[str, typer.Argument(help="The model; the daemon's own without it.")] = "",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; the daemon's own without it.")] = "",
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ Scopes = Annotated[
 @token_app.command("rotate")
 def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Replace the owner's token. The old one is refused from the next request on; clients' own stay."""
-    folder = _folder(state_dir, config)
+    folder = _made(_folder(state_dir, config))
     rotate_token(folder)
     typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
 
@@ -39,7 +40,7 @@ def add(
     config: ConfigFile = None,
 ) -> None:
     """Print a new token for a client; only its digest is kept. A client that had one has this one instead."""
-    typer.echo(add_client(_folder(state_dir, config), name, scope))
+    typer.echo(add_client(_made(_folder(state_dir, config)), name, scope))
 
 
 @token_app.command("list")
@@ -56,6 +57,11 @@ def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) ->
 
 
 def _folder(state_dir: Path | None, config: Path | None) -> Path:
-    folder = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
+
+
+def _made(folder: Path) -> Path:
+    # Where it cannot be made, the file in it cannot be written, and that error says so.
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

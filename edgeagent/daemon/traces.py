@@ -142,11 +142,13 @@ def _nanoseconds(seconds: float) -> int:
 def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
     """Provide what records traces, None where none are asked for; send the last ones at the end.
 
-    Raise ConfigError where they are, and the extra is not installed.
+    Raise ConfigError where they are, and the endpoint is no HTTP address or the extra is not installed.
     """
     if config.endpoint is None:
         yield None
         return
+    if not config.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"trace.endpoint is {config.endpoint!r:.200}; give an address such as http://127.0.0.1:4318")
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.sdk") is None:
         raise ConfigError("trace.endpoint needs OpenTelemetry; install it with: pip install 'edgeagent[otel]'")
     provider = _provider(config)

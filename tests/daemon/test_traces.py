@@ -162,6 +162,14 @@ async def test_the_web_framework_s_own_telemetry_is_off(
     provider.shutdown()
 
 
+def test_an_endpoint_that_is_no_address() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"trace\.endpoint is 'localhost:4318'"),
+        tracing(TraceConfig(endpoint="localhost:4318")),
+    ):
+        pass
+
+
 def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with (

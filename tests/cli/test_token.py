@@ -1,0 +1,43 @@
+"""`edgeagent token`: what it prints and makes, and what it says where it cannot. What tokens open: tests/robust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeagent.cli import main
+from edgeagent.runtime_file import TOKEN_FILE
+
+Output = pytest.CaptureFixture[str]
+
+
+def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
+    folder = ["--state-dir", str(tmp_path / "state")]
+    assert main(["token", "add", "kiosk", "--scope", "infer", "--scope", "models", *folder]) == 0
+    token = capsys.readouterr().out.strip()
+    assert len(token) == 43
+    assert main(["token", "list", *folder]) == 0
+    assert capsys.readouterr().out.splitlines() == ["client  scopes", "kiosk   infer, models"]
+    assert main(["token", "remove", "kiosk", *folder]) == 0
+    assert main(["token", "remove", "kiosk", *folder]) == 2
+    assert "no client is named 'kiosk'" in capsys.readouterr().err
+
+
+def test_looking_makes_no_folder(tmp_path: Path, capsys: Output) -> None:
+    assert main(["token", "list", "--state-dir", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == "client  scopes\n"
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", [["rotate"], ["add", "kiosk"], ["list"]])
+def test_a_folder_that_cannot_be_used_is_told(command: list[str], tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["token", *command, "--state-dir", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+def test_rotate_names_the_file(tmp_path: Path, capsys: Output) -> None:
+    assert main(["token", "rotate", "--state-dir", str(tmp_path)]) == 0
+    assert str(tmp_path / TOKEN_FILE) in capsys.readouterr().out
