@@ -154,9 +154,8 @@ def run_schedule(
     while step < num_steps or engine.has_work:
         if step < num_steps and rng.random() < 0.15:
             base = rng.choice(known)
-            prompt = base[: rng.randrange(1, len(base) + 1)] + [
-                rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))
-            ]
+            kept = len(base) if rng.random() < 0.4 else rng.randrange(1, len(base) + 1)
+            prompt = base[:kept] + [rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))]
             name = f"s{step}"
             asked[name] = (prompt[-600:], rng.randrange(1, 12), [])
             engine.add(SequenceSpec(name, asked[name][0], greedy(model), max_tokens=asked[name][1]))
