@@ -62,6 +62,8 @@ def test_the_service_units_say_serve() -> None:
     unit = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
     assert "/edgeagent serve\n" in unit
     assert "NoNewPrivileges=yes" in unit
+    # Without that group the worker could not close its own sandbox.
+    assert "SystemCallFilter=@system-service @sandbox\n" in unit
     agent = plistlib.loads((ROOT / "packaging/launchd/edgeagent.plist").read_bytes())
     assert agent["ProgramArguments"][1:] == ["serve"]
 
