@@ -1,4 +1,4 @@
-"""What is worth writing, what is worth reading, and what goes first when room is needed. Pure functions."""
+"""What is worth writing, what goes first when room is needed, and how fast reads are. No I/O."""
 
 from __future__ import annotations
 
@@ -51,15 +51,6 @@ def is_worth_writing(importance: Importance, *, allowance_left: float, queue_lef
     if importance is Importance.VOLATILE:
         return False
     return min(allowance_left, queue_left) > _NEEDED_LEFT[importance]
-
-
-def is_worth_reading(
-    num_bytes: int, num_tokens: int, *, read_bytes_per_s: float, prefill_tokens_per_s: float, wait_s: float = 0.0
-) -> bool:
-    """Whether to restore a prefix from disk rather than compute it; so, while one of the rates is not known (0)."""
-    if read_bytes_per_s <= 0 or prefill_tokens_per_s <= 0:
-        return True
-    return wait_s + num_bytes / read_bytes_per_s < num_tokens / prefill_tokens_per_s
 
 
 def choose_victims(

@@ -1,4 +1,4 @@
-"""What is written, what is read, what goes first."""
+"""What is written, and what goes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from edgeagent.engine.block_store.policy import (
     Held,
     ReadRate,
     choose_victims,
-    is_worth_reading,
     is_worth_writing,
 )
 from edgeagent.engine.blocks import Importance
@@ -52,17 +51,6 @@ def test_the_less_is_left_the_more_something_must_matter(left: float, written: s
             if is_worth_writing(importance, allowance_left=allowance_left, queue_left=queue_left)
         }
         assert worth == written
-
-
-def test_reading_must_beat_computing() -> None:
-    def worth(read: float, prefill: float, wait_s: float = 0.0) -> bool:
-        return is_worth_reading(3_000_000, 256, read_bytes_per_s=read, prefill_tokens_per_s=prefill, wait_s=wait_s)
-
-    assert worth(300e6, 600)  # 10 ms against 427
-    assert not worth(3e6, 600)  # an old memory card
-    assert not worth(300e6, 50_000)  # a large GPU
-    assert not worth(300e6, 600, wait_s=0.5)  # behind others
-    assert worth(0, 600) and worth(300e6, 0)  # what is not known is tried
 
 
 def test_nothing_goes_while_there_is_room() -> None:
