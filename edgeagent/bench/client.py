@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from edgeagent.bench.wire import Ask, Connection, Counts, Trace, counts_of
-from edgeagent.client import Address, Client, connect
+from edgeagent.client import Address, Client
 from edgeagent.client.address import is_loopback
 from edgeagent.client.answer import wire_error
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, ModelNotFound, NotFound, Unauthorized
@@ -56,12 +56,19 @@ class Server:
         return self.transport == "http" and self.kind in WRITE_ON
 
 
-async def find_server(url: str, key: str | None, transport: Transport | Literal["auto"], model: str | None) -> Server:
+async def find_server(
+    url: str,
+    key: str | None,
+    transport: Transport | Literal["auto"],
+    model: str | None,
+    certificate: str | None = None,
+) -> Server:
     """Ask a server for its models and how it can be spoken to. Raises EdgeAgentError where it does not answer.
 
     A ws:// URL means the WebSocket; for another, `auto` takes the WebSocket where the server is an edgeagent.
+    `certificate` is as in Address.
     """
-    address = Address(_checked(url), key)
+    address = Address(_checked(url), key, certificate)
     server = Server(address, "http", model)
     served = await _served_models(server)
     ids = [str(entry.get("id")) for entry in served]
@@ -93,7 +100,7 @@ async def connection_to(server: Server) -> AsyncIterator[Connection]:
     """Open a connection of its own. Over HTTP the socket itself is opened by the first request."""
     if server.transport == "ws":
         began_s = time.perf_counter()
-        async with connect(server.address.url, server.address.token) as client:
+        async with Client(lambda: server.address) as client:
             yield WebSocketConnection(server, client, 1000 * (time.perf_counter() - began_s))
     else:
         async with _http(server) as http:
@@ -217,7 +224,7 @@ def _http(server: Server) -> httpx.AsyncClient:
         # A proxy from the environment is for the network, not for this machine.
         trust_env=not is_loopback(server.http_base),
         # Reading the certificates of the world takes 30 ms, and here nobody shows one.
-        verify=not server.http_base.startswith("http://"),
+        verify=server.address.tls() or False,
     )
 
 

@@ -136,9 +136,9 @@ def bench(
         _address(url, model, state_dir, config, progress, is_killed=is_killed) as (address, name, restart),
         asyncio.Runner() as runner,
     ):
-        asked = [(address.url, api_key or address.token, name)]
-        asked += [(against, against_api_key, against_model)] if against else []
-        servers = [runner.run(find_server(at, key, transport, wanted)) for at, key, wanted in asked]
+        asked = [(address.url, api_key or address.token, transport, name, address.certificate)]
+        asked += [(against, against_api_key, transport, against_model, None)] if against else []
+        servers = [runner.run(find_server(*each)) for each in asked]
         run = Run(
             [replace(servers[0], restart=restart), *servers[1:]],
             [each for each in SCENARIOS.values() if (each.name in scenario if scenario else each.is_default)],

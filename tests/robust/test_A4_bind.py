@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from edgeagent.backends.fake import FakeBackend
+from edgeagent.bench.client import Transport, connection_to, find_server
+from edgeagent.bench.wire import Ask, Trace
 from edgeagent.cli.link import ask
 from edgeagent.client import Address, connect
 from edgeagent.config import Config, ServerConfig
@@ -23,6 +25,7 @@ from tests.daemon.running import TOKEN, running
 from tests.robust.fake_serve import serving
 from tests.robust.raw import get
 
+TRANSPORTS: tuple[Transport, ...] = ("ws", "http")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
@@ -81,6 +84,12 @@ async def test_tls_from_end_to_end(tmp_path: Path, certificate: tuple[Path, Path
         assert ask(address, "/edgeagent/status")["default_model"] == "fake"
         async with connect(state_dir=daemon.state_dir) as client:
             assert (await client.respond("one two").finish()).text == "one two"
+        for transport in TRANSPORTS:
+            server = await find_server(found.url, found.token, transport, None, found.certificate)
+            async with connection_to(server) as connection:
+                trace = Trace()
+                await connection.ask(Ask("one two", max_tokens=4), trace)
+            assert len(trace.texts) == 2
         # Another certificate is not trusted, nor is this one by those who were not told of it; nothing is sent to it.
         with pytest.raises(BackendUnavailable, match="certificate"):
             ask(Address(found.url, found.token), "/edgeagent/status")
