@@ -192,4 +192,4 @@ def no_blocks() -> BlockCache:
 def _host_bytes(config: EngineConfig) -> int:
     if config.cache_memory_bytes >= 0:
         return config.cache_memory_bytes
-    return min(psutil.virtual_memory().total // 8, _MAX_HOST_BYTES)
+    return min(int(psutil.virtual_memory().total) // 8, _MAX_HOST_BYTES)
