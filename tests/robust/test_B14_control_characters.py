@@ -1,4 +1,4 @@
-"""B14: what a client puts into a path, a header, a name or an id cannot forge a log line or move a terminal's cursor."""
+"""B14: what a client puts into a path, a header, a name or an id forges no log line and moves no terminal's cursor."""
 
 from __future__ import annotations
 
