@@ -51,9 +51,9 @@ def _sent_kinds() -> Iterator[str]:
     """Yield the types of events and frames that the code of the wire names."""
     for path in API.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-            if is_text and re.fullmatch(r"response\.[a-z_]+(\.[a-z_]+)*", node.value):
-                yield node.value
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"response\.[a-z_]+(\.[a-z_]+)*", text):
+                yield text
 
 
 def test_every_frame_and_event_is_described() -> None:
