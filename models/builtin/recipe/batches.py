@@ -26,6 +26,15 @@ LONG_EVERY = 16  # so many for one of long rows and one of random repeats
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How many of the first steps are mostly copying, what a prompt's token counts, and what most batches are about."""
+
+    copying_steps: int
+    prompt_weight: float
+    focus: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows of one length; `weights` is zero where the next token is not to be learnt."""
 
@@ -164,9 +173,11 @@ class Packer:
         return None
 
 
-def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
-    """Choose what a step trains on: the kind, rows and row length; the choice depends on the step alone."""
-    if step < copying_steps and step % 4 != 0:
+def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
+    """Choose what a step trains on: the kind, rows and row length; step and plan alone decide."""
+    if plan.focus and step % 10 != 0:
+        return plan.focus, 8, 512
+    if step < plan.copying_steps and step % 4 != 0:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
     if step % DRILL_EVERY == 3:
         return "drill", 8, 512
@@ -174,22 +185,22 @@ def batch_kind(step: int, copying_steps: int) -> tuple[str, int, int]:
         return "induction", 8, 512
     if step % LONG_EVERY == 0:
         return "long", 2, 2048
-    if step % 4 == 2:
-        return ("matching", "presence", "unseen")[step // 4 % 3], 8, 512
+    if step % 8 == 2:
+        return ("matching", "presence", "matching", "unseen")[step // 8 % 4], 8, 512
     if step % 8 == 5:
         return "pairs", 8, 512
     return "mixture", 8, 512
 
 
-def batches(tokenizer: Tokenizer, seed: str, first: int, copying_steps: int, prompt_weight: float) -> Iterator[Batch]:
+def batches(tokenizer: Tokenizer, seed: str, first: int, plan: BatchPlan) -> Iterator[Batch]:
     """Yield batches from step `first` on, made ahead of time by a thread."""
     queue: Queue[Batch] = Queue(maxsize=4)
 
     def produce() -> None:
-        packer = Packer(tokenizer, f"{seed}:{first}", prompt_weight)
+        packer = Packer(tokenizer, f"{seed}:{first}", plan.prompt_weight)
         step = first
         while True:
-            queue.put(packer.rows(*batch_kind(step, copying_steps)))
+            queue.put(packer.rows(*batch_kind(step, plan)))
             step += 1
 
     Thread(target=produce, daemon=True).start()

@@ -15,8 +15,8 @@ Maker = Callable[[Draw], Sample]
 
 MIXTURE: tuple[tuple[Maker, float], ...] = (
     (talk.small_talk, 18),
-    (talk.foreign, 9),
-    (facts.foreign_beside, 2),
+    (talk.foreign, 18),
+    (facts.foreign_beside, 3),
     (sums.simple_sum, 3),
     (sums.conversion, 2.5),
     (sums.sum_follow_up, 7),
@@ -29,17 +29,17 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (memory.note_taken, 1.5),
     (memory.note_recalled, 4),
     (memory.repeated, 3),
-    (tools.single_call, 22),
+    (tools.single_call, 34),
     (tools.unseen_call, 2),
     (tools.errands, 2),
-    (tools.busy, 12),
-    (tools.parallel_calls, 26),
+    (tools.busy, 8),
+    (tools.parallel_calls, 20),
     (tools.told_result, 3),
     (tools.told_results, 3),
-    (tools.amended_call, 5),
+    (tools.amended_call, 10),
     (tools.asked_back, 2),
     (tools.tool_missing, 12),
-    (tools.tool_not_needed, 3),
+    (tools.tool_not_needed, 7),
     (sessions.session, 2),
 )
 

@@ -2162,17 +2162,9 @@ hey, repeat {x}
 ok, say {x}
 ok, repeat this: {x}
 okay, now say {x}
-answer with {x}
 answer only with {x}
 answer with the words {x}
-reply with {x}
 reply only with {x}
-respond with {x}
-write {x}
-write this: {x}
-write the words {x}
-write down exactly {x}
-type {x}
 speak the words {x}
 speak after me: {x}
 spell back {x}
@@ -2181,8 +2173,6 @@ copy: {x}
 copy the words {x}
 read this back to me: {x}
 read back {x}
-tell me this: {x}
-give me back {x}
 """
 
 SUM_ASK = """

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from .chat import render
 from .samples import Sample
 
-SHARE = 0.35
+SHARE = 0.5
 NUM_FREQUENT = 320
 NUM_COUNTED = 1000
 _EITHER = frozenset({"facts", "absent", "follow_up", "long_prompts"})

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .batches import Batch, batches
+from .batches import Batch, BatchPlan, batches
+from .corpus import FOCUS
 from .model import SHAPES, Llama, causal_mask
 
 Trunk = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,12 +34,11 @@ EMA = 0.996
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to train, how many of the first steps are mostly copying, how fast, and how much of the prompts."""
+    """How long to train, on what, and how fast."""
 
     steps: int
-    copying_steps: int
+    batches: BatchPlan
     rate: float
-    prompt_weight: float
     is_compiled: bool
     is_taught: bool
 
@@ -183,7 +183,7 @@ def train(name: str, work: Path, plan: Plan) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     started = saved = time.monotonic()
     tokens, losses = 0, dict[str, list[float]]()
-    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, plan.copying_steps, plan.prompt_weight):
+    for batch in batches(tokenizer, f"{SEED}:{name}", run.step, plan.batches):
         if run.step >= plan.steps or stopping:
             break
         loss = loss_of(run.model, trunk, batch, teacher)
@@ -220,19 +220,14 @@ def main() -> None:
     parser.add_argument("--copying-steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1.0, help="share of the usual learning rate")
     parser.add_argument("--prompt-weight", type=float, default=0.0, help="what a token of a prompt counts")
+    parser.add_argument("--focus", choices=sorted(FOCUS), help="make nine of ten batches of this kind")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="learn from the target's distribution (the draft)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    plan = Plan(
-        arguments.steps,
-        arguments.copying_steps,
-        arguments.rate,
-        arguments.prompt_weight,
-        arguments.compile,
-        arguments.teacher,
-    )
+    mixed = BatchPlan(arguments.copying_steps, arguments.prompt_weight, arguments.focus)
+    plan = Plan(arguments.steps, mixed, arguments.rate, arguments.compile, arguments.teacher)
     train(arguments.model, arguments.work, plan)
 
 
