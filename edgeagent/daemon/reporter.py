@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edgeagent.daemon.console import Output
 from edgeagent.runtime_file import Runtime
-from edgeagent.types import ModelStatus
+from edgeagent.types import ModelInfo, ModelStatus
 
 _PROGRESS_STEP = 0.1
 
@@ -66,7 +66,7 @@ class ConsoleReporter:
         """Print the model and how long it took."""
         self._shown.pop(model.name, None)
         info = model.info
-        details = f" in {info.load_ms / 1000:.1f} s: {info.description}, context {info.context_length}" if info else ""
+        details = f" in {info.load_ms / 1000:.1f} s: {_described(info)}, context {info.context_length}" if info else ""
         self._print(f"{model.name} ready{details}")
 
     def failed(self, model: ModelStatus) -> None:
@@ -88,6 +88,11 @@ class ConsoleReporter:
 
     def _print_error(self, line: str) -> None:
         _write(self._err, line)
+
+
+def _described(info: ModelInfo) -> str:
+    """Return a model in llama.cpp's words, which has sizes for known models alone."""
+    return info.description.replace("?B", f"{info.num_params / 1e6:.1f}M")
 
 
 def _write(stream: Output, line: str) -> None:

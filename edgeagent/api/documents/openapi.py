@@ -35,7 +35,6 @@ class Operation:
     query: tuple[str, ...] = ()
 
 
-_ACCEPTED = HTTPStatus.ACCEPTED
 _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers.OllamaRefusal)
 
 OPERATIONS: dict[str, Operation] = {
