@@ -171,3 +171,10 @@ async def test_prefill_only(client: AsyncOpenAI, backend: FakeBackend) -> None:
     empty = await client.responses.create(model="fake", input=[], extra_body={"generate": False})
     assert empty.status == "completed"
     assert len(backend.requests) == 1
+
+
+@pytest.mark.parametrize("stream", ["yes", 1, [], {}])
+async def test_stream_is_true_or_false(address: str, stream: object) -> None:
+    async with httpx.AsyncClient() as http:
+        reply = await http.post(f"http://{address}/v1/responses", json={"input": "Hi", "stream": stream})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")

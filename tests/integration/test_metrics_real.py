@@ -51,11 +51,12 @@ def test_numbers_are_the_model_s_own(daemon: Daemon) -> None:
     assert moved("generations_total") == moved("first_token_seconds_count") == 2
     assert moved("stage_seconds_count") == 2 * 6
     # What the worker tells comes with its pongs.
-    while not after.get("edgeagent_kv_cells"):
+    # How late the loop is, it finds out every so often.
+    lag = "edgeagent_loop_lag_seconds_count"
+    while not after.get("edgeagent_kv_cells") or after[lag] == before[lag]:
         after = scrape(daemon)
     assert after["edgeagent_kv_cells"] >= after["edgeagent_kv_cells_used"]
     assert after["edgeagent_worker_resident_bytes"] > 0
-    assert after["edgeagent_loop_lag_seconds_count"] > before["edgeagent_loop_lag_seconds_count"]
     log = daemon.log.read_text()
     assert log.count("generation ended") >= 2
     assert CANARY not in log

@@ -17,6 +17,7 @@ from edgeagent.config import Config, StoreConfig
 from edgeagent.credentials import OwnerKey
 
 PORT = 8127
+TOKEN = "x" * 43
 # Where the application believes its state and models to be; none is written by what these tests ask.
 STATE_DIR = Path(tempfile.gettempdir()) / "edgeagent-no-state"
 
@@ -50,7 +51,7 @@ class Caller:
         self.backend = backend
         self._runner = runner
         config = Config(state_dir=STATE_DIR, store=StoreConfig(models_dir=STATE_DIR / "models"))
-        self._app = create_app(config, backend, keys=OwnerKey("x" * 43))
+        self._app = create_app(config, backend, keys=OwnerKey(TOKEN))
 
     def post(self, path: str, body: bytes | str | object) -> Answer:
         """Send a body, as it is or as JSON."""
@@ -63,7 +64,11 @@ class Caller:
         return self._runner.run(self._call("GET", path, b""))
 
     async def _call(self, method: str, path: str, body: bytes) -> Answer:
-        headers = [(b"host", b"127.0.0.1:%d" % PORT), (b"content-type", b"application/json")]
+        headers = [
+            (b"host", b"127.0.0.1:%d" % PORT),
+            (b"content-type", b"application/json"),
+            (b"authorization", b"Bearer " + TOKEN.encode()),
+        ]
         if body:
             headers.append((b"content-length", b"%d" % len(body)))
         scope = {
