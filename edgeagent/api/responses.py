@@ -30,12 +30,17 @@ router = APIRouter()
 async def create_response(request: Request) -> Response:
     """Answer one create, streamed or whole; the client's leaving cancels it."""
     fields = await read_json_object(request)
+    is_streamed = fields.get("stream")
+    if not isinstance(is_streamed, bool | None):
+        raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
     context = context_of(request)
     turn = await open_turn(read_create(fields), context, client_of(request))
     if turn.create.body.background:
-        return _begin_in_background(turn, fields, context)
+        if is_streamed:
+            raise NotSupported("a background response cannot be streamed; ask for it by its id", param="stream")
+        return _begin_in_background(turn, context)
     steps = steps_of(turn, context.service)
-    if fields.get("stream") is True:
+    if is_streamed:
         steps = await sse.unless_disconnected(request.receive, begun(steps))
         return sse.EventStream(_stream_held(turn, steps, context))
     await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
@@ -57,9 +62,7 @@ async def keep(turn: Turn, context: Context) -> None:
     await context.history.add(turn.stored(), to_json(turn.events.response))
 
 
-def _begin_in_background(turn: Turn, fields: dict[str, object], context: Context) -> Response:
-    if fields.get("stream") is True:
-        raise NotSupported("a background response cannot be streamed; ask for it by its id", param="stream")
+def _begin_in_background(turn: Turn, context: Context) -> Response:
     if not turn.events.response["store"]:
         raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
     turn.events.response["background"] = True
