@@ -15,7 +15,7 @@ from edgeagent.api.limits import read_json_object
 from edgeagent.api.ollama_models import asked_model
 from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, line, served_name, untagged
 from edgeagent.api.sse import unless_disconnected
-from edgeagent.errors import ModelNotFound
+from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.store.hub import Puller
 from edgeagent.store.progress import OnProgress, Progress
 
@@ -29,8 +29,11 @@ async def pull(request: Request) -> Response:
     """Download a model, or find that it is here; the client's leaving cancels it, and the next pull goes on."""
     context = context_of(request)
     fields = await read_json_object(request)
+    stream = fields.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest("stream: true or false", param="stream")
     lines = _lines(context, asked_model(fields))
-    if fields.get("stream") is not False:
+    if stream is not False:
         return LineStream(guarded(_encoded(lines), "pull"))
     await unless_disconnected(request.receive, _exhaust(lines))
     return JSONResponse({"status": "success"})

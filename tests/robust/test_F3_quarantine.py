@@ -26,7 +26,7 @@ async def is_refused(victim: Faulty) -> float:
 async def test_three_crashes_then_quarantine(tmp_path: Path, start: str) -> None:
     async with faulty(tmp_path, start, serves_after=False) as victim:
         for _ in range(2 if start == "ok" else 0):
-            assert (await victim.ask("die SIGSEGV")).response["status"] == "failed"
+            assert (await victim.ask("die SIGSEGV 1")).response["status"] == "failed"
         await eventually(lambda: victim.model.state == "quarantined")
         assert 0 < await is_refused(victim) <= 120
         num_lives = victim.num_lives
