@@ -53,7 +53,8 @@ def holdings(daemon: Daemon) -> Holdings:
         # The look itself is one.
         num_connections=status["num_connections"] - 1,
         num_live=status["num_live_requests"],
-        num_cells_used=model["worker"]["num_cells_used"],
+        # Nothing is known of them before the worker's first pong.
+        num_cells_used=model["worker"]["num_cells_used"] if model["worker"] else 0,
     )
 
 
