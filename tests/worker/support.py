@@ -13,6 +13,9 @@ from edgeagent.worker.supervisor import Supervisor
 from edgeagent.worker.watchdog import Patience
 from tests.stub_worker import stub_command
 
+Make = Callable[..., Supervisor]
+"""What the fixture `make` gives: it makes supervisors of stub workers."""
+
 QUICK = Patience(
     ping_interval_s=0.01,
     pong_timeout_s=5.0,

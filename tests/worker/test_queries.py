@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,27 +13,7 @@ from edgeagent.types import TextAnswer, Tokenize, WorkerState
 from edgeagent.worker.queries import MAX_QUERIES
 from edgeagent.worker.supervisor import Supervisor
 from tests.stub_worker import num_lives
-from tests.worker.support import QUICK, Record, eventually, make_supervisor, request
-
-Make = Callable[..., Supervisor]
-
-
-@pytest.fixture
-def lives(tmp_path: Path) -> Path:
-    return tmp_path / "lives"
-
-
-@pytest.fixture
-async def make(lives: Path) -> AsyncIterator[Make]:
-    made: list[Supervisor] = []
-
-    def make_one(*starts: str, **options: object) -> Supervisor:
-        made.append(make_supervisor(lives, *starts, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make_one
-    for supervisor in made:
-        await supervisor.stop()
+from tests.worker.support import QUICK, Make, Record, eventually, request
 
 
 async def ready(supervisor: Supervisor) -> Supervisor:
