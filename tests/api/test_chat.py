@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 from openai import (
     APIError,
     AsyncOpenAI,
@@ -24,7 +23,7 @@ from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
 from edgeagent.api import first_step, sse
-from edgeagent.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
+from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, Overloaded, WorkerCrashed
 from edgeagent.types import (
     CachePolicy,
@@ -47,7 +46,7 @@ from edgeagent.types import (
     ToolCallStarted,
     ToolChoice,
 )
-from tests.daemon.running import Running, running
+from tests.daemon.running import Running
 
 HI: list[Any] = [{"role": "user", "content": "hello big world"}]
 WEATHER: Any = {
@@ -57,30 +56,6 @@ WEATHER: Any = {
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def daemon() -> AsyncIterator[Running]:
-    async with running(FakeBackend()) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def backend(daemon: Running) -> Iterator[FakeBackend]:
-    """The daemon's backend, as if it were new."""
-    backend = daemon.service
-    assert isinstance(backend, FakeBackend)
-    backend.requests.clear()
-    backend.closed.clear()
-    yield backend
-    backend.script = echo
-    assert backend.num_live == 0
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def client(daemon: Running) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 async def post(daemon: Running, fields: Any) -> httpx.Response:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError
 from openai.types import Completion
 
@@ -32,33 +31,9 @@ from edgeagent.types import (
     TokenLogprob,
     TokenPrompt,
 )
-from tests.daemon.running import Running, running
+from tests.daemon.running import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def daemon() -> AsyncIterator[Running]:
-    async with running(FakeBackend()) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def backend(daemon: Running) -> Iterator[FakeBackend]:
-    """The daemon's backend, as if it were new."""
-    backend = daemon.service
-    assert isinstance(backend, FakeBackend)
-    backend.requests.clear()
-    backend.closed.clear()
-    yield backend
-    backend.script = echo
-    assert backend.num_live == 0
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def client(daemon: Running) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 async def post(daemon: Running, fields: Any) -> httpx.Response:

@@ -18,7 +18,7 @@ import pytest_asyncio
 from edgeagent import __version__
 from edgeagent.api import ollama_pull
 from edgeagent.api.fields import MAX_INT32
-from edgeagent.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
+from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
 from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
 from edgeagent.store.catalog import builtin_model
@@ -65,18 +65,6 @@ async def daemon(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
     config = Config(model="fake", state_dir=folder, store=StoreConfig(models_dir=folder / "models"))
     async with running(FakeBackend(models=("fake", "org/repo:Q4_K_M")), config) as daemon:
         yield daemon
-
-
-@pytest.fixture
-def backend(daemon: Running) -> Iterator[FakeBackend]:
-    """The daemon's backend, as if it were new."""
-    backend = daemon.service
-    assert isinstance(backend, FakeBackend)
-    backend.requests.clear()
-    backend.closed.clear()
-    yield backend
-    backend.script = echo
-    assert backend.num_live == 0
 
 
 async def post(daemon: Running, path: str, **fields: Any) -> httpx.Response:

@@ -1,0 +1,36 @@
+"""A daemon with a fake backend, kept for a module; one that needs another daemon defines its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from edgeagent.backends.fake import FakeBackend, echo
+from tests.daemon.running import Running, running
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def daemon() -> AsyncIterator[Running]:
+    async with running(FakeBackend()) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def backend(daemon: Running) -> Iterator[FakeBackend]:
+    """The daemon's backend, as if it were new."""
+    backend = daemon.service
+    assert isinstance(backend, FakeBackend)
+    backend.requests.clear()
+    backend.closed.clear()
+    yield backend
+    backend.script = echo
+    assert backend.num_live == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client(daemon: Running) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
