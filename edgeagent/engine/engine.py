@@ -1,7 +1,7 @@
 """The engine: sequences in, tokens out, one batch at a time.
 
 There is no prefill phase and no decode phase. A sequence has `num_computed`, and each step moves it towards its length:
-plan a mixed batch, decode it, sample, keep what stands, trim the rest. Single-threaded; it knows token ids, not text.
+plan a mixed batch, decode it, have its logits judged, keep what stands. Single-threaded; it knows token ids, not text.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import time
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
 from edgeagent.engine.blocks import TierStats
 from edgeagent.engine.chores import Chores
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.intake import Intake
+from edgeagent.engine.judge import Judge, Output
 from edgeagent.engine.mover import Mover
+from edgeagent.engine.proposals import Drafter, Proposals
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner, Slice
-from edgeagent.engine.sampling import Logprob, score
 from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
+from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason
 
 # A step expected to take longer than this is worth interrupting for a cancel.
@@ -35,39 +35,6 @@ _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
 def _never() -> bool:
     return False
-
-
-class Drafter(Protocol):
-    """Proposes tokens ahead; see engine.speculation."""
-
-    mover: Mover
-
-    def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id."""
-        ...
-
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """Take in how many of a sequence's proposals stood."""
-        ...
-
-    def release(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended."""
-        ...
-
-
-@dataclass(slots=True)
-class Output:
-    """What a step brought one sequence. After `finish_reason` or `error` it is gone from the engine.
-
-    `prompt_logprobs` are those of the prompt's next tokens, in order, from its second token on.
-    """
-
-    sequence: Sequence
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-    prompt_logprobs: list[Logprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: EdgeAgentError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +78,13 @@ class Engine:
         self._cells = self._mover.cells
         self._intake = Intake(runner, self._mover, self._cost_model, clock)
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
-        self._drafter = drafter(self._cost_model) if drafter is not None else None
-        self._movers = [self._mover] if self._drafter is None else [self._mover, self._drafter.mover]
+        guesser = drafter(self._cost_model) if drafter is not None else None
+        self._movers = [self._mover] if guesser is None else [self._mover, guesser.mover]
+        self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
+        self._judge = Judge(runner, self._cells, self._intake, self._proposals, clock)
         self._chores = [Chores(mover, clock) for mover in self._movers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
-        self._max_forced = max_forced if runner.memory_kind in CUTTABLE else 0
-        self._forced_ids: set[str] = set()  # whose drafts of this step are a grammar's
         self._num_added = 0
         self._num_steps = 0
         # Read by other threads (a benign race): whether the running decode is long enough to interrupt for a cancel.
@@ -214,7 +181,8 @@ class Engine:
             return []
         output = Output(sequence)
         if sequence.num_pending == 0:
-            self._finish(output, FinishReason.STOP)
+            output.finish_reason = FinishReason.STOP
+            self._end(sequence)
         return [output]
 
     def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
@@ -265,10 +233,12 @@ class Engine:
             if work.sequence.marks.prefill_s == 0.0:
                 work.sequence.marks.prefill_s = started_s
             in_prompt = work.sequence.num_output == 0
-            output = self._commit(work, row)
+            output = self._judge.judge(work, row)
             row += work.num_logits
+            if output.is_last:
+                self._end(work.sequence)
             has_news = output.tokens or output.prompt_logprobs or (in_prompt and work.sequence.spec.reports_progress)
-            if has_news or output.finish_reason is not None or output.error is not None:
+            if has_news or output.is_last:
                 outputs.append(output)
         for chores in self._chores:
             chores.run_beside(step_s)
@@ -305,14 +275,13 @@ class Engine:
             assert len(sequence.tokens) <= sequence.max_length
             assert sequence.num_cached <= sequence.num_prompt
 
-    # Planning
-
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
             running = [sequence for sequence in self._running.values() if sequence.restoring is None]
-            drafts = self._draft(running)
-            works = self._scheduler.plan(running, drafts, MIN_CHUNK if self._is_making_up else None)
+            works = self._scheduler.plan(
+                running, self._proposals.propose(running), MIN_CHUNK if self._is_making_up else None
+            )
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # One alone always has room: its length and its drafts end where the cells do.
@@ -324,23 +293,6 @@ class Engine:
     def _is_making_up(self) -> bool:
         """Whether something that a cancel interrupted is being computed again."""
         return any(sequence.num_lost > 0 for sequence in self._running.values())
-
-    def _draft(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
-        """Propose tokens ahead by sequence id: what a grammar leaves no choice about, else what the drafter guesses."""
-        # A sequence about to reach its length limit has no use for more guesses than it has room.
-        rooms = {
-            sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in running if sequence.is_decoding
-        }
-        decoding = [sequence for sequence in running if rooms.get(sequence.id, 0) > 0]
-        forced = {sequence.id: self._forced(sequence) for sequence in decoding} if self._max_forced else {}
-        self._forced_ids = {name for name, tokens in forced.items() if tokens}
-        free = [sequence for sequence in decoding if sequence.id not in self._forced_ids]
-        guesses = self._drafter.draft(free) if self._drafter is not None else {}
-        return {name: tokens[: rooms[name]] for name, tokens in (forced | guesses).items() if tokens}
-
-    def _forced(self, sequence: Sequence) -> tuple[int, ...]:
-        # Only proposed, like any draft: the same text may have other tokens, and the sampler has the last word.
-        return tuple(sequence.spec.sampler.forced()[: self._max_forced])
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to wait; it goes on later from its own tokens."""
@@ -357,85 +309,6 @@ class Engine:
         tokens.extend(work.drafts)
         return Slice(sequence.seq_id, start, tokens, work.num_logits)
 
-    # Committing
-
-    def _commit(self, work: Work, row: int) -> Output:
-        """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
-        sequence, output = work.sequence, Output(work.sequence)
-        sequence.num_lost = max(0, sequence.num_lost - work.num_tokens)
-        if work.num_scored:
-            self._score(work, row, output)
-        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
-        self._intake.checkpoint(sequence, work.num_tokens)
-        if work.num_logits == work.num_scored:
-            if sequence.num_pending == 0:
-                self._finish(output, FinishReason.STOP)
-            return output
-        try:
-            reason = self._sample(work, row + work.num_scored, output)
-        except EdgeAgentError as error:
-            output.error = error
-            del self._running[sequence.id]
-            self._release(sequence)
-            return output
-        if reason is not None:
-            self._finish(output, reason)
-        return output
-
-    def _score(self, work: Work, row: int, output: Output) -> None:
-        """Give out the log probabilities of the prompt's tokens that follow those just computed."""
-        sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
-        assert num_top is not None
-        first = sequence.num_computed + 1
-        for position in range(first, min(first + work.num_scored, sequence.num_prompt)):
-            if position > sequence.num_scored:  # a preempted prompt is computed twice and scored once
-                logits = self._runner.logits(row + position - first)
-                output.prompt_logprobs.append(score(logits, sequence.tokens[position], num_top))
-                sequence.num_scored = position
-
-    def _sample(self, work: Work, row: int, output: Output) -> FinishReason | None:
-        """Draw tokens while the drafts agree with them; return why the sequence ended, if it did."""
-        sequence, sampler = work.sequence, work.sequence.spec.sampler
-        num_accepted = 0
-        reason = None
-        for index in range(1 + len(work.drafts)):
-            sampled = sampler.sample(self._runner.logits(row + index))
-            if self._runner.is_end(sampled.token):
-                reason = FinishReason.STOP
-                break
-            sampler.accept(sampled.token)
-            sequence.tokens.append(sampled.token)
-            output.tokens.append(sampled.token)
-            if sampled.logprob is not None:
-                output.logprobs.append(sampled.logprob)
-            if len(sequence.tokens) >= sequence.max_length:
-                reason = FinishReason.LENGTH
-                break
-            if index == len(work.drafts) or work.drafts[index] != sampled.token:
-                break
-            num_accepted += 1
-            self._advance(sequence, (sampled.token,))
-        sequence.marks.last_token_s = self._clock()
-        if sequence.marks.first_token_s == 0.0:
-            sequence.marks.first_token_s = sequence.marks.last_token_s
-        if work.drafts:
-            if self._drafter is not None and sequence.id not in self._forced_ids:
-                sequence.num_drafted += len(work.drafts)
-                sequence.num_accepted += num_accepted
-                self._drafter.observe(len(work.drafts), num_accepted)
-            self._rewind(sequence)
-        return reason
-
-    def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
-        assert sequence.seq_id is not None
-        self._cells.append(sequence.seq_id, tokens)
-        sequence.num_computed += len(tokens)
-
-    def _rewind(self, sequence: Sequence) -> None:
-        """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
-        assert sequence.seq_id is not None
-        sequence.num_computed = self._cells.restore(sequence.seq_id)
-
     def _restore(self, works: Items[Work], *, is_state_known: bool) -> None:
         """Take an interrupted batch back."""
         for work in works:
@@ -443,7 +316,7 @@ class Engine:
             if not is_state_known:
                 assert sequence.seq_id is not None
                 self._cells.reset(sequence.seq_id)
-            self._rewind(sequence)
+            self._judge.rewind(sequence)
             sequence.num_lost += work.num_tokens + num_computed - sequence.num_computed
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
@@ -455,7 +328,7 @@ class Engine:
             return []
         return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 
-    def _fail(self, works: Items[Work], error: EdgeAgentError) -> list[Output]:
+    def _fail(self, works: Items[Work], error: InternalError) -> list[Output]:
         """End the sequences of a batch that broke; the state of their memory is not known, so it is dropped."""
         outputs = []
         for work in works:
@@ -467,13 +340,11 @@ class Engine:
             outputs.append(Output(sequence, error=error))
         return outputs
 
-    def _finish(self, output: Output, reason: FinishReason) -> None:
-        output.finish_reason = reason
-        del self._running[output.sequence.id]
-        self._release(output.sequence)
+    def _end(self, sequence: Sequence) -> None:
+        del self._running[sequence.id]
+        self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None
-        if self._drafter is not None:
-            self._drafter.release(sequence)
+        self._proposals.release(sequence)
         self._intake.release(sequence)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from edgeagent.engine.engine import Output
+from edgeagent.engine.judge import Output
 from edgeagent.engine.sampling import Logprob
 from edgeagent.errors import EdgeAgentError
 from edgeagent.text.output import OutputStream

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from edgeagent.engine.engine import Engine, Output
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.judge import Output
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams

@@ -1,0 +1,122 @@
+"""What a step's logits say: which tokens come next, which guesses stand, how likely the prompt's own tokens were.
+
+It records computed tokens with their cells and knows one work at a time; who runs and what is planned is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from edgeagent.engine.intake import Intake
+from edgeagent.engine.prefix_cache import PrefixCache
+from edgeagent.engine.proposals import Proposals
+from edgeagent.engine.runner import Runner
+from edgeagent.engine.sampling import Logprob, score
+from edgeagent.engine.scheduler import Work
+from edgeagent.engine.sequence import Sequence
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import FinishReason
+
+
+@dataclass(slots=True)
+class Output:
+    """What a step brought one sequence. After `finish_reason` or `error` it is gone from the engine.
+
+    `prompt_logprobs` are those of the prompt's next tokens, in order, from its second token on.
+    """
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: EdgeAgentError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence ends with it."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class Judge:
+    """Turns decoded works into outputs."""
+
+    def __init__(
+        self, runner: Runner, cells: PrefixCache, intake: Intake, proposals: Proposals, clock: Callable[[], float]
+    ) -> None:
+        self._runner = runner
+        self._cells = cells
+        self._intake = intake
+        self._proposals = proposals
+        self._clock = clock
+
+    def judge(self, work: Work, row: int) -> Output:
+        """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
+        sequence, output = work.sequence, Output(work.sequence)
+        sequence.num_lost = max(0, sequence.num_lost - work.num_tokens)
+        if work.num_scored:
+            self._score(work, row, output)
+        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
+        self._intake.checkpoint(sequence, work.num_tokens)
+        if work.num_logits == work.num_scored:
+            if sequence.num_pending == 0:
+                output.finish_reason = FinishReason.STOP
+            return output
+        try:
+            output.finish_reason = self._sample(work, row + work.num_scored, output)
+        except EdgeAgentError as error:
+            output.error = error
+        return output
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
+        assert sequence.seq_id is not None
+        sequence.num_computed = self._cells.restore(sequence.seq_id)
+
+    def _score(self, work: Work, row: int, output: Output) -> None:
+        """Give out the log probabilities of the prompt's tokens that follow those just computed."""
+        sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
+        assert num_top is not None
+        first = sequence.num_computed + 1
+        for position in range(first, min(first + work.num_scored, sequence.num_prompt)):
+            if position > sequence.num_scored:  # a preempted prompt is computed twice and scored once
+                logits = self._runner.logits(row + position - first)
+                output.prompt_logprobs.append(score(logits, sequence.tokens[position], num_top))
+                sequence.num_scored = position
+
+    def _sample(self, work: Work, row: int, output: Output) -> FinishReason | None:
+        """Draw tokens while the drafts agree with them; return why the sequence ended, if it did."""
+        sequence, sampler = work.sequence, work.sequence.spec.sampler
+        num_accepted = 0
+        reason = None
+        for index in range(1 + len(work.drafts)):
+            sampled = sampler.sample(self._runner.logits(row + index))
+            if self._runner.is_end(sampled.token):
+                reason = FinishReason.STOP
+                break
+            sampler.accept(sampled.token)
+            sequence.tokens.append(sampled.token)
+            output.tokens.append(sampled.token)
+            if sampled.logprob is not None:
+                output.logprobs.append(sampled.logprob)
+            if len(sequence.tokens) >= sequence.max_length:
+                reason = FinishReason.LENGTH
+                break
+            if index == len(work.drafts) or work.drafts[index] != sampled.token:
+                break
+            num_accepted += 1
+            self._advance(sequence, (sampled.token,))
+        sequence.marks.last_token_s = self._clock()
+        if sequence.marks.first_token_s == 0.0:
+            sequence.marks.first_token_s = sequence.marks.last_token_s
+        if work.drafts:
+            self._proposals.observe(sequence, len(work.drafts), num_accepted)
+            self.rewind(sequence)
+        return reason
+
+    def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
+        assert sequence.seq_id is not None
+        self._cells.append(sequence.seq_id, tokens)
+        sequence.num_computed += len(tokens)
