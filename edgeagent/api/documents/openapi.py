@@ -14,7 +14,7 @@ from edgeagent import __version__
 from edgeagent.api import cache_routes, text_routes
 from edgeagent.api.access import RULES
 from edgeagent.api.app import ROUTERS
-from edgeagent.api.documents import answers, bodies, events
+from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
 from edgeagent.api.documents.schemas import Components, Json
 from edgeagent.api.errors import SHAPES
 
@@ -35,7 +35,7 @@ class Operation:
     query: tuple[str, ...] = ()
 
 
-_MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers.OllamaRefusal)
+_MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers_ollama.OllamaRefusal)
 
 OPERATIONS: dict[str, Operation] = {
     "POST /v1/responses": Operation("openai", bodies.ResponseRequest, events.Response, SSE),
@@ -49,36 +49,36 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/completions": Operation("openai", bodies.CompletionRequest, answers.TextCompletion, SSE),
     "GET /v1/models": Operation("openai", answer=answers.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
-    "GET /health": Operation("daemon", answer=answers.Health, unavailable=answers.NotHealthy),
+    "GET /health": Operation("daemon", answer=answers_daemon.Health, unavailable=answers_daemon.NotHealthy),
     "HEAD /health": Operation("daemon"),
     "HEAD /ready": Operation("daemon"),
-    "GET /ready": Operation("daemon", answer=answers.Ready),
-    "GET /version": Operation("daemon", answer=answers.Version),
+    "GET /ready": Operation("daemon", answer=answers_daemon.Ready),
+    "GET /version": Operation("daemon", answer=answers_daemon.Version),
     "GET /metrics": Operation("daemon", text=TEXT),
-    "GET /edgeagent/status": Operation("daemon", answer=answers.Status),
-    "POST /edgeagent/stop": Operation("daemon", answer=answers.Stopping, status=HTTPStatus.ACCEPTED),
+    "GET /edgeagent/status": Operation("daemon", answer=answers_daemon.Status),
+    "POST /edgeagent/stop": Operation("daemon", answer=answers_daemon.Stopping, status=HTTPStatus.ACCEPTED),
     "POST /edgeagent/reload": Operation(
-        "daemon", answer=answers.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
+        "daemon", answer=answers_daemon.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
     ),
-    "GET /edgeagent/cache": Operation("daemon", answer=answers.CacheReport),
-    "POST /edgeagent/cache/purge": Operation("daemon", cache_routes.PurgeBody, answers.Purged),
-    "POST /edgeagent/cache/warm": Operation("daemon", cache_routes.WarmBody, answers.Warmed),
-    "POST /tokenize": Operation("llama-server", text_routes.TokenizeBody, answers.Tokens),
-    "POST /detokenize": Operation("llama-server", text_routes.DetokenizeBody, answers.Content),
-    "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, answers.RenderedPrompt),
-    "GET /props": Operation("llama-server", answer=answers.Props),
-    "GET /slots": Operation("llama-server", answer=answers.Slots),
+    "GET /edgeagent/cache": Operation("daemon", answer=answers_daemon.CacheReport),
+    "POST /edgeagent/cache/purge": Operation("daemon", cache_routes.PurgeBody, answers_daemon.Purged),
+    "POST /edgeagent/cache/warm": Operation("daemon", cache_routes.WarmBody, answers_daemon.Warmed),
+    "POST /tokenize": Operation("llama-server", text_routes.TokenizeBody, answers_daemon.Tokens),
+    "POST /detokenize": Operation("llama-server", text_routes.DetokenizeBody, answers_daemon.Content),
+    "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, answers_daemon.RenderedPrompt),
+    "GET /props": Operation("llama-server", answer=answers_daemon.Props),
+    "GET /slots": Operation("llama-server", answer=answers_daemon.Slots),
     "POST /slots/{slot_id}": Operation("llama-server"),
     "GET /": Operation("ollama", text=TEXT),
     "HEAD /": Operation("ollama", text=TEXT),
-    "GET /api/version": Operation("ollama", answer=answers.OllamaVersion),
+    "GET /api/version": Operation("ollama", answer=answers_ollama.OllamaVersion),
     "HEAD /api/version": Operation("ollama"),
-    "GET /api/tags": Operation("ollama", answer=answers.OllamaModels),
-    "GET /api/ps": Operation("ollama", answer=answers.OllamaModels),
-    "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, answers.OllamaDescription),
-    "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers.OllamaChat, LINES),
-    "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, answers.OllamaGeneration, LINES),
-    "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, answers.OllamaPull, LINES),
+    "GET /api/tags": Operation("ollama", answer=answers_ollama.OllamaModels),
+    "GET /api/ps": Operation("ollama", answer=answers_ollama.OllamaModels),
+    "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, answers_ollama.OllamaDescription),
+    "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers_ollama.OllamaChat, LINES),
+    "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, answers_ollama.OllamaGeneration, LINES),
+    "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, answers_ollama.OllamaPull, LINES),
     "POST /api/embed": _MISSING,
     "POST /api/embeddings": _MISSING,
     "POST /api/create": _MISSING,
@@ -153,7 +153,7 @@ def openapi_document() -> Json:
 def _operation(route: RouteInfo, components: Components) -> Json:
     known = OPERATIONS.get(f"{route.method} {route.path}", Operation("other"))
     is_ollama = route.path.startswith("/api/")
-    refusal = components.ref(answers.OllamaRefusal if is_ollama else answers.Refusal)
+    refusal = components.ref(answers_ollama.OllamaRefusal if is_ollama else answers.Refusal)
     responses = {str(known.status.value): _answer(known, components, is_empty=route.method == "HEAD")}
     if known.unavailable is not None:
         responses["503"] = _content("Not ready", {"application/json": components.ref(known.unavailable)})

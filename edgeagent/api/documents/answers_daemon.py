@@ -1,0 +1,173 @@
+"""What the daemon's own routes and llama-server's answer, as the documents show it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import RootModel
+
+from edgeagent.api.documents.answers import Answer
+from edgeagent.types import WorkerState
+
+
+class HealthError(Answer):
+    """Why the daemon is not ready, in llama-server's words."""
+
+    code: int
+    message: str
+    type: str
+
+
+class NotHealthy(Answer):
+    """The answer of a daemon that is not ready."""
+
+    error: HealthError
+
+
+class Health(Answer):
+    """The daemon is up, and the default model is loaded."""
+
+    status: Literal["ok"]
+
+
+class Ready(Answer):
+    """A token was generated a moment ago."""
+
+    status: Literal["ready"]
+
+
+class Version(Answer):
+    """What runs."""
+
+    version: str
+    llama_cpp_commit: str | None
+    llama_cpp_python: str | None
+    python: str
+
+
+class WorkerReport(Answer):
+    """What a model's process does."""
+
+    num_running: int
+    num_waiting: int
+    tokens_per_second: float
+
+
+class ModelReport(Answer):
+    """A model and its process."""
+
+    name: str
+    state: WorkerState
+    progress: float
+    cause: str | None
+    pid: int | None
+    num_restarts: int
+    info: dict[str, Any] | None
+    worker: WorkerReport | None
+
+
+class Status(Answer):
+    """What the daemon runs."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    is_draining: bool
+    num_connections: int
+    num_live_requests: int
+    num_requests_total: int
+    tokens_per_second: float
+    default_model: str
+    models: list[ModelReport]
+
+
+class Stopping(Answer):
+    """The daemon drains and ends."""
+
+    status: Literal["stopping"]
+    num_live_requests: int
+
+
+class Reloading(Answer):
+    """The model is being loaded anew."""
+
+    status: Literal["reloading"]
+    model: str
+
+
+class CachePart(Answer):
+    """What the cache on disk holds of one model and client."""
+
+    model: str | None
+    client: str | None
+    num_blocks: int
+    num_tokens: int
+    num_bytes: int
+    unused_s: float
+
+
+class CacheReport(Answer):
+    """What the cache on disk holds."""
+
+    dir: str
+    parts: list[CachePart]
+
+
+class Purged(Answer):
+    """The prompts are forgotten."""
+
+    status: Literal["purged"]
+
+
+class Warmed(Answer):
+    """The prompt is computed, and kept."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class TokenPiece(Answer):
+    """A token and its text, or its bytes where it is a part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(Answer):
+    """A text's tokens."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class Content(Answer):
+    """The text of tokens."""
+
+    content: str
+
+
+class RenderedPrompt(Answer):
+    """What the model's chat template makes of a conversation."""
+
+    prompt: str
+
+
+class Props(Answer):
+    """The default model's settings, under llama-server's names."""
+
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str | None
+
+
+class Slot(Answer):
+    """Room for a request."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
+class Slots(RootModel[list[Slot]]):
+    """As many slots as requests can run at a time."""

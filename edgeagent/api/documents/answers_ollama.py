@@ -1,0 +1,82 @@
+"""What the Ollama API's routes answer, as the documents show it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from edgeagent.api.documents.answers import Answer
+
+
+class OllamaRefusal(Answer):
+    """The body of every error of the Ollama API."""
+
+    error: str
+
+
+class OllamaVersion(Answer):
+    """The version of Ollama whose API this is."""
+
+    version: str
+    edgeagent: str
+
+
+class OllamaModel(Answer):
+    """A model as Ollama lists it."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: dict[str, Any]
+
+
+class OllamaModels(Answer):
+    """Models as Ollama lists them."""
+
+    models: list[OllamaModel]
+
+
+class OllamaDescription(Answer):
+    """A model as Ollama describes it."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaEnd(Answer):
+    """How a generation of Ollama's API ended; durations are nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str | None = None
+
+
+class OllamaChatMessage(Answer):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class OllamaChat(OllamaEnd):
+    """A whole answer, or a line of a stream."""
+
+    message: OllamaChatMessage
+
+
+class OllamaGeneration(OllamaEnd):
+    """A whole answer, or a line of a stream."""
+
+    response: str
+
+
+class OllamaPull(Answer):
+    """How far a download is."""
+
+    status: str
