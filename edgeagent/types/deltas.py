@@ -1,0 +1,138 @@
+"""What a backend yields for a request, and what it is counted by."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class FinishReason(StrEnum):
+    """Why a response ended. An error is an exception, not a finish reason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+
+
+class TokenLogprob(Struct, frozen=True, omit_defaults=True):
+    """Natural-log probability of one token under the unmodified distribution, and of its likeliest rivals.
+
+    `start`: where its text begins in the content, or in the prompt, in characters. NaN: nothing comes before the token.
+    """
+
+    token: int
+    piece: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+    start: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """Token counts; cached is the part of the prompt that was reused instead of computed."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
+class Handover(Struct, frozen=True):
+    """A stream that lost its place went on elsewhere, or on the place's successor, after so many output tokens."""
+
+    source: str
+    target: str
+    num_tokens: int
+    reason: str
+
+
+class Timings(Struct, frozen=True):
+    """Milliseconds by stage. `delivery_ms`, `route`/`reason` and `handovers` are filled in outside the worker.
+
+    queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
+    cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
+    decode: first → last token; delivery: mean from leaving the engine to having been written to the client.
+    """
+
+    queue_ms: float = 0.0
+    load_ms: float = 0.0
+    render_ms: float = 0.0
+    cache_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_token_ms: float = 0.0
+    decode_ms: float = 0.0
+    delivery_ms: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    route: str = "local"
+    reason: str = ""
+    handovers: tuple[Handover, ...] = ()
+
+
+class Started(Struct, frozen=True, tag="started"):
+    """The prompt is rendered, tokenized, looked up in the cache and being computed."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class PromptProgress(Struct, frozen=True, tag="progress"):
+    """So many of the prompt's tokens are computed or were cached. Comes only where `reports_progress` is set."""
+
+    num_tokens: int
+
+
+class PromptText(Struct, frozen=True, tag="prompt"):
+    """More of the prompt itself, before any of the answer. Comes only where `echo` is set."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class TextDelta(Struct, frozen=True, tag="text"):
+    """More of the answer: whole UTF-8 characters, no part of a stop string."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ReasoningDelta(Struct, frozen=True, tag="reasoning"):
+    """More of the model's reasoning."""
+
+    text: str
+
+
+class ToolCallStarted(Struct, frozen=True, tag="call"):
+    """The model began its `index`-th call; the name is complete."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallDelta(Struct, frozen=True, tag="args"):
+    """More JSON text of a call's arguments."""
+
+    index: int
+    arguments: str
+
+
+class Finished(Struct, frozen=True, tag="finished"):
+    """The end, exactly once. `stop_string` is the client's stop string that ended it, if one did."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop_string: str | None = None
+
+
+Delta = Started | PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Finished
+
+
+class Step(Struct, frozen=True):
+    """What one engine step brought a request: deltas in order, the token ids behind them, and when (time.monotonic)."""
+
+    deltas: tuple[Delta, ...]
+    tokens: tuple[int, ...] = ()
+    at_s: float = 0.0

@@ -1,0 +1,137 @@
+"""What is known of a model and its worker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
+
+from edgeagent.types.requests import SamplingParams
+
+
+class MemoryKind(StrEnum):
+    """What a model's memory can forget: see `engine.runner`."""
+
+    FULL_ATTENTION = "full_attention"
+    SLIDING_WINDOW = "sliding_window"
+    RECURRENT = "recurrent"
+    HYBRID = "hybrid"
+
+
+class DeviceInfo(Struct, frozen=True):
+    """A compute device as llama.cpp names it."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu", "accelerator"]
+    memory_total_bytes: int = 0
+    memory_free_bytes: int = 0
+
+
+class ModelInfo(Struct, frozen=True):
+    """A loaded model. `sampling` holds the model's defaults, complete but for the seed.
+
+    `sandbox` names what its process may not do, in words. `embedding_length`: numbers in a vector, 0 where it gives
+    none.
+    """
+
+    name: str
+    path: str
+    architecture: str
+    description: str
+    size_bytes: int
+    num_params: int
+    num_vocab: int
+    context_length: int
+    context_length_trained: int
+    max_sequences: int
+    memory_kind: MemoryKind
+    has_chat_template: bool
+    supports_tools: bool
+    supports_reasoning: bool
+    sampling: SamplingParams
+    devices: tuple[DeviceInfo, ...] = ()
+    num_gpu_layers: int = 0
+    num_layers: int = 0
+    draft: str | None = None
+    llama_cpp_commit: str = ""
+    system_description: str = ""
+    sandbox: tuple[str, ...] = ()
+    load_ms: float = 0.0
+    chat_template: str = ""
+    supports_infill: bool = False
+    embedding_length: int = 0
+
+
+class CacheStatus(Struct, frozen=True):
+    """What a tier of the prefix cache holds and has done. `trouble`: why nothing is kept at the moment."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    num_offered: int = 0
+    num_dropped: int = 0
+    num_evicted: int = 0
+    read_bytes_per_s: float = 0.0
+    trouble: str | None = None
+
+
+class WorkerStatus(Struct, frozen=True):
+    """What a worker reports of itself with every pong.
+
+    Times are time.monotonic; `step_started_at_s` is 0 between steps, `preparing_since_s` while no prompt is prepared.
+    """
+
+    num_steps: int = 0
+    step_started_at_s: float = 0.0
+    preparing_since_s: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_cells_used: int = 0
+    num_cells: int = 0
+    num_cached_tokens: int = 0
+    num_prompt_tokens_total: int = 0
+    num_cached_tokens_total: int = 0
+    num_tokens_from_memory_total: int = 0
+    """Of the cached ones, those that came back from host memory; the others were in cells, or on disk."""
+    num_tokens_from_disk_total: int = 0
+    num_output_tokens_total: int = 0
+    tokens_per_second: float = 0.0
+    num_threads: int = 0
+    rss_bytes: int = 0
+    memory_cache: CacheStatus | None = None
+    disk_cache: CacheStatus | None = None
+
+
+class WorkerState(StrEnum):
+    """A worker's life."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"
+
+
+UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
+
+
+class ModelStatus(Struct, frozen=True):
+    """A model the daemon serves: known, loading, ready, failed or quarantined, and why.
+
+    Failed: it cannot be loaded. Quarantined: it killed its workers. After `retry_after_s` the next request tries again.
+    """
+
+    name: str
+    state: WorkerState
+    progress: float = 0.0
+    info: ModelInfo | None = None
+    worker: WorkerStatus | None = None
+    pid: int | None = None
+    num_restarts: int = 0
+    cause: str | None = None
+    retry_after_s: float | None = None

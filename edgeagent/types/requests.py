@@ -1,0 +1,161 @@
+"""What a client asked."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Tier(StrEnum):
+    """How urgent a request is; order of service among waiting prompts follows the order given here."""
+
+    REALTIME = "realtime"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class ToolCall(Struct, frozen=True):
+    """A call the model made. `arguments` is JSON text exactly as generated."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Struct, frozen=True):
+    """One turn of a conversation. `developer` is folded into `system` at the edge."""
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class Tool(Struct, frozen=True):
+    """A function the model may call. `parameters` is the JSON text of its JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: str = '{"type":"object","properties":{}}'
+    strict: bool = False
+
+
+class ToolChoice(Struct, frozen=True):
+    """Whether tools may, must or must not be called; `names` narrows the set (empty: all)."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] = ()
+
+
+class ChatPrompt(Struct, frozen=True, tag="chat"):
+    """A conversation, rendered by the model's own chat template inside the worker.
+
+    `template_kwargs` is JSON text of an object with allow-listed extra template variables (enable_thinking and such).
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    template_kwargs: str = "{}"
+
+
+class TextPrompt(Struct, frozen=True, tag="text"):
+    """Raw text, no template. With `suffix`, fill in the middle, where the model can."""
+
+    text: str
+    suffix: str | None = None
+    parse_special: bool = False
+
+
+class TokenPrompt(Struct, frozen=True, tag="tokens"):
+    """Token ids, taken as they are."""
+
+    tokens: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class TextFormat(Struct, frozen=True, tag="text"):
+    """Free text."""
+
+
+class JsonObjectFormat(Struct, frozen=True, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(Struct, frozen=True, tag="json_schema"):
+    """JSON that validates against `schema` (JSON text)."""
+
+    schema: str
+    name: str = "response"
+    strict: bool = True
+
+
+OutputFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class SamplingParams(Struct, frozen=True):
+    """How the next token is drawn. None means the model's own default (`ModelInfo.sampling`, which lacks only a seed).
+
+    temperature 0 is greedy. Penalties look at the last `repeat_last_n` tokens. Order of effect: logit bias, penalties,
+    top-k, top-p, min-p, temperature (llama.cpp's default chain).
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class CachePolicy(Struct, frozen=True):
+    """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field.
+
+    Without `persist` nothing of it goes to disk; with `pin` its prompt stays until it is purged. `lane` names the
+    conversation that it goes on with, where there is one that waits for it: what it leaves stays until the next turn.
+    """
+
+    read: bool = True
+    write: bool = True
+    partition: str = ""
+    persist: bool = True
+    pin: bool = False
+    lane: str = ""
+
+
+class GenerateRequest(Struct, frozen=True):
+    """One generation, as typed at the edge and carried unchanged to the worker.
+
+    max_tokens None: until the context is full. logprobs None: off; n: the chosen token and the n likeliest others.
+    prefill_only: compute and cache the prompt, produce nothing. timeout_s bounds the whole request. echo: the prompt's
+    own text comes first, with the log probabilities of its tokens where `logprobs` asks for them (then nothing of the
+    prompt is read from the cache). reports_progress: say how much of the prompt is computed while it is.
+    """
+
+    id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+    format: OutputFormat = TextFormat()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    tier: Tier = Tier.INTERACTIVE
+    timeout_s: float | None = None
+    prefill_only: bool = False
+    cache: CachePolicy = CachePolicy()
+    echo: bool = False
+    reports_progress: bool = False
