@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ from pydantic import Field
 from edgeagent import cache_folder
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.fields import Body, validate
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body, read_json_object
 from edgeagent.api.schemas import read_chat
 from edgeagent.cache_folder import Part
 from edgeagent.errors import InternalError, InvalidRequest
@@ -70,12 +71,8 @@ async def purge(request: Request) -> JSONResponse:
 @router.post("/warm")
 async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and keep it, so that the first to ask finds it there."""
-    fields = await read_json_object(request)
-    body = validate(WarmBody, fields)
     service = context_of(request).service
-    if (body.prompt is None) == ("messages" not in fields):
-        raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")
-    warming = _warming(fields, body, service.default_model())
+    warming = await read_body(request, partial(_read_warming, default_model=service.default_model()))
     async with aclosing(service.generate(warming)) as steps:
         async for step in steps:
             for delta in step.deltas:
@@ -84,7 +81,10 @@ async def warm(request: Request) -> JSONResponse:
     raise InternalError("a generation ended without its last event")
 
 
-def _warming(fields: Fields, body: WarmBody, default_model: str) -> GenerateRequest:
+def _read_warming(fields: Fields, default_model: str) -> GenerateRequest:
+    body = validate(WarmBody, fields)
+    if (body.prompt is None) == ("messages" not in fields):
+        raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")
     request_id = f"warm-{secrets.token_hex(12)}"
     cache = CachePolicy(partition=body.client, pin=body.pin)
     if body.prompt is not None:

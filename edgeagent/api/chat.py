@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -13,7 +14,7 @@ from edgeagent.api.choices import collect, events, run, stream
 from edgeagent.api.completion import Answer, Chunks
 from edgeagent.api.context import context_of
 from edgeagent.api.first_step import begun
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body
 from edgeagent.api.schemas import read_chat
 from edgeagent.api.sse import unless_disconnected
 from edgeagent.errors import EdgeAgentError
@@ -26,12 +27,13 @@ async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, streamed or whole; the client's leaving cancels it."""
     service = context_of(request).service
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
-    completion = read_chat(
-        await read_json_object(request),
+    read = partial(
+        read_chat,
         completion_id=completion_id,
         default_model=service.default_model(),
         partition=client_of(request),
     )
+    completion = await read_body(request, read)
     answer = Answer(completion_id, completion.requests[0].model, len(completion.requests))
     steps = run(service, completion.requests)
     delivery = completion.delivery

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -12,9 +13,9 @@ from edgeagent.api.access import client_of
 from edgeagent.api.context import context_of
 from edgeagent.api.events import new_id
 from edgeagent.api.item_bodies import item_body
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body
 from edgeagent.api.responses import open_turn
-from edgeagent.api.schemas_responses import read_create
+from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.summary import compacted, num_input_tokens, summarize
 from edgeagent.api.usage import responses_usage
 from edgeagent.errors import InvalidRequest
@@ -25,11 +26,9 @@ router = APIRouter()
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
     """Return items that stand for a conversation, as the input of a new one."""
-    fields = await read_json_object(request)
-    if not isinstance(fields.get("model"), str):
-        raise InvalidRequest("model is missing: name the model that is to write the summary", param="model")
+    create = await read_body(request, _read_compaction)
     context = context_of(request)
-    turn = await open_turn(read_create(fields), context, client_of(request))
+    turn = await open_turn(create, context, client_of(request))
     items = turn.conversation.items
     summary, usage = await sse.unless_disconnected(
         request.receive, summarize(turn.request, turn.create.body.instructions, items, context.service)
@@ -48,8 +47,14 @@ async def compact(request: Request) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """Return how many tokens a create's prompt has, with its tools and all that it continues."""
-    fields = await read_json_object(request)
+    create = await read_body(request, read_create)
     context = context_of(request)
-    turn = await open_turn(read_create(fields), context, client_of(request))
+    turn = await open_turn(create, context, client_of(request))
     num_tokens = 0 if turn.is_empty else await num_input_tokens(turn.request, context.service)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def _read_compaction(fields: dict[str, Any]) -> ResponseCreate:
+    if not isinstance(fields.get("model"), str):
+        raise InvalidRequest("model is missing: name the model that is to write the summary", param="model")
+    return read_create(fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -12,7 +13,7 @@ from edgeagent.api.access import client_of
 from edgeagent.api.choices import collect, events, run, stream
 from edgeagent.api.context import context_of
 from edgeagent.api.first_step import begun
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body
 from edgeagent.api.schemas_completions import read_completion
 from edgeagent.api.sse import unless_disconnected
 from edgeagent.api.text_completion import TextChoices, TextChunks
@@ -26,12 +27,13 @@ async def create_completion(request: Request) -> Response:
     """Go on with one or more texts, streamed or whole; the client's leaving cancels it."""
     service = context_of(request).service
     completion_id = f"cmpl-{secrets.token_hex(12)}"
-    completion = read_completion(
-        await read_json_object(request),
+    read = partial(
+        read_completion,
         completion_id=completion_id,
         default_model=service.default_model(),
         partition=client_of(request),
     )
+    completion = await read_body(request, read)
     answer = TextChoices(completion_id, completion)
     steps = run(service, completion.requests)
     try:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
+from edgeagent.api.frames import Refused
 from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.steering import Steer
 from edgeagent.api.turn import Turn
-from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.errors import InvalidRequest
 
 MAX_NAMED_LANES = 32
 
@@ -37,9 +38,9 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A create whose turn has not come: its fields, or why it will be refused in its turn."""
+    """A create whose turn has not come."""
 
-    content: dict[str, Any] | Successor | EdgeAgentError
+    content: ResponseCreate | Successor | Refused
     num_bytes: int = 0
 
 
@@ -63,9 +64,13 @@ class Live:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """`fetching` is a create whose parent is being looked for; cancelled meanwhile, it does not run."""
+    """`fetching` is a create whose parent is being looked for; cancelled meanwhile, it does not run.
+
+    `key` tells it apart from all lanes of all connections.
+    """
 
     name: str | None
+    key: str
     live: Live | None = None
     fetching: ResponseCreate | None = None
     is_fetch_cancelled: bool = False
@@ -81,7 +86,8 @@ class Lanes:
     """The default lane, which has no name, and up to MAX_NAMED_LANES that clients name."""
 
     def __init__(self) -> None:
-        self.default = Lane(_DEFAULT_LANE)
+        self._connection = secrets.token_hex(8)
+        self.default = Lane(_DEFAULT_LANE, self._connection)
         self._lanes: dict[str | None, Lane] = {_DEFAULT_LANE: self.default}
 
     def __iter__(self) -> Iterator[Lane]:
@@ -107,7 +113,7 @@ class Lanes:
                     "reuse one or open another connection.",
                     param="stream_id",
                 )
-            self._lanes[name] = Lane(name)
+            self._lanes[name] = Lane(name, f"{self._connection}/{name}")
         return self._lanes[name]
 
     def clear(self) -> None:

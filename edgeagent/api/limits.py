@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import re
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,10 @@ MAX_INTEGER = 2**63 - 1
 # A body may take this long, and a second more for each 64 KiB that has come.
 BODY_GRACE_S = 10.0
 MIN_BODY_BYTES_PER_S = 64 << 10
+# What takes the event loop some 3 ms at worst (measured: 40 ns a byte, of tools with many small values).
+MAX_INLINE_BYTES = 64 << 10
+
+T = TypeVar("T")
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 
@@ -120,7 +125,22 @@ _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse
 
 async def read_json_object(request: Request) -> dict[str, object]:
     """Return the JSON object in a request's body; raise InvalidRequest where there is none."""
-    value = parse_json(await request.body())
+    return await read_body(request, lambda fields: fields)
+
+
+async def read_body(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `read` makes of the JSON object in a request's body; raise what it raises, or InvalidRequest."""
+    body = await request.body()
+    return await aside(len(body), lambda: read(_parse_object(body)))
+
+
+async def aside(num_bytes: int, read: Callable[[], T]) -> T:
+    """Return what `read` makes of so many bytes: of many in a thread, beside the streams that flow meanwhile."""
+    return read() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(read)
+
+
+def _parse_object(body: bytes) -> dict[str, Any]:
+    value = parse_json(body)
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")
     return value

@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from edgeagent.api.access import client_of
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body
 from edgeagent.api.ollama_answer import OllamaAnswer, Shape, chat_shape, generate_shape
-from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, line, served_name
+from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, line, name_finder
 from edgeagent.api.schemas_ollama import Asked, read_chat, read_generate
 from edgeagent.api.sse import unless_disconnected
 from edgeagent.errors import NotSupported
@@ -43,13 +43,12 @@ async def generate(request: Request) -> Response:
 async def _answer(request: Request, read: Callable[..., Asked], shape: Shape) -> Response:
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
-    fields = await read_json_object(request)
-    served = partial(served_name, context)
-    asked = read(fields, request_id=request_id, served=served, partition=client_of(request))
+    reading = partial(read, request_id=request_id, served=name_finder(context), partition=client_of(request))
+    asked = await read_body(request, reading)
     answer = OllamaAnswer(request_id, asked.model, shape)
     if asked.request is None:
         if not asked.is_unload:
-            await unless_disconnected(request.receive, _load(context, asked.served_model, request_id))
+            await unless_disconnected(request.receive, load(context, asked.served_model, request_id))
         return JSONResponse(answer.loaded(is_unload=asked.is_unload))
     if asked.is_thinking:
         _check_thinking(_status(context, asked.served_model), asked.model)
@@ -82,7 +81,7 @@ async def _collect(steps: Steps, answer: OllamaAnswer) -> Fields:
     return answer.body()
 
 
-async def _load(context: Context, model: str, request_id: str) -> None:
+async def load(context: Context, model: str, request_id: str) -> None:
     """Return once the model is loaded; raise what keeps it from that."""
     status = _status(context, model)
     if status is not None and status.state is WorkerState.READY:

@@ -6,8 +6,9 @@ It knows neither what is generated nor which routes there are.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -103,13 +104,22 @@ def untagged(name: str) -> str:
 
 def served_name(context: Context, name: str) -> str:
     """Return the name under which the service knows a model; raise ModelNotFound in Ollama's words."""
+    return name_finder(context)(name)
+
+
+def name_finder(context: Context) -> Callable[[str], str]:
+    """Return a `served_name` of what is served at this moment, for any thread to call."""
     names = [status.name for status in context.service.models()]
+    return partial(_find_name, names, context.config.model, context.service.default_model())
+
+
+def _find_name(names: Sequence[str], configured: str, default: str, name: str) -> str:
     plain = untagged(name)
     if not names:
         return plain  # the daemon is starting: the service says so itself
     if plain in names or name in names:
         return name if name in names else plain
-    if plain in ("default", context.config.model):
-        return context.service.default_model()
+    if plain in ("default", configured):
+        return default
     served = ", ".join(map(tagged, names))
     raise ModelNotFound(f"model '{name[:256]}' not found; this daemon serves {served}", param="model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,7 +18,7 @@ from edgeagent.api.events import TERMINAL, set_delivery
 from edgeagent.api.first_step import begun
 from edgeagent.api.generation import Steps, steps_of
 from edgeagent.api.history import ConnectionHistory
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.api.turn import Turn, begin_turn, unexpected
@@ -29,12 +30,9 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer one create, streamed or whole; the client's leaving cancels it."""
-    fields = await read_json_object(request)
-    is_streamed = fields.get("stream")
-    if not isinstance(is_streamed, bool | None):
-        raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
+    is_streamed, create = await read_body(request, _read)
     context = context_of(request)
-    turn = await open_turn(read_create(fields), context, client_of(request))
+    turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
         if is_streamed:
             raise NotSupported("a background response cannot be streamed; ask for it by its id", param="stream")
@@ -45,6 +43,13 @@ async def create_response(request: Request) -> Response:
         return sse.EventStream(_stream_held(turn, steps, context))
     await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
     return JSONResponse(turn.events.response)
+
+
+def _read(fields: dict[str, Any]) -> tuple[bool, ResponseCreate]:
+    is_streamed = fields.get("stream")
+    if not isinstance(is_streamed, bool | None):
+        raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
+    return bool(is_streamed), read_create(fields)
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:

@@ -195,11 +195,13 @@ class ResponseCreate:
     def echo(self, defaults: SamplingParams) -> Fields:
         """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
         body = self.body
+        # Whether they may be repeated is told without taking large ones apart.
+        are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
         echo: Fields = {
             "previous_response_id": body.previous_response_id,
             "instructions": body.instructions,
-            "tools": [_echo_tool(tool) for tool in self.tools],
-            "tool_choice": _echo_choice(body.tool_choice),
+            "tools": [_echo_tool(tool) for tool in self.tools if are_short],
+            "tool_choice": _echo_choice(body.tool_choice) if are_short else "auto",
             "text": {"format": _echo_format(self.format)},
             "metadata": body.metadata or {},
             "truncation": "disabled",

@@ -17,12 +17,12 @@ from edgeagent.api import steering
 from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.errors import error_body, error_headers, http_status
 from edgeagent.api.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
+from edgeagent.api.frames import CreateFrame, Frame, OtherFrame, Refused
 from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.items import Item
 from edgeagent.api.lanes import InvalidStreamId, Lane, Lanes, Live, StreamLimitReached, Successor, Waiting
-from edgeagent.api.limits import parse_json
 from edgeagent.api.output import Event
-from edgeagent.api.schemas_responses import ResponseCreate, read_create
+from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.service import Service
 from edgeagent.api.steering import Steer, SteerRefused
 from edgeagent.api.steers import Steers
@@ -73,28 +73,28 @@ class Session:
         self._num_waiting_bytes = 0
         self._actions: list[Action] = []
 
-    def receive_text(self, text: str) -> list[Action]:
+    def receive(self, frame: Frame) -> list[Action]:
         """Take a frame."""
-        try:
-            frame = parse_json(text)
-            if not isinstance(frame, dict):
-                raise InvalidRequest("a frame must be a JSON object with a type")
-        except EdgeAgentError as error:
-            # It may have been a create, and then it is answered in its turn.
-            self._wait(self._lanes.default, Waiting(error))
-            return self._take()
-        match frame.get("type"):
-            case "response.create":
-                self._create(frame, len(text))
+        match frame:
+            case Refused():
+                # It may have been a create, and then it is answered in its turn.
+                self._wait(self._lanes.default, Waiting(frame))
+            case CreateFrame():
+                self._create(frame)
+            case OtherFrame(fields):
+                self._receive_other(fields)
+        return self._take()
+
+    def _receive_other(self, fields: dict[str, Any]) -> None:
+        match fields.get("type"):
             case "response.cancel":
-                self._cancel(frame)
+                self._cancel(fields)
             case "response.steer":
-                self._steer(frame)
+                self._steer(fields)
             case "response.processed":
                 pass
             case unknown:
                 self._refuse_unknown(unknown)
-        return self._take()
 
     def receive_binary(self) -> list[Action]:
         """Take a binary frame: the protocol has none."""
@@ -160,21 +160,23 @@ class Session:
         actions, self._actions = self._actions, []
         return actions
 
-    def _create(self, frame: dict[str, Any], num_bytes: int) -> None:
+    def _create(self, frame: CreateFrame) -> None:
+        fields = frame.fields
         try:
-            lane = self._lanes.use(frame.get("stream_id"), is_named="stream_id" in frame)
+            lane = self._lanes.use(fields.get("stream_id"), is_named="stream_id" in fields)
         except StreamLimitReached as error:
-            self._send_error(error, frame["stream_id"])
+            self._send_error(error, fields["stream_id"])
         except InvalidStreamId as error:
-            self._wait(self._lanes.default, Waiting(error))
+            self._wait(self._lanes.default, Waiting(Refused(error)))
         else:
-            self._wait(lane, Waiting(frame, num_bytes))
+            self._wait(lane, Waiting(frame.asked, frame.num_bytes))
 
     def _wait(self, lane: Lane, waiting: Waiting) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
         if is_full and lane.is_busy:
             # It keeps its place, so that its error is read as its own; only its body is dropped.
-            waiting = Waiting(Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers"))
+            error = Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers")
+            waiting = Waiting(Refused(error))
         if len(lane.waiting) >= MAX_REFUSALS:
             self._actions.append(Close(TOO_MANY, "too many requests are waiting"))
             return
@@ -187,23 +189,19 @@ class Session:
             waiting = lane.waiting.popleft()
             self._num_waiting_bytes -= waiting.num_bytes
             match waiting.content:
-                case EdgeAgentError() as error:
+                case Refused(error, previous_id):
+                    self._evict(previous_id, lane)
                     self._send_error(error, lane.name)
                 case Successor(create, steers):
                     self._begin_turn(lane, create, Found(), steers)
-                case fields:
-                    self._open(lane, fields)
+                case create:
+                    self._open(lane, create)
 
-    def _open(self, lane: Lane, fields: dict[str, Any]) -> None:
-        try:
-            if self._expiry:
-                raise self._expiry
-            create = read_create(fields)
-        except EdgeAgentError as error:
-            self._evict(fields.get("previous_response_id"), lane)
-            self._send_error(error, lane.name)
-            return
-        if missing := self._history.missing(create.previous_id, create.items):
+    def _open(self, lane: Lane, create: ResponseCreate) -> None:
+        if self._expiry:
+            self._evict(create.previous_id, lane)
+            self._send_error(self._expiry, lane.name)
+        elif missing := self._history.missing(create.previous_id, create.items):
             lane.fetching = create
             self._actions.append(Fetch(lane.name, missing))
         else:
@@ -222,6 +220,7 @@ class Session:
                 default_model=self._default_model,
                 stream_id=lane.name,
                 partition=self._partition,
+                lane=lane.key,
                 make_id=self._make_id,
                 clock=self._clock,
             )

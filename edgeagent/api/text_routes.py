@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from edgeagent.api.context import context_of
 from edgeagent.api.fields import Body, validate
-from edgeagent.api.limits import read_json_object
+from edgeagent.api.limits import read_body, read_json_object
 from edgeagent.api.schemas import read_chat
 from edgeagent.api.schemas_completions import read_tokens
 from edgeagent.api.sse import unless_disconnected
@@ -67,9 +68,8 @@ async def detokenize(request: Request) -> JSONResponse:
 async def apply_template(request: Request) -> JSONResponse:
     """Return the prompt that the model's chat template makes of a chat completion's body."""
     service = context_of(request).service
-    completion = read_chat(
-        await read_json_object(request), completion_id="", default_model=service.default_model()
-    ).requests[0]
+    read = partial(read_chat, completion_id="", default_model=service.default_model())
+    completion = (await read_body(request, read)).requests[0]
     assert isinstance(completion.prompt, ChatPrompt)
     answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
     return JSONResponse({"prompt": answer.text})

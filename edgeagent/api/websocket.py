@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -20,7 +21,9 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.envelope import WEBSOCKET
 from edgeagent.api.events import set_delivery
+from edgeagent.api.frames import read_frame
 from edgeagent.api.generation import steps_of
+from edgeagent.api.limits import aside
 from edgeagent.api.outbox import Outbox
 from edgeagent.api.output import Event
 from edgeagent.api.session import Session
@@ -107,7 +110,11 @@ class Connection:
             if message["type"] == "websocket.disconnect":
                 return
             text = message.get("text")
-            self._perform(self._session.receive_binary() if text is None else self._session.receive_text(text))
+            if text is None:
+                self._perform(self._session.receive_binary())
+            else:
+                frame = await aside(len(text), partial(read_frame, text))
+                self._perform(self._session.receive(frame))
 
     async def _write(self) -> None:
         websocket, outbox = self._websocket, self._outbox

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from edgeagent.api.frames import read_frame
 from edgeagent.api.session import MAX_ACTIVE
 from edgeagent.backends.fake import finished
 from edgeagent.errors import Overloaded, WorkerCrashed
@@ -96,7 +97,7 @@ def refusals(client: Client) -> None:
     client.create(conversation="conv_1", previous_response_id="resp_gone")
     client.create(input=[{"type": "function_call_output", "call_id": "call_gone", "output": ""}])
     client.send("session.update")
-    client.take(client.session.receive_text("{"))
+    client.take(client.session.receive(read_frame("{")))
     client.take(client.session.expire(3600.0))
 
 

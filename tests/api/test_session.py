@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.events import TERMINAL
+from edgeagent.api.frames import read_frame
 from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.output import Event
 from edgeagent.api.response_database import Limits, ResponseDatabase
@@ -80,7 +81,7 @@ class Client:
         return self.take(self.session.fetched(fetch.lane, found))
 
     def send(self, kind: str, **fields: Any) -> list[Event]:
-        return self.take(self.session.receive_text(json.dumps({"type": kind, **fields})))
+        return self.take(self.session.receive(read_frame(json.dumps({"type": kind, **fields}))))
 
     def create(self, **fields: Any) -> list[Event]:
         return self.send("response.create", **{"input": "hi", **fields})
@@ -169,7 +170,7 @@ def test_a_failure_after_created_is_a_failed_response_and_no_envelope() -> None:
 )
 def test_frames_that_are_none(text: str, words: str) -> None:
     client = Client()
-    error = error_of(client.take(client.session.receive_text(text)))
+    error = error_of(client.take(client.session.receive(read_frame(text))))
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
     assert words in error["message"]
 
@@ -187,7 +188,7 @@ def test_unknown_types_are_errors_only_while_nothing_runs() -> None:
 def test_a_broken_frame_is_answered_in_its_turn() -> None:
     client = Client()
     client.create()
-    assert client.take(client.session.receive_text("{")) == []
+    assert client.take(client.session.receive(read_frame("{"))) == []
     assert kinds(client.finish("resp_1"))[-2:] == ["completed", "error"]
 
 
@@ -528,7 +529,7 @@ def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None
 def test_the_url_may_name_the_model() -> None:
     for model, expected in (("other", "other"), (None, "fake")):
         session = Session(FakeBackend(), ConnectionHistory(), default_model=model)
-        (start,) = session.receive_text('{"type":"response.create","input":"hi"}')
+        (start,) = session.receive(read_frame('{"type":"response.create","input":"hi"}'))
         assert isinstance(start, Start)
         assert start.turn.request.model == expected
 

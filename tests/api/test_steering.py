@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgeagent.api.actions import Send
+from edgeagent.api.frames import read_frame
 from edgeagent.api.output import Event
 from edgeagent.api.session import MAX_ACTIVE
 from edgeagent.api.steering import MAX_STEERS
@@ -192,7 +193,7 @@ def test_inputs_that_are_none(raw: object) -> None:
     client, first = talking()
     # Given back as it came, so no typed client would read it either.
     frame = {"type": "response.steer", "previous_response_id": first, "input": raw}
-    (action,) = client.session.receive_text(json.dumps(frame))
+    (action,) = client.session.receive(read_frame(json.dumps(frame)))
     assert isinstance(action, Send)
     assert refused([action.event]) == "invalid_input"
 

@@ -372,7 +372,7 @@ async def test_a_bug_closes_with_1011_and_leaves_nothing(
     async with connect(f"ws://{address}/v1/responses") as socket:
         await create(socket)
         await backend.until(lambda backend: backend.num_live == 1)
-        monkeypatch.setattr(socket_shell.Session, "receive_text", fail)
+        monkeypatch.setattr(socket_shell.Session, "receive", fail)
         await socket.send("{}")
         with pytest.raises(ConnectionClosed):
             while True:

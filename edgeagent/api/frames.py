@@ -1,0 +1,53 @@
+"""A client's WebSocket frame as it is read: JSON, and the fields of a create. Pure: a large one is read in a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgeagent.api.limits import parse_json
+from edgeagent.api.schemas_responses import ResponseCreate, read_create
+from edgeagent.errors import EdgeAgentError, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A create that will be refused in its turn, and what it wanted to go on from."""
+
+    error: EdgeAgentError
+    previous_id: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateFrame:
+    """A `response.create`; `fields` also hold what concerns the connection alone."""
+
+    fields: dict[str, Any]
+    asked: ResponseCreate | Refused
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFrame:
+    """Any other frame that is a JSON object."""
+
+    fields: dict[str, Any]
+
+
+Frame = CreateFrame | OtherFrame | Refused
+
+
+def read_frame(text: str) -> Frame:
+    """Return what a frame holds, or why it is none."""
+    try:
+        fields = parse_json(text)
+        if not isinstance(fields, dict):
+            raise InvalidRequest("a frame must be a JSON object with a type")
+    except EdgeAgentError as error:
+        return Refused(error)
+    if fields.get("type") != "response.create":
+        return OtherFrame(fields)
+    try:
+        return CreateFrame(fields, read_create(fields), len(text))
+    except EdgeAgentError as error:
+        return CreateFrame(fields, Refused(error, fields.get("previous_response_id")), len(text))
