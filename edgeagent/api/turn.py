@@ -23,6 +23,7 @@ from edgeagent.types import (
     SamplingParams,
     Timings,
     Usage,
+    replace,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,10 @@ class Turn:
     def shorten(self, items: tuple[Item, ...]) -> None:
         """Answer these items instead, which stand for the same conversation."""
         self.conversation = Conversation(items, 0, self.conversation.is_storable)
-        self.request = self.create.request(
+        shorter = self.create.request(
             self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
         )
+        self.request = replace(shorter, cache=self.request.cache)
 
     def stored(self) -> StoredResponse:
         """Return what a continuation needs. Cut-off and cancelled answers too: what was heard of them was said."""
@@ -78,12 +80,14 @@ def begin_turn(
     default_model: str | None = None,
     stream_id: str | None = None,
     partition: str = "",
+    lane: str = "",
     make_id: NewId = new_id,
     clock: Callable[[], float] = time.time,
 ) -> Turn:
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
-    `found` is what the store has of what the history did not remember.
+    `found` is what the store has of what the history did not remember; what the response leaves in the prefix cache
+    stays until the next one of its `lane` ("": as long as anything does).
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
@@ -91,6 +95,7 @@ def begin_turn(
     request = create.request(
         make_id("resp"), model, conversation.items, partition, is_storable=conversation.is_storable
     )
+    request = replace(request, cache=replace(request.cache, lane=lane))
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
     # What follows on something that must not be written is not written either, and says so.
     response["store"] = create.is_stored and conversation.is_storable

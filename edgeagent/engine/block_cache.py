@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import psutil
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, BlockTier, Importance, Keyring
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Block, BlockKey, BlockTier, Importance, Keyring, Worth
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.radix_tree import common_length, to_array
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
-# A beginning of a block shorter than this is computed in the step that the rest of the prompt needs anyway.
-MIN_PART = 16
-# The same for a block that must be read before one knows whether it begins so, and how many of them to read.
+# The shortest beginning for which a block is read before one knows whether it begins so, and how many of them to read.
 _MIN_GUESS = 64
 _MAX_GUESSES = 4
 # Chains of a memory with a state may fork and meet again; a search longer than this is given up.
@@ -40,6 +38,11 @@ class Link:
     def end(self) -> int:
         """Positions that are there after it."""
         return self.start + self.num_tokens
+
+
+def _reach(links: Sequence[Link]) -> tuple[int, int, int]:
+    """Rank a chain: how far it goes, with how few blocks, of which how few tokens are cut off again."""
+    return (links[-1].end, -len(links), -links[-1].length) if links else (0, 0, 0)
 
 
 class BlockCache:
@@ -74,8 +77,8 @@ class BlockCache:
         links = self.find(partition, tokens, max_length)
         if max_length - (links[-1].end if links else 0) < _MIN_GUESS:
             return []
-        whole = [link for link in links if link.num_tokens == MAX_BLOCK_TOKENS]
-        parent, at = (whole[-1].key, whole[-1].end) if whole else (self._keyring.root(partition), 0)
+        stones = self.stones(links)
+        parent, at = (stones[-1].key, stones[-1].end) if stones else (self._keyring.root(partition), 0)
         known = {link.key for link in links}
         guesses = [
             Link(self.below, key, at, 0, 0, num_bytes)
@@ -85,6 +88,19 @@ class BlockCache:
             and (num_bytes := self.below.num_bytes(key)) is not None
         ]
         return guesses if len(guesses) <= _MAX_GUESSES else []
+
+    def stones(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
+        """Return those of a chain's links on which further blocks hang: all but a last one that is not to be gone past.
+
+        A block is gone past if it is full, ends at `cut`, or was gone past before.
+        """
+        if not links:
+            return []
+        *before, last = links
+        is_whole = last.num_tokens == last.length
+        if is_whole and (last.length == MAX_BLOCK_TOKENS or last.end == cut or self._has_children(last.key)):
+            return list(links)
+        return before
 
     def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
         """Return how many of the leading tokens some block in host memory shares, restorable there or not."""
@@ -113,10 +129,21 @@ class BlockCache:
         if self.below is not None:
             self.below.touch(keys)
 
-    def keep(self, partition: str, tokens: Sequence[int], importance: Importance) -> None:
-        """Let the blocks of a whole sequence be written that one which must not be may have left here."""
-        links = self.find(partition, tokens, len(tokens))
-        self.host.keep([link.key for link in links if link.num_tokens == link.length], importance)
+    def keep(self, partition: str, tokens: Sequence[int], worth: Worth) -> None:
+        """Let the blocks of a whole sequence matter as it does.
+
+        They may be written then too, which one that must not be may have left here.
+        """
+        for link in self.find(partition, tokens, len(tokens)):
+            if link.num_tokens == link.length:
+                self.host.keep((link.key,), worth.at(link.end))
+
+    def hold(self, partition: str, tokens: Sequence[int], lane: str) -> None:
+        """Let the blocks of a lane's latest response stay, and no longer those of the one before."""
+        self.host.hold(lane, [link.key for link in self.find(partition, tokens, len(tokens))])
+
+    def _has_children(self, key: BlockKey) -> bool:
+        return any(tier.children(key) for tier in self._tiers)
 
     def _held(self, parent: BlockKey, start: int, wanted: array[int]) -> Iterator[Link]:
         """Yield the blocks behind `parent` whose tokens are the next ones, the longest first."""
@@ -129,24 +156,29 @@ class BlockCache:
                     break
 
     def _find_cuttable(self, root: BlockKey, wanted: array[int]) -> list[Link]:
-        """Go down full blocks; the last link may be a shorter one, or the beginning of one."""
-        links: list[Link] = []
-        parent, at = root, 0
-        while True:
-            link = next(self._held(parent, at, wanted), None)
-            if link is None or link.length < MAX_BLOCK_TOKENS:
+        """Go down whole blocks, the longest first; the last link may be the beginning of one.
+
+        Where a shorter one fits too (instructions end there), what hangs on it is looked at afterwards.
+        """
+        best: list[Link] = []
+        forks: list[tuple[BlockKey, int, list[Link]]] = [(root, 0, [])]
+        for _ in range(_MAX_VISITS):
+            if not forks:
                 break
-            links.append(link)
-            parent, at = link.key, link.end
-        part = self._longest_part(parent, at, wanted)
-        if part is not None and (link is None or part.num_tokens > link.num_tokens):
-            link = part
-        return [*links, link] if link is not None else links
+            parent, at, links = forks.pop()
+            held = list(self._held(parent, at, wanted))
+            if not held or held[0].length < MAX_BLOCK_TOKENS:
+                part = self._longest_part(parent, at, wanted)
+                best = max(best, links if part is None else [*links, part], key=_reach)
+            forks.extend((link.key, link.end, [*links, link]) for link in reversed(held))
+        return best
 
     def _longest_part(self, parent: BlockKey, start: int, wanted: array[int]) -> Link | None:
         rest, best, longest = wanted[start:], None, MIN_PART - 1
         for key in self.host.children(parent):
             block = self.host.peek(key)
+            if not rest or block.tokens[0] != rest[0]:
+                continue
             shared = common_length(block.tokens, rest)
             if shared > longest:
                 best, longest = block, shared

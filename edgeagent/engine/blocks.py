@@ -29,6 +29,8 @@ Payload = bytes | memoryview
 
 KEY_BYTES = 32
 MAX_BLOCK_TOKENS = 256
+MIN_PART = 16
+"""Fewer tokens than this are computed in the step that the rest of the prompt needs anyway; no block is so short."""
 
 
 class Importance(IntEnum):
@@ -46,6 +48,38 @@ class Importance(IntEnum):
     """A system prompt or tool definitions."""
     PINNED = 4
     """Must stay until it is purged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """How much what a sequence leaves matters: `importance`, and more where it is its instructions.
+
+    `num_system`: tokens of the system prompt and the tool definitions (0: none, or not known). `lane`: the conversation
+    whose latest response it is, which stays until the next one ("": nobody waits for it).
+    """
+
+    importance: Importance = Importance.IDLE
+    num_system: int = 0
+    lane: str = ""
+
+    @property
+    def cut(self) -> int:
+        """Where a block ends that is not full, so that others with these instructions share it; 0: nowhere."""
+        return self.num_system if self.num_system % MAX_BLOCK_TOKENS >= MIN_PART else 0
+
+    def at(self, end: int) -> Importance:
+        """Return the importance of a block that ends at a position."""
+        is_system = end <= self.num_system and self.importance is not Importance.VOLATILE
+        return max(self.importance, Importance.SYSTEM) if is_system else self.importance
+
+    def block_end(self, start: int) -> int:
+        """Return where a block of attention that begins at a position ends, when there is that much."""
+        return self.cut if start < self.cut < start + MAX_BLOCK_TOKENS else start + MAX_BLOCK_TOKENS
+
+    def has_block_end(self, before: int, now: int) -> bool:
+        """Whether a block of attention ends in (before, now]."""
+        first = self.cut if now > self.cut else 0
+        return before < self.cut <= now or (now - first) // MAX_BLOCK_TOKENS > (before - first) // MAX_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,10 @@ class CellLedger:
         used = np.flatnonzero(self._num_holders)
         return int(used[-1]) + 1 if len(used) else 0
 
-    def highest(self, holder: int) -> int:
-        """Return the cell furthest up that a holder has, -1 if it has none."""
-        return max(self._cells.get(holder, ()), default=-1)
+    def highest(self, holder: int, length: int | None = None) -> int:
+        """Return the cell furthest up that a holder has (of its first `length`), -1 if it has none."""
+        cells = self._cells.get(holder)
+        return int(np.frombuffer(cells, np.int32)[:length].max()) if cells and length != 0 else -1
 
     def length(self, holder: int) -> int:
         """Return how many cells a holder has."""

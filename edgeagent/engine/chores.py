@@ -14,8 +14,6 @@ from edgeagent.engine.mover import Mover
 _SHARE = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
 _IDLE_BUDGET_S = 0.003  # until commands are looked at again
-# Idle prefixes that keep the used cells spread over this many more than they are leave when nothing runs.
-_MAX_GAP = 512
 
 
 class Chores:
@@ -49,4 +47,4 @@ class Chores:
         while self._mover.has_unsaved and self._clock() - started_s < _IDLE_BUDGET_S:
             self._mover.save_one()
         if not self._mover.has_unsaved:
-            self._mover.compact(_MAX_GAP)
+            self._mover.compact()

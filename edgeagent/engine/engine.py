@@ -165,6 +165,7 @@ class Engine:
                 break
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
+            self._mover.shed()  # before it is restored: into the lowest cells, then
             outputs += self._advance_intake(sequence)
         return outputs
 

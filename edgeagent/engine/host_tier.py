@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from edgeagent.engine.blocks import Block, BlockKey, BlockTier, Importance, TierStats
+from edgeagent.engine.holdings import Holdings
 
 # How much longer a block is kept than one that was seen once, in the unit of its cost.
 _FACTORS = {
@@ -27,6 +28,8 @@ _FACTORS = {
 _DEPTH_THAT_DOUBLES = 4096
 # A partition that nobody used for so long has no claim to a share.
 _STALE_S = 600.0
+# What is held for lanes takes at most this part of all.
+_HELD_SHARE = 0.5
 
 
 _Item = tuple[float, int, BlockKey]
@@ -55,7 +58,8 @@ class HostTier:
 
     Evicts leaves only, so that every block's ancestors stay with it: those of partitions that hold more than an equal
     share first, then by GreedyDual-Size (Cao and Irani 1997): a block's priority is its cost of being computed again
-    for each byte, on top of the priority of what was evicted last when it was last used.
+    for each byte, on top of the priority of what was evicted last when it was last used. Pinned blocks stay, and those
+    held for lanes, which have a part of the memory.
 
     With `can_cut` (a memory that can be cut anywhere) a block that begins like a longer sibling is of no use, and goes.
     """
@@ -75,6 +79,7 @@ class HostTier:
         self._entries: dict[BlockKey, _Entry] = {}
         self._children: defaultdict[BlockKey, list[BlockKey]] = defaultdict(list)
         self._partitions: dict[BlockKey, _Partition] = {}
+        self._holdings = Holdings(int(max_bytes * _HELD_SHARE))
         self._order = itertools.count()
         self._floor = 0.0  # priority of what was evicted last
         self._num_bytes = 0
@@ -162,6 +167,14 @@ class HostTier:
             if entry is not None:
                 self._raise(entry, importance)
 
+    def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
+        """Keep blocks, given from the first of their chain on, until this lane holds others or others need the room."""
+        blocks = [self._entries[key].block for key in keys if key in self._entries]
+        if blocks:
+            freed = self._holdings.hold(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
+            for key in (*freed, *(block.key for block in blocks)):
+                self._queue(self._entries[key])
+
     def _raise(self, entry: _Entry, importance: Importance) -> None:
         if importance > entry.importance:
             entry.importance, entry.is_offered = importance, False
@@ -176,6 +189,8 @@ class HostTier:
 
     def purge(self, root: BlockKey | None = None) -> int:
         """See BlockTier."""
+        for key in self._holdings.release(root):
+            self._queue(self._entries[key])
         gone = [entry for entry in self._entries.values() if root is None or entry.block.root == root]
         for entry in sorted(gone, key=lambda entry: -entry.block.start):
             self._remove(entry)
@@ -207,9 +222,9 @@ class HostTier:
             block = entry.block
             # What the tier below loses may leave orphans here, which nobody finds and which go in their turn.
             assert block.parent == block.root or block.parent in self._entries or self._below is not None
-            may_go = block.key not in self._children and entry.importance is not Importance.PINNED
-            assert may_go == (entry.item is not None)
+            assert self._may_go(entry) == (entry.item is not None)
             assert entry.item is None or entry.item in self._partitions[block.root].heap
+        self._holdings.check_integrity()
         for root, partition in self._partitions.items():
             held = (entry.block.num_bytes for entry in self._entries.values() if entry.block.root == root)
             assert partition.num_bytes == sum(held)
@@ -234,13 +249,17 @@ class HostTier:
     def _queue(self, entry: _Entry) -> None:
         """Give a block its place among those that may go; none if it must not."""
         entry.item = None
-        if entry.block.key in self._children or entry.importance is Importance.PINNED:
+        if not self._may_go(entry):
             return
         entry.item = (entry.priority, next(self._order), entry.block.key)
         heap = self._partitions[entry.block.root].heap
         heapq.heappush(heap, entry.item)
         if len(heap) > 64 + 4 * len(self._entries):
             heap[:] = sorted(item for item in heap if self._is_current(item))
+
+    def _may_go(self, entry: _Entry) -> bool:
+        key = entry.block.key
+        return key not in self._children and key not in self._holdings and entry.importance is not Importance.PINNED
 
     def _is_current(self, item: _Item) -> bool:
         entry = self._entries.get(item[2])
@@ -315,7 +334,7 @@ class HostTier:
             sibling = self._entries[key]
             tokens = sibling.block.tokens
             is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
-            if not is_beginning or key in self._children or sibling.importance is Importance.PINNED:
+            if not is_beginning or key in self._children or sibling.importance >= Importance.SYSTEM:
                 continue
             # The disk keeps what it has where the longer one may not go there.
             if is_volatile:
@@ -325,6 +344,7 @@ class HostTier:
 
     def _remove(self, entry: _Entry) -> None:
         block = entry.block
+        self._holdings.forget(block.key)
         del self._entries[block.key]
         siblings = self._children[block.parent]
         siblings.remove(block.key)

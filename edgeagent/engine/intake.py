@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from edgeagent.engine.block_cache import Link
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Importance
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.mover import Mover
 from edgeagent.engine.radix_tree import common_length
@@ -98,10 +97,10 @@ class Intake:
     def checkpoint(self, sequence: Sequence, num_tokens: int) -> None:
         """Keep what could not be kept later, after so many more tokens were computed."""
         is_boundary = sequence.num_computed in sequence.stops
-        has_full_block = num_tokens > sequence.num_computed % MAX_BLOCK_TOKENS
-        if sequence.keeps_prefix and (is_boundary or has_full_block):
+        now, worth = sequence.num_computed, sequence.spec.worth
+        if sequence.keeps_prefix and (is_boundary or worth.has_block_end(now - num_tokens, now)):
             assert sequence.seq_id is not None
-            self._mover.checkpoint(sequence.seq_id, self.importance(sequence), is_boundary=is_boundary)
+            self._mover.checkpoint(sequence.seq_id, worth, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence; what it computed stays as a prefix where it may."""
@@ -111,14 +110,7 @@ class Intake:
             sequence.restoring = None
         # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
         self._mover.cells.restore(sequence.seq_id)
-        self._mover.release(sequence.seq_id, keep=sequence.keeps_prefix, importance=self.importance(sequence))
-
-    @staticmethod
-    def importance(sequence: Sequence) -> Importance:
-        """Return how much what a sequence leaves is worth."""
-        if not sequence.spec.persist:
-            return Importance.VOLATILE
-        return Importance.PINNED if sequence.spec.pin else Importance.IDLE
+        self._mover.release(sequence.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
 
     def _find(self, sequence: Sequence) -> tuple[int, list[Link]]:
         return self._mover.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edgeagent.engine.block_cache import MIN_PART, BlockCache, Link
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Importance
+from edgeagent.engine.block_cache import BlockCache, Link
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Block, BlockKey, Importance, Worth
 from edgeagent.engine.loader import BlockLoader
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import CUTTABLE, Runner
@@ -26,6 +26,8 @@ from edgeagent.types import MemoryKind
 _WEIGHT = 0.2  # of a new measurement
 # Checkpoints of one full context take at most this part of host memory.
 _CHECKPOINT_SHARE = 8
+# A step attends to all cells up to the last one used; so many unused ones in between are worth a restore.
+_MAX_GAP = 512
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Mover:
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
         self._loader = None if blocks.below is None else BlockLoader(blocks.below)
-        self._importance: dict[int, Importance] = {}  # of idle sequences' prefixes
+        self._worths: dict[int, Worth] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
         self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
         self._restore_rate = _Rate()
@@ -94,23 +96,23 @@ class Mover:
         """Expected seconds of reading out one block."""
         return self._last_save_s
 
-    def release(self, seq_id: int, *, keep: bool, importance: Importance = Importance.IDLE) -> None:
+    def release(self, seq_id: int, *, keep: bool, worth: Worth) -> None:
         """End a live sequence; its prefix stays for others if `keep`."""
         self.cells.release(seq_id, keep=keep)
         if self.blocks.is_enabled and self.cells.is_idle(seq_id):
-            self._importance[seq_id] = importance
+            self._worths[seq_id] = worth
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
         """Read one block of an idle sequence out of the cells."""
         seq_id = next(iter(self._unsaved))
-        outcome = self._save_next(seq_id, self._importance[seq_id], is_whole=True)
+        outcome = self._save_next(seq_id, self._worths[seq_id], is_whole=True)
         if outcome is not _Saved.MORE:
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
             self._saved.add(seq_id)
 
-    def checkpoint(self, seq_id: int, importance: Importance, *, is_boundary: bool) -> None:
+    def checkpoint(self, seq_id: int, worth: Worth, *, is_boundary: bool) -> None:
         """Read out what of a live sequence cannot be read later; all that it has, if this is worth coming back to."""
         if not self.blocks.is_enabled:
             return
@@ -118,10 +120,10 @@ class Mover:
             case MemoryKind.FULL_ATTENTION if self.blocks.below is None:
                 pass  # can be read at any time; only a tier that outlives the process wants it as soon as may be
             case MemoryKind.FULL_ATTENTION | MemoryKind.SLIDING_WINDOW:
-                while self._save_next(seq_id, importance, is_whole=is_boundary) is _Saved.MORE:
+                while self._save_next(seq_id, worth, is_whole=is_boundary) is _Saved.MORE:
                     pass
             case _ if is_boundary:
-                self._save_next(seq_id, importance, is_whole=True)
+                self._save_next(seq_id, worth, is_whole=True)
             case _:
                 pass
 
@@ -130,12 +132,12 @@ class Mover:
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 
-    def compact(self, max_gap: int) -> None:
+    def compact(self) -> None:
         """Let idle prefixes leave the cells, the one furthest up first, until the used ones have no large gaps.
 
-        A step attends to all cells up to the last one used. What left comes back into the lowest free ones.
+        What left comes back into the lowest free ones.
         """
-        while self._saved and self.cells.span > self.cells.num_cells_used + max_gap:
+        while self._saved and self.cells.span > self.cells.num_cells_used + _MAX_GAP:
             self._drop(max(self._saved, key=self.cells.highest_cell))
 
     def checkpoint_interval(self) -> int:
@@ -146,7 +148,7 @@ class Mover:
 
     def _save_evicted(self, seq_id: int) -> None:
         if seq_id in self._unsaved:
-            while self._save_next(seq_id, self._importance[seq_id], is_whole=True) is _Saved.MORE:
+            while self._save_next(seq_id, self._worths[seq_id], is_whole=True) is _Saved.MORE:
                 pass
         self._forget(seq_id)
 
@@ -155,17 +157,22 @@ class Mover:
         self.cells.drop(seq_id)
 
     def _forget(self, seq_id: int) -> None:
-        self._importance.pop(seq_id, None)
+        self._worths.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._saved.discard(seq_id)
 
-    def _save_next(self, seq_id: int, importance: Importance, *, is_whole: bool) -> _Saved:
+    def _save_next(self, seq_id: int, worth: Worth, *, is_whole: bool) -> _Saved:
         """Read the next block of a sequence out of the cells; without `is_whole` only a full one."""
         partition, tokens = self.cells.partition(seq_id), self.cells.tokens(seq_id)
-        found = self._next_stateful(partition, tokens) if self._has_state else self._next(partition, tokens, is_whole)
+        if self._has_state:
+            found = self._next_stateful(partition, tokens)
+        else:
+            found = self._next(partition, tokens, worth, is_whole)
         if found is None:
-            if is_whole and importance is not Importance.VOLATILE:
-                self.blocks.keep(partition, tokens, importance)
+            if is_whole and worth.importance is not Importance.VOLATILE:
+                self.blocks.keep(partition, tokens, worth)
+            if worth.lane and self.cells.is_idle(seq_id):
+                self.blocks.hold(partition, tokens, worth.lane)
             return _Saved.ALL
         links, end = found
         start = links[-1].end if links else 0
@@ -180,20 +187,21 @@ class Mover:
         if self._has_state:
             self._state_bytes = self._runner.state_bytes(seq_id)
             self._cell_bytes = max(0, len(block.target) - self._state_bytes) / (end - start)
-        self.blocks.host.offer(block, importance)
+        self.blocks.host.offer(block, worth.at(end))
         self._last_save_s = self._clock() - started_s
         return _Saved.REFUSED if self.blocks.host.num_bytes(block.key) is None else _Saved.MORE
 
-    def _next(self, partition: str, tokens: array[int], is_whole: bool) -> tuple[list[Link], int] | None:
+    def _next(self, partition: str, tokens: array[int], worth: Worth, is_whole: bool) -> tuple[list[Link], int] | None:
         """Return where the next block of attention ends, and the chain that it hangs on."""
         links = self.blocks.find(partition, tokens, len(tokens))
-        whole = [link for link in links if link.num_tokens == MAX_BLOCK_TOKENS]
-        start = whole[-1].end if whole else 0
-        end = min(start + MAX_BLOCK_TOKENS, len(tokens))
+        stones = self.blocks.stones(links, worth.cut)
+        start = stones[-1].end if stones else 0
+        full_end = worth.block_end(start)
+        end = min(full_end, len(tokens))
         is_held = bool(links) and links[-1].end == len(tokens)
-        if is_held or end - start < (MIN_PART if is_whole else MAX_BLOCK_TOKENS):
+        if is_held or end - start < MIN_PART or (end < full_end and not is_whole):
             return None
-        return whole, end
+        return stones, end
 
     def _next_stateful(self, partition: str, tokens: array[int]) -> tuple[list[Link], int] | None:
         """Return the chain on which a block that ends here, with the state, hangs best.
@@ -219,6 +227,8 @@ class Mover:
         """
         known = self.cells.match(partition, tokens, max_length)
         links = self.blocks.find(partition, tokens, max_length)
+        if self._is_better_lower(partition, tokens, known, links):
+            return 0, links
         if not links or links[-1].end < known + MIN_PART:
             return known, []
         beyond = [link for link in links if link.end > known]
@@ -228,6 +238,20 @@ class Mover:
         if expected_s is not None and self._restore_s(beyond) > expected_s:
             return known, []
         return beyond[0].start, beyond
+
+    def _is_better_lower(self, partition: str, tokens: Sequence[int], known: int, links: Sequence[Link]) -> bool:
+        """Whether to restore what the cells hold too, since it would keep everyone far up in the cells.
+
+        Each token pays for the gap, and a restore is paid once: a gap as long as the prefix is worth it.
+        """
+        if self._has_state or not known or not links or links[-1].end < known:
+            return False
+        if any(link.tier is not self.blocks.host for link in links):
+            return False
+        holder = self.cells.find_idle(partition, tokens, known)
+        if holder is None or holder not in self._saved:
+            return False
+        return self.cells.gap_below(holder, known) > max(_MAX_GAP, known)
 
     def begin(self, seq_id: int, tokens: array[int], max_length: int, links: Sequence[Link]) -> Restoring:
         """Begin to restore a live sequence; go on with `advance` until that says it is done."""
@@ -339,7 +363,7 @@ class Mover:
         self.cells.check_integrity()
         self.blocks.host.check_integrity()
         idle = set(self.cells.idle_ids)
-        assert self._importance.keys() == (idle if self.blocks.is_enabled else set())
+        assert self._worths.keys() == (idle if self.blocks.is_enabled else set())
         assert self._unsaved.keys() | self._saved <= idle
         assert not self._unsaved.keys() & self._saved
 

@@ -59,6 +59,21 @@ class PrefixCache:
         """Return about how far up a sequence's cells reach."""
         return self._cells.highest(seq_id)
 
+    def find_idle(self, partition: str, tokens: Sequence[int], length: int) -> int | None:
+        """Return the idle sequence from which a claim of so much, which `match` found, would take it."""
+        found = self._find(partition, tokens, length)
+        return found[1] if found is not None and found[1] in self._idle else None
+
+    def gap_below(self, seq_id: int, length: int) -> int:
+        """Return about how many cells would lie unused below an idle sequence's first `length` without other idle ones.
+
+        0 where a live one reaches further up anyway.
+        """
+        top = self._cells.highest(seq_id, length)
+        if any(self._cells.highest(live) > top for live in self._live):
+            return 0
+        return max(0, top + 1 - length - sum(self._cells.length(live) for live in self._live))
+
     def tokens(self, seq_id: int) -> array[int]:
         """Return a sequence's tokens."""
         return self._tree.tokens(seq_id)

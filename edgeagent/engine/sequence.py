@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from edgeagent.engine.blocks import Importance, Worth
 from edgeagent.engine.mover import Restoring
 from edgeagent.engine.sampling import Sampler
 from edgeagent.types import Tier
@@ -21,8 +22,9 @@ class SequenceSpec:
     tokens of the output that are there already (another engine generated them); the sampler has accepted them. With
     `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
     must be computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
-    `boundaries` are positions in the prompt worth coming back to: the end of the system prompt, then others. What it
-    leaves in the cache may be written to disk if `persist`, and stays until it is purged if `pin`.
+    `boundaries` are positions in the prompt worth coming back to: the end of the system prompt, then others;
+    `num_system` is the first of them, 0 where there are no instructions. What it leaves in the cache may be written to
+    disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
     """
 
     id: str
@@ -38,8 +40,16 @@ class SequenceSpec:
     num_prompt_logprobs: int | None = None
     reports_progress: bool = False
     boundaries: Tokens[int] = ()
+    num_system: int = 0
     persist: bool = True
     pin: bool = False
+    lane: str = ""
+
+    @property
+    def worth(self) -> Worth:
+        """How much what it leaves in the cache matters."""
+        kept = Importance.PINNED if self.pin else Importance.IDLE
+        return Worth(kept if self.persist else Importance.VOLATILE, self.num_system, self.lane)
 
 
 @dataclass(slots=True)

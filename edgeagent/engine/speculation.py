@@ -132,7 +132,7 @@ class DraftModel:
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self._cache.restore(draft.seq_id)
-            self.mover.release(draft.seq_id, keep=sequence.keeps_prefix)
+            self.mover.release(draft.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
 
     def check_integrity(self) -> None:
         """Assert every invariant; for tests, between sequences."""

@@ -15,31 +15,62 @@ from edgeagent.text.template import ChatTemplate
 from edgeagent.types import ChatPrompt, Message
 
 _OTHER = "\u2042"  # begins like no message that a person would write
+_QUESTION = Message("user", _OTHER)
+
+
+Piece = Callable[[int], bytes]
+"""Gives the bytes of a token."""
+
+
+def find_system_end(
+    template: ChatTemplate, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
+) -> int | None:
+    """Return where what instructions and tools make of a prompt's tokens ends, None where the template will not tell.
+
+    Without instructions that is where what the template writes before any message ends. `text` is what the prompt was
+    rendered to.
+    """
+    system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
+    return _num_shared(template, structs.replace(prompt, messages=(*system, _QUESTION)), text, tokens, piece)
 
 
 def find_boundaries(
-    template: ChatTemplate, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Callable[[int], bytes]
+    template: ChatTemplate, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> tuple[int, ...]:
-    """Return positions in a prompt's tokens, rising: the end of what instructions and tools make, and where the next
-    turn will go on, which is before the end where the template writes past turns in another way than a new one.
+    """Return positions in a prompt's tokens, rising: the end of the instructions, and where the next turn will go on.
 
-    `text` is what the prompt was rendered to, `piece` gives the bytes of a token.
+    That is before the end where the template writes past turns in another way than a new one.
     """
-    system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
-    continuations = (
-        (*system, Message("user", _OTHER)),
-        (*prompt.messages, Message("assistant", _OTHER), Message("user", _OTHER)),
-    )
-    found = set()
-    for messages in continuations:
-        try:
-            other = template.render(structs.replace(prompt, messages=messages)).text
-        except EdgeAgentError:
-            continue  # a template may refuse what nobody asked for
-        num_shared = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(text))
-        num_bytes = len(text[:num_shared].encode())
-        found.add(min(_num_tokens_within(num_bytes, tokens, piece), len(tokens) - 1))
-    return tuple(sorted(found - {0}))
+    next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
+    found = {
+        find_system_end(template, prompt, text, tokens, piece),
+        _num_shared(template, next_turn, text, tokens, piece),
+    }
+    return tuple(sorted(position for position in found if position))
+
+
+def _num_shared(
+    template: ChatTemplate, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
+) -> int | None:
+    """Return how many tokens another prompt begins with too, all but the last at most."""
+    try:
+        rendered = template.render(other).text
+    except EdgeAgentError:
+        return None  # a template may refuse what nobody asked for
+    num_bytes = len(text[: _num_equal(text, rendered)].encode())
+    return min(_num_tokens_within(num_bytes, tokens, piece), len(tokens) - 1)
+
+
+def _num_equal(text: str, other: str) -> int:
+    """Return how many leading characters are equal."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _num_tokens_within(num_bytes: int, tokens: Sequence[int], piece: Callable[[int], bytes]) -> int:

@@ -192,6 +192,8 @@ class Host:
             num_prompt_logprobs=num_scored,
             reports_progress=request.reports_progress,
             boundaries=prompt.boundaries,
+            num_system=prompt.num_system,
+            lane=request.cache.lane,
         )
         output = OutputStream(
             self.model,

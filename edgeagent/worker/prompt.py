@@ -13,6 +13,7 @@ from edgeagent.text.vocabulary import SpecialTexts
 from edgeagent.types import (
     ChatPrompt,
     Detokenize,
+    Embed,
     MemoryKind,
     Prompt,
     PurgeCache,
@@ -23,7 +24,7 @@ from edgeagent.types import (
     Tokenize,
     TokenPrompt,
 )
-from edgeagent.worker.boundaries import find_boundaries
+from edgeagent.worker.boundaries import find_boundaries, find_system_end
 
 _USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
 
@@ -33,13 +34,15 @@ class ReadPrompt:
     """A prompt's tokens, the first `num_added` of them ours.
 
     `text` is what the client wrote, None where that was no one text. `open_reasoning` is what the template left open.
-    `boundaries` are positions where other prompts may part from this one; looked for where the memory needs it.
+    `num_system` tokens are instructions and tools; `boundaries` are positions where other prompts may part from this
+    one, looked for where the memory needs it.
     """
 
     tokens: list[int]
     text: str | None = None
     num_added: int = 0
     open_reasoning: ReasoningMarkers | None = None
+    num_system: int = 0
     boundaries: tuple[int, ...] = ()
 
 
@@ -71,21 +74,34 @@ class PromptReader:
         """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded where none can fit."""
         match prompt:
             case ChatPrompt():
-                rendered = self._template.render(prompt)
-                self._check_length(rendered.text)
-                tokens = tokenize_rendered(rendered, self._vocabulary)
-                boundaries: tuple[int, ...] = ()
-                if self._model.memory_kind is not MemoryKind.FULL_ATTENTION:
-                    boundaries = find_boundaries(self._template, prompt, rendered.text, tokens, self._model.piece)
-                return ReadPrompt(tokens, rendered.text, open_reasoning=rendered.open_reasoning, boundaries=boundaries)
+                return self._read_chat(prompt)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special):
                 self._check_length(text + (suffix or ""))
                 if suffix is not None:
                     return ReadPrompt(self._infill_tokens(text, suffix))
                 return self._read_text(text, parse_special=parse_special)
             case TokenPrompt(tokens=tokens):
-                _check_tokens(self._model, tokens, "prompt")
+                check_tokens(self._model, tokens, "prompt")
                 return ReadPrompt(list(tokens))
+
+    def _read_chat(self, prompt: ChatPrompt) -> ReadPrompt:
+        rendered = self._template.render(prompt)
+        self._check_length(rendered.text)
+        tokens = tokenize_rendered(rendered, self._vocabulary)
+        num_system = 0
+        boundaries: tuple[int, ...] = ()
+        if self._model.memory_kind is not MemoryKind.FULL_ATTENTION:
+            boundaries = find_boundaries(self._template, prompt, rendered.text, tokens, self._model.piece)
+        if prompt.tools or any(message.role == "system" for message in prompt.messages[:1]):
+            end = find_system_end(self._template, prompt, rendered.text, tokens, self._model.piece)
+            num_system = end or 0
+        return ReadPrompt(
+            tokens,
+            rendered.text,
+            open_reasoning=rendered.open_reasoning,
+            num_system=num_system,
+            boundaries=boundaries,
+        )
 
     def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:
         bos = self._model.bos_text
@@ -129,16 +145,16 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: ChatTem
             tokens = vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
             return TextAnswer(tokens=tuple(tokens), pieces=tuple(map(model.piece, tokens)))
         case Detokenize(tokens):
-            _check_tokens(model, tokens, "tokens")
+            check_tokens(model, tokens, "tokens")
             return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
         case RenderPrompt(prompt):
             rendered = template.render(prompt)
             return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
-        case PurgeCache():
-            raise InternalError("the engine forgets prompts, not the tokenizer")
+        case PurgeCache() | Embed():
+            raise InternalError("that is the engine's to answer, not the tokenizer's")
 
 
-def _check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:
+def check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:
     bad = next((token for token in tokens if not 0 <= token < model.num_tokens), None)
     if bad is not None:
         raise InvalidRequest(f"Token {bad} is not in the vocabulary of {model.num_tokens} tokens.", param=param)

@@ -159,6 +159,8 @@ def test_integrity_over_random_offers() -> None:
             tier.offer(made, rng.choice(list(Importance)[:-1]))
             tier.touch([rng.choice(known).key])
             tier.promote([rng.choice(known).key], Importance.REUSED)
+            if rng.random() < 0.1:
+                tier.hold(rng.choice("xyz"), [made.parent, made.key])
             if rng.random() < 0.02:
                 tier.purge(KEYS.root(rng.choice("abc")))
             tier.check_integrity()
@@ -190,3 +192,53 @@ def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() ->
     offer(tier, short, importance=Importance.IDLE)
     offer(tier, block("", [1, 2, 3, 4]), importance=Importance.IDLE)
     assert short.key not in below.blocks
+
+
+class TestHolding:
+    """What is held for a lane stays until the lane holds something else."""
+
+    def test_it_stays_and_what_was_held_before_may_go(self) -> None:
+        tier = HostTier(6 * SIZE)
+        first, second = block("", [1]), block("", [2])
+        child = block(first, [3])
+        offer(tier, first, child)
+        tier.hold("lane", [first.key, child.key])
+        offer(tier, *(block("", [9, n]) for n in range(9)), second)
+        assert held(tier, first, child, second) == [True, True, True]
+        tier.hold("lane", [second.key])
+        offer(tier, *(block("", [10, n]) for n in range(9)))
+        assert held(tier, first, child, second) == [False, False, True]
+
+    def test_the_partition_that_holds_most_gives_up_its_oldest(self) -> None:
+        tier = HostTier(10 * SIZE)
+        mine, yours = block("a", [1]), [block("b", [n]) for n in range(6)]
+        offer(tier, mine, *yours)
+        tier.hold("mine", [mine.key])
+        for number, each in enumerate(yours):
+            tier.hold(f"yours {number}", [each.key])
+            tier.check_integrity()
+        offer(tier, *(block("c", [9, n]) for n in range(30)))
+        assert held(tier, mine, *yours) == [True, False, False, True, True, True, True]
+
+    def test_more_than_all_lanes_may_hold_is_not_held(self) -> None:
+        tier = HostTier(4 * SIZE)
+        large = [block("", [n]) for n in range(3)]
+        offer(tier, *large)
+        tier.hold("lane", [each.key for each in large])
+        offer(tier, *(block("", [9, n]) for n in range(9)))
+        assert held(tier, *large) == [False] * 3
+
+    def test_a_purge_ends_it_and_a_longer_block_takes_its_place(self) -> None:
+        tier = HostTier(10 * SIZE)
+        short, longer, other = block("a", [1]), block("a", [1, 2]), block("b", [1])
+        offer(tier, short, other)
+        tier.hold("lane", [short.key])
+        tier.hold("other", [other.key])
+        offer(tier, longer)
+        assert held(tier, short, longer) == [False, True]
+        tier.hold("lane", [longer.key])
+        tier.purge(longer.root)
+        tier.check_integrity()
+        assert held(tier, longer, other) == [False, True]
+        tier.purge()
+        tier.check_integrity()

@@ -86,6 +86,53 @@ def test_an_idle_prefix_leaves_the_cells_when_another_computes() -> None:
     assert ask(engine, "c", prompt_of(600)).num_cached == 599
 
 
+class TestCompactness:
+    """A step attends to all cells up to the last one used, so those below must not be empty."""
+
+    @staticmethod
+    def begun(engine: Engine, name: str, prompt: list[int]) -> tuple[Sequence, int]:
+        """Add a request and admit it; return it, and how far up the used cells reach then."""
+        sequence = engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3))
+        engine.admit()
+        return sequence, engine._cells.span
+
+    def test_what_is_restored_takes_the_place_of_what_leaves(self) -> None:
+        engine = make_engine(FakeRunner(num_cells=8192))
+        first = ask(engine, "first", prompt_of(900, 1))
+        ask(engine, "second", prompt_of(1900, 2))
+        sequence, span = self.begun(engine, "next", [*first.tokens, 5])
+        assert sequence.num_restored == {"host": 902}
+        assert span == 902
+        assert run(engine)["next"] == naive([*first.tokens, 5], 3)
+
+    def test_a_follow_up_far_up_in_the_cells_comes_down(self) -> None:
+        runner = FakeRunner(num_cells=8192)
+        engine = make_engine(runner)
+        prompts = [prompt_of(900, seed) for seed in range(4)]
+        for number, prompt in enumerate(prompts):
+            engine.add(SequenceSpec(f"{number}", prompt, greedy(), max_tokens=3))
+        run(engine)
+        assert engine.status().num_cells_used > 3600
+        before = runner.num_tokens_computed
+        _, span = self.begun(engine, "next", [*prompts[3], 5])
+        assert span == 900
+        engine.check_integrity()
+        assert run(engine)["next"] == naive([*prompts[3], 5], 3)
+        assert runner.num_tokens_computed - before <= 4
+
+    def test_beside_a_live_stream_that_is_far_up_it_stays_where_it_is(self) -> None:
+        engine = make_engine(FakeRunner(num_cells=8192, end_token=-1))
+        prompts = [prompt_of(900, seed) for seed in range(4)]
+        for number, prompt in enumerate(prompts):
+            engine.add(SequenceSpec(f"{number}", prompt, greedy(), max_tokens=3 if number < 3 else 1000))
+        while engine.status().num_running + engine.status().num_waiting > 1:
+            engine.step()
+        sequence, _ = self.begun(engine, "next", [*prompts[2], 5])
+        assert (sequence.num_cached, sequence.num_restored) == (900, {})
+        engine.cancel("3")
+        run(engine)
+
+
 def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> None:
     runner = FakeRunner(num_cells=2048, max_batch=64, end_token=-1)
     engine = make_engine(runner)

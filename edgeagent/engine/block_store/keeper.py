@@ -45,6 +45,10 @@ class Limits:
     ttl_s: float = float("inf")
 
 
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
 class Keeper:
     """The folder's one writer in this process; other processes may have theirs."""
 
@@ -69,6 +73,10 @@ class Keeper:
         self._is_unsynced = False
         self._due: dict[Callable[[], None], float] = {}
         self.trouble: str | None = None
+        """Why nothing is written until the next try."""
+        self.shortage: str | None = None
+        """Why the last block that was to be written found no room."""
+        self._missing_bytes = 0  # of that block
         self.num_evicted = 0
 
     def open(self) -> None:
@@ -247,8 +255,8 @@ class Keeper:
                     self._files.stamp(held.name.file_name, held.used_s)
 
     def _yield_room(self) -> None:
-        """Give the disk back what it lacks."""
-        self._make_room(0)
+        """Give the disk back what it lacks, and see whether there is room again for what found none."""
+        self._make_room(0 if self.shortage is None else self._missing_bytes)
 
     def _tidy(self) -> None:
         """Remove what is expired or out of reach."""
@@ -262,17 +270,29 @@ class Keeper:
         """Evict until so many bytes fit; False if they cannot."""
         limit = self._limit_bytes()
         needed = self._index.num_bytes + num_bytes - limit
-        if needed <= 0:
+        if needed > 0 and num_bytes <= max(0, limit):
+            self._evict(needed + int(max(0, limit) * _EVICT_PART))
+        if self._index.num_bytes + num_bytes <= self._limit_bytes():
+            self.shortage = None
             return True
-        if num_bytes > limit:
-            return False
-        self._evict(needed + int(limit * _EVICT_PART))
-        return self._index.num_bytes + num_bytes <= self._limit_bytes()
+        self.shortage, self._missing_bytes = self._why_no_room(num_bytes), num_bytes
+        return False
+
+    def _why_no_room(self, num_bytes: int) -> str:
+        limits, free_bytes = self._limits, self._files.free_bytes()
+        if num_bytes > limits.max_bytes:
+            return f"a block has {_mib(num_bytes)}, more than all may take ({_mib(limits.max_bytes)}): raise the bound"
+        if free_bytes - num_bytes < limits.min_free_bytes:
+            return (
+                f"nothing more is written: the disk of {self._files.folder} has {_mib(free_bytes)} free, and "
+                f"{_mib(limits.min_free_bytes)} are to stay so; free some, or lower that bound"
+            )
+        return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:
-        """Return how much all blocks may take, so that the disk keeps its reserve."""
+        """Return how much all blocks may take, so that the disk keeps its reserve; below 0 where it has none at all."""
         spare = self._files.free_bytes() - self._limits.min_free_bytes
-        return max(0, min(self._limits.max_bytes, self._index.num_bytes + spare))
+        return min(self._limits.max_bytes, self._index.num_bytes + spare)
 
     def _evict(self, num_bytes: int) -> None:
         victims = choose_victims(

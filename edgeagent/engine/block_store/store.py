@@ -135,7 +135,7 @@ class BlockStore:
             num_dropped=self._num_refused + self._writer.num_lost,
             num_evicted=self._keeper.num_evicted,
             read_bytes_per_s=self._rate.bytes_per_s or self._ledger.read_bytes_per_s,
-            trouble=self.trouble,
+            trouble=self.trouble or self._keeper.shortage,
         )
 
     @property

@@ -168,6 +168,29 @@ def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatc
     times.pass_s(3600)
     store.work()
     assert store.stats().num_blocks < 2
+    assert "are to stay so" in (store.stats().trouble or ""), "whoever looks is told why"
+    store.offer(chain[0], Importance.IDLE)
+    store.work()
+    assert "are to stay so" in (store.stats().trouble or "")
+    free = 100 * size
+    times.pass_s(61)
+    store.work()
+    assert store.stats().trouble is None
+    for block in chain[:2]:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_blocks == 2
+
+
+def test_what_is_pinned_everywhere_is_said(folder: Path) -> None:
+    chain, other = make_chain(2), make_chain(1, seed=1)
+    store = make_store(folder, max_bytes=sum(map(file_bytes, chain)))
+    for block in chain:
+        store.offer(block, Importance.PINNED)
+    store.offer(other[0], Importance.IDLE)
+    store.work()
+    assert store.num_bytes(other[0].key) is None
+    assert "pinned" in (store.stats().trouble or "")
 
 
 def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:

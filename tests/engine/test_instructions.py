@@ -1,0 +1,160 @@
+"""What many conversations begin with: kept once, written at once; and what a lane waits with stays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Importance, Keyring, Worth
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.types import MemoryKind
+from tests.engine.test_engine import greedy, naive, run
+from tests.fakes import FakeClock, FakeRunner, FakeTier
+
+SECRET = b"s" * 32
+
+
+class Kept:
+    """An engine on a fake runner, and the tiers below its cells."""
+
+    def __init__(
+        self, *, host_bytes: int = 1 << 22, num_cells: int = 4096, kind: MemoryKind = MemoryKind.FULL_ATTENTION
+    ) -> None:
+        self.runner = FakeRunner(num_cells=num_cells, memory_kind=kind)
+        can_cut = kind is MemoryKind.FULL_ATTENTION
+        self.below = FakeTier()
+        self.host = HostTier(host_bytes, can_cut=can_cut, below=self.below, clock=FakeClock())
+        blocks = BlockCache(Keyring(b"fake", SECRET), self.host, self.below, can_cut=can_cut)
+        self.engine = Engine(self.runner, max_running=4, blocks=blocks, clock=FakeClock())
+
+    def ask(self, name: str, prompt: list[int], **options: object) -> Sequence:
+        sequence = self.engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3, **options))  # type: ignore[arg-type]
+        assert run(self.engine)[name] == naive(prompt, 3)
+        self.engine.check_integrity()
+        return sequence
+
+    def importances(self) -> dict[int, Importance]:
+        """Return how much the blocks below matter, by where they end."""
+        return {block.start + len(block.tokens): importance for block, importance in self.below.offered}
+
+
+def tokens_of(length: int, seed: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(1, 50) for _ in range(length)]
+
+
+@pytest.mark.parametrize("num_system", [40, 88 + 512, 700, 2000, 2048, 2055])
+def test_many_conversations_keep_one_system_prompt_once(num_system: int) -> None:
+    kept, system = Kept(), tokens_of(num_system, 0)
+    num_unique = num_system
+    for number in range(30):
+        question = [1 + number, *tokens_of(30, number + 1)]
+        sequence = kept.ask(f"{number}", [*system, *question], num_system=num_system)
+        num_unique += len(sequence.tokens) - num_system
+        if number:
+            assert sequence.num_cached >= num_system
+    kept.engine.close()
+    # What begins a block that is not worth an own one is in each of them.
+    num_unique += 30 * (num_system % MAX_BLOCK_TOKENS if num_system % MAX_BLOCK_TOKENS < MIN_PART else 0)
+    assert sum(len(block.tokens) for block in kept.below.blocks.values()) <= 1.02 * num_unique
+    assert sum(len(kept.host.peek(key).tokens) for key in kept.below.blocks) <= 1.02 * num_unique
+
+
+def test_later_turns_keep_nothing_twice() -> None:
+    kept, system = Kept(), tokens_of(300, 0)
+    prompts = [[*system, 1 + number, *tokens_of(60, number + 1)] for number in range(5)]
+    for turn in range(4):
+        for number, prompt in enumerate(prompts):
+            sequence = kept.ask(f"{turn} {number}", prompt, num_system=300)
+            assert sequence.num_cached >= (300 if turn or number else 0)
+            prompts[number] = [*sequence.tokens, *tokens_of(70, 100 * turn + number)]
+    kept.engine.close()
+    unique = {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) - 69)}
+    assert sum(len(block.tokens) for block in kept.below.blocks.values()) <= 1.02 * len(unique)
+
+
+def test_who_does_not_know_where_instructions_end_goes_on_from_there_too() -> None:
+    kept, system = Kept(), tokens_of(300, 0)
+    kept.ask("a", [*system, 1, *tokens_of(100, 1)], num_system=300)
+    kept.ask("b", [*system, 2, *tokens_of(50, 2)])
+    kept.engine.close()
+    assert sum(len(block.tokens) for block in kept.below.blocks.values()) < 300 + 104 + 54
+    # And a prompt that leaves them before their end finds what it shares.
+    again = Kept()
+    again.below.blocks.update(kept.below.blocks)
+    assert again.ask("c", [*system, 1, *tokens_of(100, 1)]).num_cached == 400
+    assert again.ask("d", [*system[:280], 7, 7, 7]).num_cached == 280
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+def test_instructions_are_written_at_once_and_matter_more(kind: MemoryKind) -> None:
+    kept, prompt = Kept(kind=kind), tokens_of(800, 0)
+    kept.engine.add(SequenceSpec("a", prompt, greedy(), max_tokens=9, num_system=300, boundaries=(300,)))
+    while 300 not in kept.importances():
+        kept.engine.step()
+    assert kept.engine.status().num_running == 1, "while the prompt is still being computed"
+    run(kept.engine)
+    kept.engine.close()
+    ends = kept.importances()
+    assert ends.pop(300) is Importance.SYSTEM
+    assert ends.pop(256, Importance.SYSTEM) is Importance.SYSTEM
+    assert set(ends.values()) == {Importance.IDLE}
+
+
+def test_instructions_that_must_not_be_written_are_not() -> None:
+    kept = Kept()
+    kept.ask("secret", tokens_of(400, 0), num_system=300, persist=False)
+    kept.engine.close()
+    assert kept.below.offered == []
+
+
+def test_where_blocks_end() -> None:
+    worth = Worth(num_system=300)
+    assert (worth.block_end(0), worth.block_end(256), worth.block_end(300), worth.block_end(500)) == (
+        256,
+        300,
+        556,
+        756,
+    )
+    assert [now for now in range(1, 900) if worth.has_block_end(now - 1, now)] == [256, 300, 556, 812]
+    assert Worth(num_system=520).block_end(512) == 768, "too little for a block of its own"
+    assert [now for now in range(1, 900) if Worth().has_block_end(now - 1, now)] == [256, 512, 768]
+
+
+class TestLanes:
+    """A lane waits with its latest response, however many others come meanwhile."""
+
+    def test_the_latest_response_stays_and_the_one_before_does_not(self) -> None:
+        kept = Kept(num_cells=700, host_bytes=16_000)
+        first = kept.ask("first", tokens_of(500, 0), lane="mine", persist=False)
+        for number in range(20):
+            kept.ask(f"other {number}", tokens_of(600, number + 1), persist=False)
+        sequence = kept.ask("next", [*first.tokens, *tokens_of(20, 100)], lane="mine", persist=False)
+        assert sequence.num_cached == len(first.tokens) - 1
+        assert sequence.num_restored == {"host": len(first.tokens) - 1}
+        kept.ask("another story", tokens_of(500, 200), lane="mine", persist=False)
+        for number in range(20):
+            kept.ask(f"more {number}", tokens_of(600, number + 300), persist=False)
+        assert kept.ask("again", tokens_of(500, 200)).num_restored == {"host": 499}
+        assert kept.ask("first again", first.tokens[:]).num_cached == 0
+
+    def test_without_a_lane_a_flood_takes_it(self) -> None:
+        kept = Kept(num_cells=700, host_bytes=16_000)
+        kept.ask("first", tokens_of(500, 0), persist=False)
+        for number in range(20):
+            kept.ask(f"other {number}", tokens_of(600, number + 1), persist=False)
+        assert kept.ask("again", tokens_of(500, 0)).num_cached == 0
+
+    def test_lanes_have_half_of_the_memory(self) -> None:
+        kept = Kept(num_cells=700, host_bytes=26_000)
+        for number in range(10):
+            kept.ask(f"{number}", tokens_of(500, number), lane=f"{number}", persist=False)
+        for number in range(20):
+            kept.ask(f"other {number}", tokens_of(600, number + 50), persist=False)
+        cached = [kept.ask(f"again {number}", tokens_of(500, number)).num_cached for number in (9, 8, 7, 0)]
+        assert cached[:3] == [499, 499, 499]
+        assert cached[3] == 0
