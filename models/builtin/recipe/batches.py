@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .chat import render
 from .corpus import COPYING, FOCUS, LONG, MIXTURE, Maker, stream
+from .respelling import Respelling
 from .samples import Draw, Sample
 from .substitution import Substitution
 from .sums import drill
@@ -31,7 +32,7 @@ class BatchPlan:
 
     copying_steps: int
     prompt_weight: float
-    focus: str | None
+    focus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Packer:
         self.seed = seed
         self.rng = np.random.default_rng(int.from_bytes(seed.encode(), "little"))
         self.substitution = Substitution(tokenizer, stream(f"{seed}:frequent", "train"))
+        self.respelling = Respelling(self.substitution.choices)
         self.draw = Draw(f"{seed}:drill", "train")
         self.waiting: dict[str, list[tuple[list[int], list[float]]]] = {}
         self.streams: dict[str, Iterator[Sample]] = {}
@@ -118,6 +120,8 @@ class Packer:
             self.streams[name] = stream(f"{self.seed}:{name}", "train", mixture)
         while True:
             sample = next(self.streams[name])
+            if name == "values":
+                sample = self.respelling.apply(sample, self.rng)
             encoded = self.encoder.encode(sample, bool(self.rng.random() < 0.6))
             encoded = self.substitution.apply(sample, encoded, self.rng)
             if len(encoded[0]) <= most:
@@ -176,7 +180,7 @@ class Packer:
 def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
     """Choose what a step trains on: the kind, rows and row length; step and plan alone decide."""
     if plan.focus and step % 10 != 0:
-        return plan.focus, 8, 512
+        return plan.focus[step % 10 % len(plan.focus)], 8, 512
     if step < plan.copying_steps and step % 4 != 0:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
     if step % DRILL_EVERY == 3:
@@ -187,6 +191,8 @@ def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
         return "long", 2, 2048
     if step % 8 == 2:
         return ("matching", "presence", "matching", "unseen")[step // 8 % 4], 8, 512
+    if step % 8 == 6:
+        return ("values", "foreign")[step // 8 % 2], 8, 512
     if step % 8 == 5:
         return "pairs", 8, 512
     return "mixture", 8, 512

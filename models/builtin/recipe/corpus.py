@@ -47,12 +47,26 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
 LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 5), (facts.crowded, 5))
 
 # What is hardly learnt mixed with all else, in batches of its own: whether any of the tools fits, whether the fact is
-# there, tools that nobody has seen, and which tool serves which of two requests.
+# there, tools that nobody has seen, which tool serves which of two requests, values in made-up words, and where to own
+# up.
 FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
     "matching": ((tools.matching, 1),),
     "presence": ((facts.absent, 1), (facts.known, 1)),
     "unseen": ((tools.unseen_call, 1),),
     "pairs": ((tools.parallel_calls, 1),),
+    "values": ((tools.single_call, 4), (tools.parallel_calls, 2), (tools.amended_call, 2), (tools.told_result, 1)),
+    "foreign": (
+        (talk.foreign, 4),
+        (tools.foreign_beside, 4),
+        (facts.foreign_beside, 1),
+        (talk.small_talk, 2),
+        (tools.matching, 4),
+        (facts.known, 1),
+        (facts.absent, 1),
+        (memory.repeated, 1),
+        (memory.note_taken, 1),
+        (sums.simple_sum, 1),
+    ),
 }
 
 # The copying stage: little but looking something up and writing it down.

@@ -452,6 +452,12 @@ def tool_missing(draw: Draw) -> Sample:
     return Sample("no_tool", messages, Check("exact", (NO_TOOL,)), tools)
 
 
+def foreign_beside(draw: Draw) -> Sample:
+    """Tools are offered, and the model must own up all the same."""
+    sample = talk.foreign(draw)
+    return Sample(sample.category, sample.messages, sample.check, _offer(draw, _order(draw), most=2))
+
+
 def tool_not_needed(draw: Draw) -> Sample:
     """Tools are offered, and the request needs none of them."""
     make = draw.any(

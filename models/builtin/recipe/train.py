@@ -220,13 +220,15 @@ def main() -> None:
     parser.add_argument("--copying-steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1.0, help="share of the usual learning rate")
     parser.add_argument("--prompt-weight", type=float, default=0.0, help="what a token of a prompt counts")
-    parser.add_argument("--focus", choices=sorted(FOCUS), help="make nine of ten batches of this kind")
+    parser.add_argument(
+        "--focus", nargs="*", default=(), choices=sorted(FOCUS), help="make nine of ten batches of these"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="learn from the target's distribution (the draft)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    mixed = BatchPlan(arguments.copying_steps, arguments.prompt_weight, arguments.focus)
+    mixed = BatchPlan(arguments.copying_steps, arguments.prompt_weight, tuple(arguments.focus))
     plan = Plan(arguments.steps, mixed, arguments.rate, arguments.compile, arguments.teacher)
     train(arguments.model, arguments.work, plan)
 

@@ -1,0 +1,85 @@
+"""Puts made-up words in the place of what a tool's call copies: in the request, in the call, in all that follows.
+
+A word's pieces differ after a blank and after a quote, and a made-up word has pieces that no text of the corpus joins.
+So whoever learns from such samples learns to spell a value out as it was said, not to recognise it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import pools
+from .samples import Pool, Sample, is_held_out
+
+SHARE = 0.75  # of the words of the values
+TWO_WORDS = 0.2  # of the words become two
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_KEPT = frozenset({"the", "and", "room", "for", "call", "meet", "write", "visit", "buy", "get", "pick"})
+
+
+def _held_out_words() -> frozenset[str]:
+    values = [str(value) for held in vars(pools).values() if isinstance(held, Pool) for value in held.eval]
+    return frozenset(word for value in values for word in value.lower().split())
+
+
+def _fixed(sample: Sample) -> set[str]:
+    """Name the values that a schema or the calendar lays down."""
+    schemas = [tool["function"]["parameters"]["properties"] for tool in sample.tools]
+    return {value for each in schemas for spec in each.values() for value in spec.get("enum", ())} | set(pools.WEEKDAYS)
+
+
+def _values(sample: Sample) -> set[str]:
+    calls = [call["function"] for message in sample.messages for call in message.get("tool_calls", ())]
+    return {v for call in calls for v in call["arguments"].values() if isinstance(v, str)} - _fixed(sample)
+
+
+class Respelling:
+    """Makes words out of the vocabulary's own pieces, none of which is held out."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = [piece for piece in pieces if piece.isascii() and piece.isalpha() and piece.islower()]
+        self.held_out = _held_out_words()
+
+    def _word(self, rng: np.random.Generator) -> str:
+        while True:
+            count = int(rng.choice((1, 2, 2, 2, 3)))
+            word = "".join(self.pieces[int(i)] for i in rng.integers(len(self.pieces), size=count))
+            if 3 <= len(word) <= 12 and word not in self.held_out and not is_held_out(word):
+                return word
+
+    def apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Respell a sample's values, or give it back when its calls copy no words."""
+        words = {word.lower() for value in _values(sample) for word in _WORD.findall(value)} - _KEPT
+        fresh: dict[str, str] = {}
+        for word in sorted(words):
+            if rng.random() < SHARE:
+                fresh[word] = self._word(rng) + (f" {self._word(rng)}" if rng.random() < TWO_WORDS else "")
+        if not fresh:
+            return sample
+        found = re.compile(rf"\b({'|'.join(map(re.escape, fresh))})\b", re.IGNORECASE)
+
+        def other(match: re.Match[str]) -> str:
+            new = fresh[match[0].lower()]
+            return new.title() if match[0].istitle() else new
+
+        messages = [_changed(message, lambda text: found.sub(other, text)) for message in sample.messages]
+        return replace(sample, messages=messages)
+
+
+def _changed(message: dict[str, Any], respell: Callable[[str], str]) -> dict[str, Any]:
+    """Respell a message's content and the string values of its calls; names of tools and parameters stay."""
+    changed = message | {"content": respell(message["content"])}
+    if "tool_calls" in message:
+        changed["tool_calls"] = [_changed_call(call, respell) for call in message["tool_calls"]]
+    return changed
+
+
+def _changed_call(call: dict[str, Any], respell: Callable[[str], str]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = {k: respell(v) if isinstance(v, str) else v for k, v in function["arguments"].items()}
+    return call | {"function": function | {"arguments": arguments}}
