@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TextPrompt
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS
+from edgeagent.engine.sequence import Sequence
+from edgeagent.types import (
+    CachePolicy,
+    ChatPrompt,
+    GenerateRequest,
+    MemoryKind,
+    Message,
+    SamplingParams,
+    TextPrompt,
+    Tool,
+)
 from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.protocol import DiskCache, Load
@@ -27,11 +38,16 @@ class Machine:
 
     def ask(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int]:
         """Return a greedy answer's tokens, and how many of the prompt's came from the cache."""
+        tokens, sequence = self.run(TextPrompt(prompt), cache)
+        return tokens, sequence.num_cached
+
+    def run(self, prompt: TextPrompt | ChatPrompt, cache: CachePolicy | None = None) -> tuple[list[int], Sequence]:
+        """Return a greedy answer's tokens, and what the engine made of the request."""
         self._num_requests += 1
         request = GenerateRequest(
             id=f"request {self._num_requests}",
             model="tiny",
-            prompt=TextPrompt(prompt),
+            prompt=prompt,
             sampling=SamplingParams(temperature=0.0),
             max_tokens=12,
             cache=cache or CachePolicy(),
@@ -44,7 +60,11 @@ class Machine:
                 tokens += output.tokens
                 assert output.error is None
                 if output.finish_reason is not None:
-                    return tokens, sequence.num_cached
+                    return tokens, sequence
+
+    def bytes_in_memory(self) -> int:
+        """Return what host memory keeps."""
+        return self._host.engine.status().host.num_bytes
 
     def idle(self) -> None:
         """Let the engine do what it does while nobody asks."""
@@ -87,6 +107,35 @@ def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_
     third = Machine(model, folder, config)
     assert third.ask(PROMPT) == (expected, 0)  # a spoilt block is a miss
     third.close()
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize(("num_conversations", "num_rules"), [(25, 25), pytest.param(100, 70, marks=pytest.mark.slow)])
+def test_conversations_take_the_bytes_of_their_system_prompt_once(
+    tmp_path: Path, num_conversations: int, num_rules: int, has_tools: bool
+) -> None:
+    model = make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION)
+    machine = Machine(model, tmp_path / "cache", EngineConfig(ctx=4096, batch=512, threads=1))
+    words = (f"rule {number}: be kind to room {number * 37 % 101}." for number in range(num_rules))
+    system = Message("system", " ".join(words))
+    tools = tuple(Tool(f"lamp_{number}", "Switches a lamp.", "{}") for number in range(10)) if has_tools else ()
+    num_unique = num_system = 0
+    for number in range(num_conversations):
+        question = Message("user", f"{number} times the number of windows there, how much is that if one is broken?")
+        tokens, sequence = machine.run(ChatPrompt((system, question), tools))
+        num_system = sequence.spec.num_system
+        assert sequence.num_cached >= (num_system if number else 0)
+        num_unique += sequence.num_prompt + len(tokens) - num_system
+    num_unique += num_system
+    assert num_system > 20 * num_rules
+    machine.idle()
+    in_memory = machine.bytes_in_memory()
+    machine.close()
+    sizes = [path.stat().st_size for path in (tmp_path / "cache").glob("*.kv")]
+    token_bytes = max(sizes) / MAX_BLOCK_TOKENS
+    assert in_memory <= 1.1 * num_unique * token_bytes
+    assert sum(sizes) <= 1.1 * num_unique * token_bytes
+    assert len(sizes) > num_conversations
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.HYBRID])

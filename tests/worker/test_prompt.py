@@ -21,8 +21,9 @@ from edgeagent.types import (
     TextPrompt,
     Tokenize,
     TokenPrompt,
+    Tool,
 )
-from edgeagent.worker.prompt import PromptReader, answer_query, make_template
+from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from tests.models import make_tiny_model
 
 PARTS = (
@@ -101,3 +102,20 @@ def test_what_is_no_prompt_is_refused(tools: Tools) -> None:
     for prompt in (TextPrompt("x" * 100_000), ChatPrompt((Message("user", "x" * 100_000),))):
         with pytest.raises(ContextLengthExceeded):
             tools.reader.read(prompt)
+
+
+def test_instructions_are_the_tokens_that_another_question_begins_with_too(tools: Tools) -> None:
+    def read(question: str, *system: Message, **options: object) -> ReadPrompt:
+        return tools.reader.read(ChatPrompt((*system, Message("user", question)), **options))  # type: ignore[arg-type]
+
+    system = Message("system", "be kind to cats")
+    one, other = read("one?", system), read("Two?", system)
+    assert 0 < one.num_system < len(one.tokens)
+    assert one.num_system == other.num_system
+    assert one.tokens[: one.num_system] == other.tokens[: one.num_system]
+    assert one.tokens[one.num_system] != other.tokens[one.num_system]
+    with_tool = read("one?", tools=(Tool("lamp", "Switches a lamp.", "{}"),))
+    text = b"".join(map(tools.model.piece, with_tool.tokens[: with_tool.num_system])).decode()
+    assert "lamp" in text
+    assert text.endswith("<|im_start|>user\n")
+    assert read("one?").num_system == 0
