@@ -7,6 +7,10 @@ estimated from the nearest known one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
 _WEIGHT = 0.2  # of a new measurement
 _NUM_DEPTHS = 24
 
@@ -16,34 +20,66 @@ def _bucket(value: int) -> int:
     return max(0, value - 1).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Seconds of a step, and when they were last measured: after so many measurements of any step."""
+
+    seconds: float
+    order: int
+
+
 class CostModel:
     """Predicts seconds of a step from its number of tokens and the depth of its deepest sequence."""
 
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
-        self._table: dict[tuple[int, int], float] = {}
+        self._table: dict[tuple[int, int], _Cost] = {}
+        self._num_observed = 0
 
     def observe(self, num_tokens: int, depth: int, seconds: float) -> None:
         """Take in a measured step."""
         key = (_bucket(num_tokens), _bucket(depth))
         known = self._table.get(key)
-        self._table[key] = seconds if known is None else known + _WEIGHT * (seconds - known)
+        mean = seconds if known is None else known.seconds + _WEIGHT * (seconds - known.seconds)
+        self._num_observed += 1
+        self._table[key] = _Cost(mean, self._num_observed)
 
     def predict(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step; None if nothing near was ever measured."""
-        size, level = _bucket(num_tokens), _bucket(depth)
+        cost = self._find(_bucket(num_tokens), _bucket(depth))
+        return None if cost is None else cost.seconds
+
+    def compare(self, sizes: Items[int], depth: int) -> list[float] | None:
+        """Return the expected seconds of steps of these ascending numbers of tokens; None if nothing was ever measured.
+
+        None costs less than a smaller one. Where measurements say so, one is old (a cold start, a machine that was busy
+        then or is now), and the one made later is believed. Else a step that once looked dear would not be taken, and
+        so never be measured again.
+        """
+        costs = [self._find(_bucket(size), _bucket(depth)) for size in sizes]
+        found = [cost for cost in costs if cost is not None]
+        if not found:
+            return None
+        expected: list[float | None] = [None] * len(found)
+        for index in sorted(range(len(found)), key=lambda index: -found[index].order):
+            floor = max((seconds for seconds in expected[:index] if seconds is not None), default=0.0)
+            ceiling = min((seconds for seconds in expected[index + 1 :] if seconds is not None), default=math.inf)
+            expected[index] = min(max(found[index].seconds, floor), ceiling)
+        return [seconds for seconds in expected if seconds is not None]
+
+    def _find(self, size: int, level: int) -> _Cost | None:
         for distance in range(_NUM_DEPTHS):
             for near in (level - distance, level + distance):
-                seconds = self._table.get((size, near))
-                if seconds is not None:
-                    return seconds
+                cost = self._table.get((size, near))
+                if cost is not None:
+                    return cost
         # No step of this size at any depth: scale the nearest size linearly, which overestimates upwards.
         sizes = {known for known, _ in self._table}
         if not sizes:
             return None
         nearest = min(sizes, key=lambda known: abs(known - size))
-        seconds = self.predict(1 << nearest, depth)
-        return None if seconds is None else seconds * max(1.0, 2.0 ** (size - nearest))
+        cost = self._find(nearest, level)
+        return None if cost is None else _Cost(cost.seconds * max(1.0, 2.0 ** (size - nearest)), cost.order)
 
     def max_tokens_within(self, seconds: float, depth: int, floor: int) -> int:
         """Return the largest power-of-two batch expected to take at most `seconds`, between `floor` and max_batch."""

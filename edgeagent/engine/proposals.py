@@ -21,7 +21,7 @@ class Drafter(Protocol):
         """Return proposals by sequence id."""
         ...
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Take in how many of a sequence's proposals stood."""
         ...
 
@@ -57,7 +57,7 @@ class Proposals:
         if self._drafter is not None and sequence.id not in self._forced_ids:
             sequence.num_drafted += num_proposed
             sequence.num_accepted += num_accepted
-            self._drafter.observe(num_proposed, num_accepted)
+            self._drafter.observe(sequence, num_proposed, num_accepted)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was preempted."""

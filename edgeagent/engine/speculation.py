@@ -1,4 +1,4 @@
-"""Guessing tokens ahead with a small draft model, and how many are worth guessing.
+"""Guessing tokens ahead with a small draft model.
 
 The target model checks guesses in one batch; a guess stands when it equals what the sampler draws from the target's own
 logits, so the output is what the target alone would give. This module only proposes.
@@ -13,7 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.draft_length import Acceptance, DraftLength
 from edgeagent.engine.mover import Mover
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
@@ -21,53 +21,6 @@ from edgeagent.errors import InternalError
 
 # A draft model that lags further behind than this (a long prompt) catches up by one such chunk a step.
 _MAX_CATCH_UP = 256
-_WEIGHT = 0.1  # of a new measurement of acceptance
-_PROBE_EVERY = 64  # steps without drafts after which one is tried again
-_CANDIDATES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
-
-
-class DraftLength:
-    """Chooses how many tokens to draft: the count with the most expected tokens for the step's expected time.
-
-    With acceptance rate a for each token, K drafts give (1 - a^(K+1)) / (1 - a) tokens a step (Leviathan et al. 2023,
-    equation 1); the step takes K draft steps and one target step of 1 + K tokens for each sequence.
-    """
-
-    def __init__(self, max_tokens: int, cost_model: CostModel) -> None:
-        self._candidates = sorted({count for count in _CANDIDATES if count < max_tokens} | {0, max_tokens})
-        self._cost_model = cost_model
-        self._acceptance = 0.7  # optimistic, so that drafting is tried
-        self._draft_step_s = 0.0
-        self._num_idle_steps = 0
-
-    def choose(self, num_decoding: int, depth: int) -> int:
-        """Return how many tokens to draft for each of `num_decoding` sequences in this step."""
-        best = max(self._candidates, key=lambda count: self._rate(count, num_decoding, depth))
-        if best == 0:
-            self._num_idle_steps += 1
-            if self._num_idle_steps >= _PROBE_EVERY:
-                best = self._candidates[min(1, len(self._candidates) - 1)]
-        if best:
-            self._num_idle_steps = 0
-        return best
-
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """Take in one sequence's verdict: how many of its drafts stood. The first refusal ends what is known."""
-        num_judged = min(num_drafted, num_accepted + 1)
-        for index in range(num_judged):
-            self._acceptance += _WEIGHT * ((index < num_accepted) - self._acceptance)
-
-    def observe_draft_step(self, seconds: float) -> None:
-        """Take in the measured time of one draft step."""
-        self._draft_step_s += (_WEIGHT if self._draft_step_s else 1.0) * (seconds - self._draft_step_s)
-
-    def _rate(self, count: int, num_decoding: int, depth: int) -> float:
-        a = min(self._acceptance, 0.999)
-        expected_tokens = (1 - a ** (count + 1)) / (1 - a)
-        step_s = self._cost_model.predict(num_decoding * (1 + count), depth)
-        if step_s is None:
-            return expected_tokens
-        return expected_tokens / (step_s + count * self._draft_step_s)
 
 
 @dataclass(slots=True)
@@ -99,17 +52,18 @@ class DraftModel:
         self.mover = Mover(runner, blocks or no_blocks(), clock)
         self._cache = self.mover.cells
         self._drafts: dict[str, _Draft] = {}
+        self._acceptances: dict[str, Acceptance] = {}
 
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id for the sequences that want a token each."""
         self.mover.shed()
         depth = max((sequence.num_computed for sequence in decoding), default=0)
-        count = self._length.choose(len(decoding), depth) if decoding else 0
-        if count == 0:
+        counts = {sequence.id: self._choose(sequence, len(decoding), depth) for sequence in decoding}
+        drafting = [sequence for sequence in decoding if counts[sequence.id]]
+        if not drafting:
             return {}
         try:
-            ready = self._catch_up(decoding)
-            return self._guess(ready, count)
+            return self._guess(self._catch_up(drafting), counts)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.guesses.clear()
@@ -123,12 +77,13 @@ class DraftModel:
                 self._cache.reset(draft.seq_id)
             return {}
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Take in how many of a sequence's proposals stood."""
-        self._length.observe(num_drafted, num_accepted)
+        self._length.observe(self._acceptances[sequence.id], num_drafted, num_accepted)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended; its prefix stays for the next turn."""
+        self._acceptances.pop(sequence.id, None)
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self._cache.restore(draft.seq_id)
@@ -138,6 +93,11 @@ class DraftModel:
         """Assert every invariant; for tests, between sequences."""
         if not self._drafts:
             self.mover.check_integrity()
+
+    def _choose(self, sequence: Sequence, num_decoding: int, depth: int) -> int:
+        if sequence.id not in self._acceptances:
+            self._acceptances[sequence.id] = self._length.begin()
+        return self._length.choose(self._acceptances[sequence.id], num_decoding, depth)
 
     def _catch_up(self, decoding: Items[Sequence]) -> list[tuple[Sequence, _Draft]]:
         """Bring drafts to within one token of their sequences; return those that are there."""
@@ -190,24 +150,22 @@ class DraftModel:
         draft = self._drafts[sequence.id] = _Draft(seq_id, self._cache.length(seq_id))
         return draft
 
-    def _guess(self, ready: Items[tuple[Sequence, _Draft]], count: int) -> dict[str, tuple[int, ...]]:
+    def _guess(self, ready: Items[tuple[Sequence, _Draft]], counts: dict[str, int]) -> dict[str, tuple[int, ...]]:
         # The last token of each sequence and all guesses but the final one are fed; they stay unrecorded until the
         # target has judged them.
-        if not ready or not self._cache.reserve(len(ready) * count):
+        if not ready or not self._cache.reserve(sum(counts[sequence.id] for sequence, _ in ready)):
             return {}
         proposals: dict[str, list[int]] = {sequence.id: [] for sequence, _ in ready}
-        fed = [sequence.tokens[-1] for sequence, _ in ready]
-        for step in range(count):
+        fed = {sequence.id: sequence.tokens[-1] for sequence, _ in ready}
+        for step in range(max(counts[sequence.id] for sequence, _ in ready)):
             started_s = self._clock()
+            going_on = [(sequence.id, draft) for sequence, draft in ready if counts[sequence.id] > step]
             self._runner.decode(
-                [
-                    Slice(draft.seq_id, draft.num_agreed + step, (token,), 1)
-                    for (_, draft), token in zip(ready, fed, strict=True)
-                ]
+                [Slice(draft.seq_id, draft.num_agreed + step, (fed[name],), 1) for name, draft in going_on]
             )
-            for index, (sequence, draft) in enumerate(ready):
-                draft.guesses.append(fed[index])
-                fed[index] = int(self._runner.logits(index).argmax())
-                proposals[sequence.id].append(fed[index])
+            for row, (name, draft) in enumerate(going_on):
+                draft.guesses.append(fed[name])
+                fed[name] = int(self._runner.logits(row).argmax())
+                proposals[name].append(fed[name])
             self._length.observe_draft_step(self._clock() - started_s)
         return {name: tuple(tokens) for name, tokens in proposals.items()}

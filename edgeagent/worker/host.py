@@ -15,6 +15,7 @@ from edgeagent.engine.block_cache import make_blocks
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Keyring, TierStats
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.fingerprint import make_fingerprint
 from edgeagent.engine.llama import LlamaRunner
@@ -22,7 +23,7 @@ from edgeagent.engine.model import Model, split_parts
 from edgeagent.engine.runner import CUTTABLE, Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.engine.speculation import DraftModel
 from edgeagent.engine.threads import ThreadGovernor
 from edgeagent.errors import InvalidRequest, ModelLoadFailed
 from edgeagent.text.grammar import GrammarCompiler

@@ -38,3 +38,14 @@ def test_the_largest_batch_within_a_time_may_go_one_size_beyond_what_is_known() 
     costs.observe(64, 100, 0.032)  # a tile: as dear as 32
     assert costs.max_tokens_within(0.100, 100, 32) == 128
     assert costs.max_tokens_within(0.001, 100, 32) == 32
+
+
+def test_of_sizes_that_contradict_each_other_the_one_measured_later_is_believed() -> None:
+    cold, busy = CostModel(512), CostModel(512)
+    cold.observe(1, 100, 0.500)
+    cold.observe(4, 100, 0.020)
+    assert cold.compare([1, 2, 4, 8], 100) == [0.020, 0.020, 0.020, 0.040]
+    busy.observe(4, 100, 0.020)
+    busy.observe(1, 100, 0.500)
+    assert busy.compare([1, 4, 8], 100) == [0.500, 0.500, 0.500]
+    assert CostModel(512).compare([1, 2], 100) is None

@@ -10,11 +10,12 @@ import pytest
 from edgeagent.engine.block_cache import BlockCache
 from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.engine.speculation import DraftModel
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
 from tests.fakes import FakeRunner, FakeTier, next_token

@@ -1,51 +1,17 @@
-"""How many tokens are drafted, and what the draft model remembers."""
+"""What the draft model proposes, and what it remembers."""
 
 from __future__ import annotations
 
+import itertools
 from array import array
 
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.sampling import ResolvedSampling, Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.engine.speculation import DraftModel
 from edgeagent.errors import InternalError
 from tests.fakes import FakeRunner, next_token
-
-
-def measured(step_s: dict[int, float]) -> CostModel:
-    costs = CostModel(512)
-    for size, seconds in step_s.items():
-        costs.observe(size, 10, seconds)
-    return costs
-
-
-class TestLength:
-    def test_cheap_verification_and_good_guesses_draft_deep(self) -> None:
-        length = DraftLength(7, measured({1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}))
-        length.observe_draft_step(0.0005)
-        for _ in range(200):
-            length.observe(3, 3)
-        assert length.choose(1, 10) == 7
-
-    def test_bad_guesses_are_given_up_and_tried_again_later(self) -> None:
-        length = DraftLength(7, measured({1: 0.010, 2: 0.015, 4: 0.025, 8: 0.045}))
-        length.observe_draft_step(0.003)
-        for _ in range(200):
-            length.observe(1, 0)
-        chosen = [length.choose(1, 10) for _ in range(128)]
-        assert set(chosen) == {0, 1}
-        assert chosen.count(1) == 2
-
-    def test_tokens_after_the_first_refusal_are_not_judged(self) -> None:
-        length = DraftLength(7, measured({1: 0.010, 2: 0.010, 4: 0.010, 8: 0.010}))
-        # Seven drafted, six stood: one refusal among seven, however deep.
-        for _ in range(200):
-            length.observe(7, 6)
-        assert length.choose(1, 10) == 7
-
-    def test_zero_allowed_means_never(self) -> None:
-        length = DraftLength(0, measured({1: 0.01}))
-        assert {length.choose(1, 10) for _ in range(200)} == {0}
 
 
 def decoding(tokens: list[int], name: str = "a") -> Sequence:
@@ -125,4 +91,30 @@ class TestDraftModel:
             expected.append(tokens[-1])
         assert draft.draft([sequence]) == {"a": tuple(expected)}
         draft.release(sequence)
+        draft.check_integrity()
+
+    def test_one_that_is_always_wrong_is_left_alone_and_its_neighbour_is_not(self) -> None:
+        # A schema makes of the one what no draft model would say.
+        costs = CostModel(64)
+        for size in (1, 2, 4, 8):
+            costs.observe(size, 100, 0.010)
+        ticks = itertools.count()
+        draft = DraftModel(FakeRunner(num_cells=1024), DraftLength(3, costs), clock=lambda: next(ticks) * 0.001)
+        good, bad = decoding([5, 6, 7], "good"), decoding([8, 9, 10], "bad")
+        num_drafted = {"good": 0, "bad": 0}
+        for _ in range(150):
+            proposals = draft.draft([good, bad])
+            for sequence in (good, bad):
+                proposed = proposals.get(sequence.id, ())
+                num_drafted[sequence.id] += len(proposed)
+                if sequence is good:
+                    sequence.tokens.extend(proposed)
+                if proposed:
+                    draft.observe(sequence, len(proposed), len(proposed) if sequence is good else 0)
+                wrong = 1 if sequence is bad else 0
+                sequence.tokens.append((next_token(sequence.tokens, 50) + wrong) % 50)
+        assert num_drafted["good"] == 150 * 3
+        assert num_drafted["bad"] < 50
+        for sequence in (good, bad):
+            draft.release(sequence)
         draft.check_integrity()

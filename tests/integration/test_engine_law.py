@@ -23,13 +23,14 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.block_cache import make_blocks
 from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation import DraftLength, DraftModel
+from edgeagent.engine.speculation import DraftModel
 from edgeagent.types import MemoryKind, SamplingParams
 from tests.conftest import TinyModel
 from tests.fakes import FakeClock, FakeTier
