@@ -1,0 +1,81 @@
+"""How late the event loop is: asked of the loop itself, every few milliseconds.
+
+A lateness counts only as far as this process worked meanwhile: what another program took from the machine is none of
+the daemon's doing. What several threads of this process do at once counts at most for the time that it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+MAX_LAG_S = 0.25
+MAX_P99_S = 0.05
+STEP_S = 0.005
+# Of so many looks one in a hundred means something.
+MIN_LOOKS = 300
+NUM_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How late the looks were, in seconds."""
+
+    late_s: tuple[float, ...]
+
+    @property
+    def max_s(self) -> float:
+        return max(self.late_s)
+
+    @property
+    def p99_s(self) -> float:
+        return sorted(self.late_s)[len(self.late_s) * 99 // 100]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the row's figures hold."""
+        return self.p99_s <= MAX_P99_S and self.max_s <= MAX_LAG_S
+
+
+async def watch(act: Callable[[], Awaitable[None]]) -> Lag:
+    """Look how late the loop is while something is done, over and over, often enough for a hundredth to show."""
+    late_s: list[float] = []
+
+    async def look() -> None:
+        while True:
+            began_s, worked_s = time.monotonic(), time.process_time()
+            await asyncio.sleep(STEP_S)
+            late_s.append(max(0.0, min(time.monotonic() - began_s - STEP_S, time.process_time() - worked_s)))
+
+    looking = asyncio.create_task(look())
+    try:
+        while len(late_s) < MIN_LOOKS:
+            await act()
+    finally:
+        looking.cancel()
+    return Lag(tuple(late_s))
+
+
+async def assert_in_time(act: Callable[[], Awaitable[None]]) -> None:
+    """Fail where the loop is late each time; once in time shows that nothing that must be done makes it late."""
+    lags: list[Lag] = []
+    for _ in range(NUM_TRIES):
+        lags.append(await watch(act))
+        if lags[-1].is_short:
+            return
+    raise AssertionError(f"late by {[(round(lag.p99_s, 3), round(lag.max_s, 3)) for lag in lags]} s (p99, max)")
+
+
+def post(port: int, path: str, body: bytes) -> int:
+    """Send a body, in a thread of its own; return the status."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
