@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from edgeagent.api.logprobs import token_logprobs
@@ -20,7 +21,7 @@ class Emit(Protocol):
     def __call__(self, kind: str, **fields: object) -> None: ...
 
 
-class OpenItem:
+class OpenItem(ABC):
     """An output item between its added and its done event."""
 
     prefix = ""
@@ -43,11 +44,13 @@ class OpenItem:
         self._emit_event("response.output_item.done", output_index=self._index, item=item)
         return item
 
+    @abstractmethod
     def _item(self, status: str, text: str) -> Event:
-        raise NotImplementedError
+        """Return the item as it is."""
 
+    @abstractmethod
     def _close_content(self, text: str) -> None:
-        raise NotImplementedError
+        """Emit what ends its content."""
 
     def _emit(self, kind: str, **fields: object) -> None:
         self._emit_event(kind, item_id=self._id, output_index=self._index, **fields)

@@ -6,90 +6,45 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
+from edgeagent.cli import bench_options as flags
+from edgeagent.cli.bench_options import ScenarioName, Transport
 from edgeagent.cli.options import ConfigFile
 from edgeagent.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
 
+    from edgeagent.bench.client import Server
     from edgeagent.bench.measure import Progress, Run
+    from edgeagent.bench.scenario import Scenario
     from edgeagent.client import Address
     from edgeagent.config import Config
 
-Transport = Literal["auto", "ws", "http"]
-
-
-class ScenarioName(StrEnum):
-    """The scenarios by name, known before the module that measures them is imported."""
-
-    DECODE = "decode"
-    TTFT = "ttft"
-    PARALLEL = "parallel"
-    HOL = "hol"
-    CONNECT = "connect"
-    OVERHEAD = "overhead"
-    IDLE = "idle"
-    RESTART = "restart"
-    SHARED_PREFIX = "shared-prefix"
-    CONVERSATIONS = "conversations"
-
 
 def bench(
-    url: Annotated[
-        str | None,
-        typer.Argument(metavar="URL", help="An OpenAI-compatible server; default: the daemon, started if need be."),
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option("--against", metavar="URL2", help="Measure this one too, by turns, and compare.")
-    ] = None,
-    scenario: Annotated[
-        list[ScenarioName] | None,
-        typer.Option("--scenario", help="What to measure; may be repeated. Default: the first six."),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")] = 5,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches.")
-    ] = 1024,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
-    ] = 128,
-    parallel: Annotated[
-        int,
-        typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt."),
-    ] = 4,
-    connections: Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets of idle.")] = 1000,
-    conversations: Annotated[
-        int, typer.Option("--conversations", min=2, metavar="N", help="Of conversations and shared-prefix.")
-    ] = 32,
-    transport: Annotated[
-        Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")
-    ] = "auto",
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Default: the first that the server lists.")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="For URL.")] = None,
-    against_model: Annotated[
-        str | None, typer.Option("--against-model", metavar="NAME", help="As --model, for URL2.")
-    ] = None,
-    against_api_key: Annotated[
-        str | None, typer.Option("--against-api-key", metavar="KEY", help="As --api-key, for URL2.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Of the prompts' words. Default: one never used before.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the samples, too. Needs edgeagent[plot].")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")
-    ] = None,
+    url: flags.Url = None,
+    against: flags.Against = None,
+    scenario: flags.Scenarios = None,
+    rounds: flags.Rounds = 5,
+    prompt_tokens: flags.PromptTokens = 1024,
+    max_tokens: flags.MaxTokens = 128,
+    parallel: flags.Parallel = 4,
+    connections: flags.Connections = 1000,
+    conversations: flags.Conversations = 32,
+    transport: flags.TransportFlag = "auto",
+    model: flags.Model = None,
+    api_key: flags.ApiKey = None,
+    against_model: flags.AgainstModel = None,
+    against_api_key: flags.AgainstApiKey = None,
+    seed: flags.Seed = None,
+    as_json: flags.AsJson = False,
+    plot: flags.Plot = None,
+    state_dir: flags.StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Measure how fast a server answers, over its wire; takes about a minute with a small model.
@@ -116,18 +71,14 @@ def bench(
     A ws:// URL is measured over the WebSocket whatever --transport says. Rates are of what the server produced: answers
     that it ends early shorten a round and are counted. Ctrl-C prints what has been measured so far.
     """
+    import asyncio
+
+    from edgeagent.bench.measure import Run
     from edgeagent.bench.plot import check_plot, save_plot
     from edgeagent.bench.scenario import Load
-    from edgeagent.bench.scenarios import SCENARIOS
 
     if plot is not None:
         check_plot(plot)
-    import asyncio
-    from dataclasses import replace
-
-    from edgeagent.bench.client import find_server
-    from edgeagent.bench.measure import Run
-
     is_killed = ScenarioName.RESTART in (scenario or ())
     if is_killed and (url or against):
         raise ConfigError("--scenario restart kills the server that it measures, so it starts its own: give no URL")
@@ -138,10 +89,9 @@ def bench(
     ):
         asked = [(address.url, api_key or address.token, transport, name, address.certificate)]
         asked += [(against, against_api_key, transport, against_model, None)] if against else []
-        servers = [runner.run(find_server(*each)) for each in asked]
         run = Run(
-            [replace(servers[0], restart=restart), *servers[1:]],
-            [each for each in SCENARIOS.values() if (each.name in scenario if scenario else each.is_default)],
+            _servers(runner, asked, restart),
+            _scenarios(scenario),
             Load(prompt_tokens, max_tokens, parallel, connections, conversations),
             rounds,
             secrets.randbelow(1 << 31) if seed is None else seed,
@@ -154,6 +104,26 @@ def bench(
         raise typer.Exit(130)
     if any(measurement.failure for measurement in run.measurements):
         raise typer.Exit(1)
+
+
+def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
+    from edgeagent.bench.scenarios import SCENARIOS
+
+    return [each for each in SCENARIOS.values() if (each.name in names if names else each.is_default)]
+
+
+def _servers(
+    runner: asyncio.Runner,
+    asked: list[tuple[str, str | None, Transport, str | None, str | None]],
+    restart: Callable[[], None] | None,
+) -> list[Server]:
+    """Find the servers by their address, token, transport, model and certificate; `restart` is of the first."""
+    from dataclasses import replace
+
+    from edgeagent.bench.client import find_server
+
+    first, *others = [runner.run(find_server(*each)) for each in asked]
+    return [replace(first, restart=restart), *others]
 
 
 def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:

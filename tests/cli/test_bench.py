@@ -18,7 +18,7 @@ from edgeagent.backends.fake import FakeBackend
 from edgeagent.bench import measure as measuring
 from edgeagent.bench.scenarios import SCENARIOS
 from edgeagent.cli import bench, main
-from edgeagent.cli.bench import ScenarioName
+from edgeagent.cli.bench_options import ScenarioName
 from edgeagent.client import Address
 from edgeagent.runtime_file import Runtime
 from tests.daemon.running import Running, running

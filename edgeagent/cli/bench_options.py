@@ -1,0 +1,68 @@
+"""The flags of `edgeagent bench`: what may be given, and its help."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Transport = Literal["auto", "ws", "http"]
+
+
+class ScenarioName(StrEnum):
+    """The scenarios by name, known before the module that measures them is imported."""
+
+    DECODE = "decode"
+    TTFT = "ttft"
+    PARALLEL = "parallel"
+    HOL = "hol"
+    CONNECT = "connect"
+    OVERHEAD = "overhead"
+    IDLE = "idle"
+    RESTART = "restart"
+    SHARED_PREFIX = "shared-prefix"
+    CONVERSATIONS = "conversations"
+
+
+Url = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="An OpenAI-compatible server; default: the daemon, started if need be."),
+]
+Against = Annotated[
+    str | None, typer.Option("--against", metavar="URL2", help="Measure this one too, by turns, and compare.")
+]
+Scenarios = Annotated[
+    list[ScenarioName] | None,
+    typer.Option("--scenario", help="What to measure; may be repeated. Default: the first six."),
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")]
+PromptTokens = Annotated[
+    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches.")
+]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
+]
+Parallel = Annotated[
+    int, typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt.")
+]
+Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets of idle.")]
+Conversations = Annotated[
+    int, typer.Option("--conversations", min=2, metavar="N", help="Of conversations and shared-prefix.")
+]
+TransportFlag = Annotated[
+    Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")
+]
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Default: the first that the server lists.")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="For URL.")]
+AgainstModel = Annotated[str | None, typer.Option("--against-model", metavar="NAME", help="As --model, for URL2.")]
+AgainstApiKey = Annotated[str | None, typer.Option("--against-api-key", metavar="KEY", help="As --api-key, for URL2.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Of the prompts' words. Default: one never used before.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the samples, too. Needs edgeagent[plot].")
+]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
