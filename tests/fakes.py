@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from edgeagent.engine.blocks import Block, BlockKey, Importance, Payload, TierStats
+from edgeagent.engine.blocks import Block, BlockKey, Importance, Payload
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
-from edgeagent.types import MemoryKind
+from edgeagent.types import CacheStatus, MemoryKind
 
 
 def next_token(prefix: Sequence[int], num_vocab: int) -> int:
@@ -189,8 +189,8 @@ class FakeTier:
             del self.blocks[key]
         return len(gone)
 
-    def stats(self) -> TierStats:
-        return TierStats(num_blocks=len(self.blocks))
+    def stats(self) -> CacheStatus:
+        return CacheStatus(num_blocks=len(self.blocks))
 
     def close(self) -> None:
         pass

@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from edgeagent.engine.radix_tree import to_array
+from edgeagent.types import CacheStatus
 
 BlockKey = bytes
 """32 bytes; equal keys mean equal prefixes of one partition of one model under one set of settings."""
@@ -105,24 +106,6 @@ class Block:
         return payloads + self.tokens.itemsize * len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """What a tier holds and has done since it began. `num_dropped` counts offers that were not taken."""
-
-    num_blocks: int = 0
-    num_bytes: int = 0
-    max_bytes: int = 0
-    num_hits: int = 0
-    num_misses: int = 0
-    num_offered: int = 0
-    num_dropped: int = 0
-    num_evicted: int = 0
-    read_bytes_per_s: float = 0.0
-    """Measured rate of reads (0: nothing was read)."""
-    trouble: str | None = None
-    """Why nothing is kept at the moment."""
-
-
 class BlockTier(Protocol):
     """A place that keeps blocks below the cells.
 
@@ -179,7 +162,7 @@ class BlockTier(Protocol):
         """
         ...
 
-    def stats(self) -> TierStats:
+    def stats(self) -> CacheStatus:
         """Return counts for observers."""
         ...
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
-from edgeagent.engine.blocks import TierStats
 from edgeagent.engine.chores import Chores
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.intake import Intake
@@ -24,7 +23,7 @@ from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runne
 from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, InternalError
-from edgeagent.types import FinishReason
+from edgeagent.types import CacheStatus, FinishReason
 
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
@@ -46,8 +45,8 @@ class EngineStatus:
     num_waiting: int
     num_cells_used: int
     num_idle_prefixes: int
-    host: TierStats
-    disk: TierStats | None
+    host: CacheStatus
+    disk: CacheStatus | None
 
 
 class Engine:

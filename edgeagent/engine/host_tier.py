@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from edgeagent.engine.blocks import Block, BlockKey, BlockTier, Importance, TierStats
+from edgeagent.engine.blocks import Block, BlockKey, BlockTier, Importance
 from edgeagent.engine.holdings import Holdings
+from edgeagent.types import CacheStatus
 
 # How much longer a block is kept than one that was seen once, in the unit of its cost.
 _FACTORS = {
@@ -196,9 +197,9 @@ class HostTier:
             self._remove(entry)
         return len(gone)
 
-    def stats(self) -> TierStats:
+    def stats(self) -> CacheStatus:
         """See BlockTier."""
-        return TierStats(
+        return CacheStatus(
             num_blocks=len(self._entries),
             num_bytes=self._num_bytes,
             max_bytes=self.max_bytes,

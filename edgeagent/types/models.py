@@ -65,7 +65,11 @@ class ModelInfo(Struct, frozen=True):
 
 
 class CacheStatus(Struct, frozen=True):
-    """What a tier of the prefix cache holds and has done. `trouble`: why nothing is kept at the moment."""
+    """What a tier of the prefix cache holds and has done since it began.
+
+    `num_dropped` counts offers that were not taken; `read_bytes_per_s` is measured, 0: nothing was read; `trouble`: why
+    nothing is kept at the moment.
+    """
 
     num_blocks: int = 0
     num_bytes: int = 0

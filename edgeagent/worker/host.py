@@ -13,7 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import commit, lib, system_description
 from edgeagent.engine.block_cache import make_blocks
 from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Keyring, TierStats
+from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
@@ -121,7 +121,7 @@ class Host:
 
     def disk_cache(self) -> CacheStatus | None:
         """Return what the disk keeps; any thread may ask, since it changes while the engine rests."""
-        return None if self._store is None else cache_status(self._store.stats())
+        return None if self._store is None else self._store.stats()
 
     @property
     def num_threads(self) -> int:
@@ -286,22 +286,6 @@ class Host:
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,
         )
-
-
-def cache_status(stats: TierStats) -> CacheStatus:
-    """Return a tier's counts as they travel."""
-    return CacheStatus(
-        num_blocks=stats.num_blocks,
-        num_bytes=stats.num_bytes,
-        max_bytes=stats.max_bytes,
-        num_hits=stats.num_hits,
-        num_misses=stats.num_misses,
-        num_offered=stats.num_offered,
-        num_dropped=stats.num_dropped,
-        num_evicted=stats.num_evicted,
-        read_bytes_per_s=stats.read_bytes_per_s,
-        trouble=stats.trouble,
-    )
 
 
 def _warm_up(runner: LlamaRunner) -> None:

@@ -31,7 +31,7 @@ from edgeagent.types import (
     Usage,
     WorkerStatus,
 )
-from edgeagent.worker.host import Host, Prepared, cache_status
+from edgeagent.worker.host import Host, Prepared
 from edgeagent.worker.protocol import Answer, Ask, Cancel, Failed, StepItem, Steps, Stop, Submit
 from edgeagent.worker.writer import Frames
 
@@ -291,7 +291,7 @@ class Worker:
             num_tokens_from_disk_total=self._num_restored["disk"],
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
-            memory_cache=cache_status(status.host),
+            memory_cache=status.host,
         )
 
 

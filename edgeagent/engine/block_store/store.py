@@ -23,7 +23,8 @@ from edgeagent.engine.block_store.keeper import Keeper, Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.policy import ReadRate, is_worth_writing
 from edgeagent.engine.block_store.writer import Close, Discard, Introduce, Raise, Sweep, Touch, Write, Writer
-from edgeagent.engine.blocks import Block, BlockKey, Importance, TierStats
+from edgeagent.engine.blocks import Block, BlockKey, Importance
+from edgeagent.types import CacheStatus
 
 _MAX_QUEUED_BYTES = 256 << 20
 _CLOSE_S = 1.0
@@ -123,9 +124,9 @@ class BlockStore:
         self._writer.commands.put(Sweep())
         return num_found
 
-    def stats(self) -> TierStats:
+    def stats(self) -> CacheStatus:
         """See BlockTier."""
-        return TierStats(
+        return CacheStatus(
             num_blocks=len(self._index),
             num_bytes=self._index.num_bytes,
             max_bytes=self._limits.max_bytes,
