@@ -18,6 +18,13 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """Show a turn to those who ask for it by its id: it has one, but must wait for its Start, or its Drop."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Run a turn: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
 
@@ -33,7 +40,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close a request's steps, of which none has come; nothing of it is read any more."""
+    """Close a request's steps, of which none has come, or take it from the queue; nothing of it is read any more."""
 
     request_id: str
 
@@ -64,4 +71,4 @@ class Close:
     reason: str
 
 
-Action = Fetch | Start | Cancel | Drop | Keep | Send | Close
+Action = Fetch | Queue | Start | Cancel | Drop | Keep | Send | Close

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import HTTPConnection
 
@@ -13,6 +15,7 @@ from edgeagent.api.live_turns import LiveTurns
 from edgeagent.api.probe import Probe
 from edgeagent.api.pulls import Pulls
 from edgeagent.api.response_store import ResponseStore
+from edgeagent.api.turn import Turn
 from edgeagent.config import Config
 
 
@@ -30,6 +33,10 @@ class Context:
     pulls: Pulls = field(default_factory=Pulls)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
+
+    def holding(self, turn: Turn) -> AbstractContextManager[None]:
+        """Show a turn to those who ask for it by its id for as long as it is carried on here."""
+        return self.turns.holding(turn, partial(self.service.cancel, turn.request.id))
 
 
 def context_of(connection: HTTPConnection) -> Context:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from edgeagent import errors
 from edgeagent.errors import EdgeAgentError
@@ -81,6 +82,16 @@ def error_body(error: EdgeAgentError) -> dict[str, str | None]:
         "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
+
+
+def error_event(error: EdgeAgentError, stream_id: str | None) -> dict[str, Any]:
+    """Return the WebSocket's message of a create that began no response."""
+    event: dict[str, Any] = {"type": "error", "status": http_status(error), "error": error_body(error)}
+    if headers := error_headers(error):
+        event["headers"] = headers
+    if stream_id is not None:
+        event["stream_id"] = stream_id
+    return event
 
 
 def printable(text: str) -> str:

@@ -24,6 +24,18 @@ class InvalidStreamId(InvalidRequest):
     code = "invalid_stream_id"
 
 
+class ConnectionLimitReached(InvalidRequest):
+    code = "websocket_connection_limit_reached"
+
+    @classmethod
+    def after(cls, max_age_s: float) -> ConnectionLimitReached:
+        """Return the error of a connection that is as old as it may be."""
+        minutes = f"{max_age_s / 60:g} minutes"
+        return cls(
+            f"Responses websocket connection limit reached ({minutes}). Create a new websocket connection to continue."
+        )
+
+
 class StreamLimitReached(InvalidRequest):
     code = "websocket_stream_limit_reached"
 

@@ -1,32 +1,47 @@
-"""The responses that are being generated, on whichever connection, for those who look at one or cancel it elsewhere."""
+"""The responses that are generated or wait for that, on whichever connection, for who looks at one or cancels it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeagent.api.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    turn: Turn
+    cancel: Callable[[], None]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LiveTurns:
     """Turns by their response's id; each is seen by the credential that made it alone."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, tuple[Turn, asyncio.Event]] = {}
+        self._turns: dict[str, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def holding(self, turn: Turn) -> Iterator[None]:
+    def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[None]:
         """Show a turn for as long as it is carried on here."""
-        over = asyncio.Event()
-        self._turns[turn.request.id] = (turn, over)
+        self.add(turn, cancel)
         try:
             yield
         finally:
-            del self._turns[turn.request.id]
-            over.set()
+            self.remove(turn.request.id)
+
+    def add(self, turn: Turn, cancel: Callable[[], None]) -> None:
+        """Show a turn until it is removed; `cancel` begins its end. One that is shown already stays so."""
+        self._turns.setdefault(turn.request.id, _Entry(turn, cancel))
+
+    def remove(self, response_id: str) -> None:
+        """Show a turn no longer: it is over. One that is not shown is ignored."""
+        if entry := self._turns.pop(response_id, None):
+            entry.over.set()
 
     def carry_on(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no connection waits for."""
@@ -36,10 +51,11 @@ class LiveTurns:
 
     def get(self, response_id: str, partition: str) -> Turn | None:
         """Return a turn of this partition."""
-        turn, _ = self._turns.get(response_id, (None, None))
-        return turn if turn is not None and turn.partition == partition else None
+        entry = self._turns.get(response_id)
+        return entry.turn if entry is not None and entry.turn.partition == partition else None
 
-    async def wait_over(self, response_id: str) -> None:
-        """Return once a turn is over."""
-        if response_id in self._turns:
-            await self._turns[response_id][1].wait()
+    async def cancel(self, response_id: str) -> None:
+        """Cancel a turn, and return once it is over."""
+        if entry := self._turns.get(response_id):
+            entry.cancel()
+            await entry.over.wait()

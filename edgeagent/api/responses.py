@@ -77,7 +77,7 @@ def _begin_in_background(turn: Turn, context: Context) -> Response:
 
 
 async def _finish_in_background(turn: Turn, context: Context) -> None:
-    with context.turns.holding(turn):
+    with context.holding(turn):
         try:
             async with aclosing(steps_of(turn, context.service)) as steps:
                 async for step in steps:
@@ -92,7 +92,7 @@ async def _finish_in_background(turn: Turn, context: Context) -> None:
 
 async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
     turn.events.created()
-    with context.turns.holding(turn):
+    with context.holding(turn):
         async with aclosing(steps):
             async for step in steps:
                 turn.events.step(step.deltas)
@@ -100,7 +100,7 @@ async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
 
 
 async def _stream_held(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
-    with context.turns.holding(turn):
+    with context.holding(turn):
         async with aclosing(_stream(turn, steps, context)) as frames:
             async for frame in frames:
                 yield frame

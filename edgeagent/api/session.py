@@ -14,13 +14,22 @@ from dataclasses import replace
 from typing import Any
 
 from edgeagent.api import steering
-from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
-from edgeagent.api.errors import error_body, error_headers, http_status
+from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
+from edgeagent.api.errors import error_body, error_event
 from edgeagent.api.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
 from edgeagent.api.frames import CreateFrame, Frame, OtherFrame, Refused
 from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.items import Item
-from edgeagent.api.lanes import InvalidStreamId, Lane, Lanes, Live, StreamLimitReached, Successor, Waiting
+from edgeagent.api.lanes import (
+    ConnectionLimitReached,
+    InvalidStreamId,
+    Lane,
+    Lanes,
+    Live,
+    StreamLimitReached,
+    Successor,
+    Waiting,
+)
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.service import Service
@@ -38,10 +47,6 @@ MAX_REFUSALS = 1024
 GOING_AWAY = 1001
 UNSUPPORTED_DATA = 1003
 TOO_MANY = 1008
-
-
-class ConnectionLimitReached(InvalidRequest):
-    code = "websocket_connection_limit_reached"
 
 
 class Session:
@@ -135,12 +140,14 @@ class Session:
             self._end(live)
         return self._take()
 
+    def cancel(self, request_id: str) -> list[Action]:
+        """Cancel a live request: somebody asked for that elsewhere."""
+        self._cancel_live(self._live.get(request_id))
+        return self._take()
+
     def expire(self, max_age_s: float) -> list[Action]:
         """Take no more creates: the connection is as old as it may be, and closes once nothing is under way."""
-        minutes = f"{max_age_s / 60:g} minutes"
-        self._expiry = ConnectionLimitReached(
-            f"Responses websocket connection limit reached ({minutes}). Create a new websocket connection to continue."
-        )
+        self._expiry = ConnectionLimitReached.after(max_age_s)
         return self._take()
 
     def disconnected(self) -> None:
@@ -241,6 +248,7 @@ class Session:
         self._live[live.id] = live
         if is_full:
             self._queued.append(live)
+            self._actions.append(Queue(live.turn))
             self._begin(live, is_queued=True)
         else:
             self._run(live)
@@ -307,6 +315,9 @@ class Session:
                 lane.is_fetch_cancelled = True
         else:
             live = self._live.get(response_id) if isinstance(response_id, str) else None
+        self._cancel_live(live)
+
+    def _cancel_live(self, live: Live | None) -> None:
         # Unknown and finished ids are ignored: a late error would be read as the next turn's failure.
         if live is not None:
             live.is_cancelled = True
@@ -314,14 +325,13 @@ class Session:
             self._stop(live)
 
     def _stop(self, live: Live) -> None:
-        if live in self._queued:
-            self._queued.remove(live)
-        elif live.has_steps:
+        if live.has_steps:
             self._actions.append(Cancel(live.id))
             return
-        else:
-            # It may wait for a model or a slot, where no step would tell of its end.
-            self._actions.append(Drop(live.id))
+        if live in self._queued:
+            self._queued.remove(live)
+        # It may wait for a model or a slot, where no step would tell of its end.
+        self._actions.append(Drop(live.id))
         self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
     def _steer(self, frame: dict[str, Any]) -> None:
@@ -385,12 +395,7 @@ class Session:
             self._actions.append(Send(event, live.id, at_s, is_terminal))
 
     def _send_error(self, error: EdgeAgentError, stream_id: str | None) -> None:
-        event: Event = {"type": "error", "status": http_status(error), "error": error_body(error)}
-        if headers := error_headers(error):
-            event["headers"] = headers
-        if stream_id is not None:
-            event["stream_id"] = stream_id
-        self._actions.append(Send(event))
+        self._actions.append(Send(error_event(error, stream_id)))
 
 
 def _items(steers: Sequence[Steer]) -> tuple[Item, ...]:

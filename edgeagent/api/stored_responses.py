@@ -47,11 +47,9 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     turn = _live(request, response_id)
     if turn is None:
         return await _stored(request, response_id)
-    context = context_of(request)
-    context.service.cancel(response_id)
     with suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_S):
-            await context.turns.wait_over(response_id)
+            await context_of(request).turns.cancel(response_id)
     return JSONResponse(turn.events.so_far())
 
 

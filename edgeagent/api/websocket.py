@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
 from edgeagent.api.access import client_of
-from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
+from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.envelope import WEBSOCKET
@@ -69,6 +69,7 @@ class Connection:
         )
         self._outbox = Outbox()
         self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._held: set[str] = set()
         self._fetches: set[asyncio.Task[None]] = set()
         self._kept: dict[str, asyncio.Future[None]] = {}
         self._delivery_times: dict[str, DeliveryTime] = {}
@@ -89,6 +90,8 @@ class Connection:
             if expiry is not None:
                 expiry.cancel()
             await _cancel([reader, writer, stalled, *self._fetches, *self._pumps.values()])
+            for request_id in list(self._held):
+                self._release(request_id)
         for task in (reader, writer):
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 unexpected("a WebSocket", error)
@@ -157,7 +160,10 @@ class Connection:
             match action:
                 case Send() | Close():
                     self._outbox.push(action)
+                case Queue(turn):
+                    self._hold(turn)
                 case Start(turn):
+                    self._hold(turn)
                     request_id = turn.request.id
                     self._pumps[request_id] = task = asyncio.create_task(self._pump(turn), name=request_id)
                     task.add_done_callback(self._forget)
@@ -170,9 +176,26 @@ class Connection:
                 case Cancel(request_id):
                     self._service.cancel(request_id)
                 case Drop(request_id):
-                    self._pumps[request_id].cancel()
+                    self._drop(request_id)
         if self._outbox.is_flooded:
             self._is_stalled.set()
+
+    def _hold(self, turn: Turn) -> None:
+        self._held.add(turn.request.id)
+        self._turns.add(turn, partial(self._cancel, turn.request.id))
+
+    def _release(self, request_id: str) -> None:
+        self._held.discard(request_id)
+        self._turns.remove(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        self._perform(self._session.cancel(request_id))
+
+    def _drop(self, request_id: str) -> None:
+        if pump := self._pumps.get(request_id):
+            pump.cancel()
+        else:
+            self._release(request_id)
 
     async def _fetch(self, fetch: Fetch) -> None:
         self._perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
@@ -185,12 +208,11 @@ class Connection:
         request = turn.request
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, request.id)
         try:
-            with self._turns.holding(turn):
-                async with aclosing(steps_of(turn, self._service)) as steps:
-                    async for step in steps:
-                        self._perform(self._session.step(request.id, step))
-                        if self._outbox.is_full:
-                            await self._wait_for_room()
+            async with aclosing(steps_of(turn, self._service)) as steps:
+                async for step in steps:
+                    self._perform(self._session.step(request.id, step))
+                    if self._outbox.is_full:
+                        await self._wait_for_room()
             # Of no effect after a terminal event: it holds the rule even against a backend that breaks its own.
             self._perform(self._session.failed(request.id, InternalError("the backend ended without finishing")))
         except EdgeAgentError as error:
@@ -206,6 +228,7 @@ class Connection:
     def _forget(self, task: asyncio.Task[None]) -> None:
         # Not at the end of the pump itself: a task that is cancelled before its first step never gets there.
         del self._pumps[task.get_name()]
+        self._release(task.get_name())
 
     async def _wait_for_room(self) -> None:
         try:

@@ -343,7 +343,7 @@ def test_cancel_of_a_queued_response() -> None:
     queued = client.events[-1]["response"]["id"]
     events = client.send("response.cancel", response_id=queued)
     assert kinds(events) == ["incomplete"]
-    assert (client.dropped, client.cancelled) == ([], [])
+    assert (client.dropped, client.cancelled) == ([queued], [])
     client.finish(client.started[0])
     assert len(client.started) == MAX_ACTIVE
 

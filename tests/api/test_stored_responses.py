@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from websockets.asyncio.client import connect
 
+from edgeagent.api.session import MAX_ACTIVE
 from edgeagent.backends.fake import FakeBackend, Gate, finished
 from edgeagent.credentials import Client, Scope
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
@@ -189,6 +192,36 @@ async def test_a_response_is_cancelled_from_elsewhere(address: str, client: Asyn
     assert (await reading).type == "response.incomplete"
     # Once more changes nothing.
     assert (await client.responses.cancel(created.response.id)).status == "cancelled"
+
+
+async def test_what_waits_on_a_socket_is_seen_and_cancelled_from_elsewhere(
+    address: str, client: AsyncOpenAI, backend: FakeBackend
+) -> None:
+    gate = Gate()
+    backend.script = lambda _: (TextDelta("ye"), gate, finished())
+    headers = {"authorization": "Bearer alice"}
+    async with connect(f"ws://{address}/v1/responses", additional_headers=headers) as socket:
+        for index in range(MAX_ACTIVE + 2):
+            await socket.send(json.dumps({"type": "response.create", "input": "x", "stream_id": f"lane{index}"}))
+        ids: dict[str, str] = {}
+        while len(ids) < 2:
+            event = json.loads(await socket.recv())
+            if event["type"] == "response.queued":
+                ids[event["stream_id"]] = event["response"]["id"]
+        first, second = ids.values()
+        assert (await client.responses.retrieve(second)).status == "queued"
+        assert (await client.responses.cancel(second)).status == "cancelled"
+        while (event := json.loads(await socket.recv()))["type"] != "response.incomplete":
+            pass
+        assert (event["response"]["id"], event["response"]["status"]) == (second, "cancelled")
+        assert (await client.responses.retrieve(second)).status == "cancelled"
+        # One that runs too, and then the other one that waited runs.
+        await backend.until(lambda backend: backend.num_live == MAX_ACTIVE)
+        assert (await client.responses.cancel(backend.requests[0].id)).output_text == "ye"
+        await backend.until(lambda backend: any(request.id == first for request in backend.requests))
+    with pytest.raises(NotFoundError):
+        await client.responses.retrieve(first)
+    assert second not in [request.id for request in backend.requests]
 
 
 async def _last(stream: Any) -> Any:
