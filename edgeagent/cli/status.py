@@ -129,6 +129,10 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
             f"{model['name']}: {layers}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
         )
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
+    worker = model.get("worker") or {}
+    for tier in ("memory", "disk"):
+        if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
+            lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")
     if model.get("num_restarts"):
         lines.append(f"{model['name']}: its worker was restarted {model['num_restarts']} times; last: {model['cause']}")
     elif model.get("cause"):

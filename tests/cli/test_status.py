@@ -56,6 +56,7 @@ REPORT: dict[str, Any] = {
                 "num_cached_tokens_total": 30,
                 "num_prompt_tokens_total": 120,
                 "rss_bytes": 50 << 20,
+                "disk_cache": {"trouble": "nothing more is written: the disk has 0.5 MiB free"},
             },
         },
         {
@@ -134,6 +135,7 @@ def test_status_tells_models_speed_devices_and_restarts(
     assert "25% of prompts" in output
     assert "Some CPU (CPU, 3.0 GiB free)" in output
     assert "restarted 2 times; last: died of signal 11" in output
+    assert "builtin: prefix cache, disk: nothing more is written: the disk has 0.5 MiB free" in output
 
 
 def test_status_tells_of_a_quarantine_and_of_the_sandbox(

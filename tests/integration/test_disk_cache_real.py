@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +23,8 @@ from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
 SYSTEM = "You are the guide of a small museum by the sea, and answer in one sentence. " * 16
 WAIT_S = 20.0
+LONGEST_LIFE_S = 0.8
+TIE = 0.5
 
 
 @contextmanager
@@ -130,33 +136,68 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert num_tokens_on_disk(state_dir) == 0
 
 
+Answer = list[tuple[str, dict[str, float]]]
+"""An answer's tokens, each with the log probabilities of the likeliest in its place."""
+
+
+def ask_closely(daemon: Daemon, question: str, **fields: Any) -> tuple[Answer, int]:
+    """Return an answer, and how many of its prompt's tokens came from the cache."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 5, **fields}
+    reply = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60).json()
+    tokens = reply["choices"][0]["logprobs"]["content"]
+    answer = [(each["token"], {top["token"]: top["logprob"] for top in each["top_logprobs"]}) for each in tokens]
+    return answer, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def is_same(answer: Answer, expected: Answer) -> bool:
+    """Whether two greedy answers are the same, but for a tie.
+
+    What comes out of the cache stands in other cells, over which attention sums in another order.
+    """
+    for (token, _), (wanted, rivals) in zip(answer, expected, strict=False):
+        if token != wanted:
+            return rivals[wanted] - rivals.get(token, -math.inf) < TIE
+    return len(answer) == len(expected)
+
+
 def _survive(tmp_path: Path, num_kills: int) -> None:
-    """Kill a daemon at random moments under load; what it answers afterwards is always what it answered at first."""
+    """Kill a daemon at random moments under load, and spoil a file now and then: no answer is ever another."""
     state_dir, chance = tmp_path / "state", random.Random(3)
-    questions = [f"What is in room {number}?" for number in range(6)]
-    with serving(tmp_path / "reference", "builtin", "--batch", "32") as daemon:
-        expected = {question: ask(daemon, question, cache_prompt=False)[0] for question in questions}
-    num_cached = 0
+    questions = [f"What is in room {number}, and who {'painted' * number} it?" for number in range(6)]
+    flags = ("builtin", "--batch", "32")
+    with serving(tmp_path / "reference", *flags) as daemon:
+        expected = {question: ask_closely(daemon, question, cache_prompt=False)[0] for question in questions}
+    num_found, num_asked = 0, 0
     for _ in range(num_kills):
-        daemon = start_daemon(state_dir, "builtin", "--batch", "32")
-        try:
-            until = time.monotonic() + chance.uniform(0.0, 2.0)
-            while time.monotonic() < until:
+        daemon = start_daemon(state_dir, *flags)
+        killer = threading.Timer(chance.uniform(0.0, LONGEST_LIFE_S), daemon.process.kill)
+        killer.start()
+        is_first = True
+        with contextlib.suppress(httpx2.TransportError):
+            while True:
                 question = chance.choice(questions)
-                answer, cached = ask(daemon, question)
-                assert answer == expected[question]
-                num_cached += cached
-        finally:
-            kill(daemon)
-    with serving(state_dir, "builtin", "--batch", "32") as daemon:
-        for question in questions:
-            answer, cached = ask(daemon, question)
-            assert answer == expected[question]
-            num_cached += cached
-    assert num_cached > 0
+                answer, num_cached = ask_closely(daemon, question)
+                assert is_same(answer, expected[question]), (question, answer, expected[question])
+                num_found += is_first and num_cached > 0
+                num_asked += 1
+                is_first = False
+        assert daemon.process.wait(10) == -9, daemon.log.read_text()
+        killer.join()
+        files = sorted((state_dir / "cache").glob("*.kv"))
+        if files and chance.random() < 0.3:
+            _spoil(chance.choice(files), chance)
+    assert num_asked > num_kills // 2
+    assert num_found > num_kills // 4, "the first ask of a life finds what earlier ones left"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    _survive(tmp_path, num_kills=200)
+def _spoil(path: Path, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("num_kills", [8, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_killed_at_random_moments_it_never_serves_what_is_not_valid(tmp_path: Path, num_kills: int) -> None:
+    _survive(tmp_path, num_kills)

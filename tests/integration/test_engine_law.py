@@ -159,7 +159,19 @@ def run_schedule(
             prompt = base[:kept] + [rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))]
             name = f"s{step}"
             asked[name] = (prompt[-600:], rng.randrange(1, 12), [])
-            engine.add(SequenceSpec(name, asked[name][0], greedy(model), max_tokens=asked[name][1]))
+            # What was shared counts as instructions now and then, and some prompts are lanes'.
+            num_system = kept if len(prompt) <= 600 and rng.random() < 0.4 else 0
+            lane = rng.choice(["", "", "a", "b"])
+            spec = SequenceSpec(
+                name,
+                asked[name][0],
+                greedy(model),
+                max_tokens=asked[name][1],
+                num_system=num_system,
+                boundaries=(num_system,) if num_system else (),
+                lane=lane,
+            )
+            engine.add(spec)
         if asked and rng.random() < 0.05:
             victim = rng.choice(list(asked))
             if engine.cancel(victim) is not None:

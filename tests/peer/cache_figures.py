@@ -45,6 +45,10 @@ NUM_LIVE = 4
 IDLE_TOKENS = 400
 """The length of a conversation that is kept beside live streams."""
 REST_S = 1.5
+PONG_S = 1.3
+"""A worker tells its counts with its pongs, of which there is one a second."""
+WRITTEN_TOKENS = 2400
+"""Of the prompt that is being written while streams run: enough blocks for as long as they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,19 +255,17 @@ async def asked(target: Target, prompt: str) -> Trace:
 
 async def num_memory_hits(server: Server) -> int:
     """Return how many blocks came out of an edgeagent's host memory so far; 0 for others."""
-    return await count(server, "memory_cache", "num_hits") if server.kind == "edgeagent" else 0
+    if server.kind != "edgeagent":
+        return 0
+    await asyncio.sleep(PONG_S)
+    status = json.loads(await read_page(server, "/edgeagent/status"))
+    tiers = ((model.get("worker") or {}).get("memory_cache") or {} for model in status["models"])
+    return sum(each.get("num_hits", 0) for each in tiers)
 
 
 async def num_disk_blocks(server: Server) -> int:
-    """Return how many blocks an edgeagent has on disk."""
-    return await count(server, "disk_cache", "num_blocks")
-
-
-async def count(server: Server, tier: str, field: str) -> int:
-    """Return one of a tier's counts in an edgeagent's status; 0 where it has no such tier."""
-    status = json.loads(await read_page(server, "/edgeagent/status"))
-    tiers = ((model.get("worker") or {}).get(tier) or {} for model in status["models"])
-    return sum(each.get(field, 0) for each in tiers)
+    """Return how many blocks an edgeagent has on disk at this moment."""
+    return sum(part["num_blocks"] for part in json.loads(await read_page(server, "/edgeagent/cache"))["parts"])
 
 
 def purge(server: Server) -> None:
@@ -303,7 +305,7 @@ def writer(setup: Setup) -> Section:
     with edgeagent(setup, 8192, transport="http") as on, edgeagent(setup, 8192, *without, transport="http") as off:
 
         async def round_(target: Target, load: Load, name: str) -> Round:
-            await asked(target, target.prompts.cold(f"written {name}", 2 * IDLE_TOKENS))
+            await asked(target, target.prompts.cold(f"written {name}", WRITTEN_TOKENS))
             before = await num_disk_blocks(target.server)
             samples = await scenarios.parallel(target, load, name)
             return {**samples, WRITTEN: [float(await num_disk_blocks(target.server) - before)]}
