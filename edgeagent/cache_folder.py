@@ -208,6 +208,17 @@ class Part:
     num_bytes: int
     unused_s: float
 
+    def described(self) -> dict[str, str | int | float | None]:
+        """Return it as it is listed in JSON."""
+        return {
+            "model": self.about.model if self.about else None,
+            "client": self.about.client if self.about else None,
+            "num_blocks": self.num_blocks,
+            "num_tokens": self.num_tokens,
+            "num_bytes": self.num_bytes,
+            "unused_s": round(self.unused_s, 1),
+        }
+
 
 def list_parts(folder: Path) -> list[Part]:
     """Return what a folder holds, the most recently used first; raise OSError where it cannot be listed."""

@@ -17,7 +17,6 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.fields import Body, validate
 from edgeagent.api.limits import read_body, read_json_object
 from edgeagent.api.schemas import read_chat
-from edgeagent.cache_folder import Part
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, Usage, WorkerState, replace
 
@@ -50,7 +49,7 @@ async def get_cache(request: Request) -> JSONResponse:
         parts = await asyncio.to_thread(cache_folder.list_parts, folder)
     except OSError as error:
         raise InternalError(f"cannot list {folder}: {error.strerror}") from None
-    return JSONResponse({"dir": str(folder), "parts": [_part(part) for part in parts]})
+    return JSONResponse({"dir": str(folder), "parts": [part.described() for part in parts]})
 
 
 @router.post("/purge")
@@ -99,17 +98,6 @@ async def _purge_workers(context: Context, client: str | None) -> None:
     for status in context.service.models():
         if status.state is WorkerState.READY:
             await context.service.ask(status.name, PurgeCache(client))
-
-
-def _part(part: Part) -> Fields:
-    return {
-        "model": part.about.model if part.about else None,
-        "client": part.about.client if part.about else None,
-        "num_blocks": part.num_blocks,
-        "num_tokens": part.num_tokens,
-        "num_bytes": part.num_bytes,
-        "unused_s": round(part.unused_s, 1),
-    }
 
 
 def _usage(usage: Usage) -> Fields:

@@ -6,18 +6,14 @@ import secrets
 from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.access import client_of
-from edgeagent.api.choices import collect, events, run, stream
+from edgeagent.api.choices import respond, run
 from edgeagent.api.completion import Answer, Chunks
 from edgeagent.api.context import context_of
-from edgeagent.api.first_step import begun
 from edgeagent.api.limits import read_body
 from edgeagent.api.schemas import read_chat
-from edgeagent.api.sse import unless_disconnected
-from edgeagent.errors import EdgeAgentError
 
 router = APIRouter()
 
@@ -35,20 +31,6 @@ async def create_chat_completion(request: Request) -> Response:
     )
     completion = await read_body(request, read)
     answer = Answer(completion_id, completion.requests[0].model, len(completion.requests))
+    chunks = Chunks(answer, completion.delivery) if completion.delivery.is_streamed else None
     steps = run(service, completion.requests)
-    delivery = completion.delivery
-    try:
-        if delivery.is_streamed:
-            steps = await unless_disconnected(request.receive, begun(steps))
-            written = events(steps, answer, Chunks(answer, delivery), _in_chats_words)
-            return stream(written, delivery.ping_interval_s)
-        return JSONResponse(await unless_disconnected(request.receive, collect(steps, answer)))
-    except EdgeAgentError as error:
-        raise _in_chats_words(error) from None
-
-
-def _in_chats_words(error: EdgeAgentError) -> EdgeAgentError:
-    # The worker calls what the model reads `input`, as the Responses API does.
-    if error.param == "input":
-        error.param = "messages"
-    return error
+    return await respond(request, steps, answer, chunks, completion.delivery.ping_interval_s, prompt_param="messages")

@@ -11,9 +11,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
 from edgeagent.api.errors import error_body
+from edgeagent.api.first_step import begun
 from edgeagent.api.service import Service
-from edgeagent.api.sse import DONE, EventStream, event
+from edgeagent.api.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import GenerateRequest, Step
 
@@ -91,7 +96,37 @@ async def run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
             await generator.aclose()
 
 
-async def collect(steps: Steps, answer: Answer) -> Fields:
+async def respond(
+    request: Request,
+    steps: Steps,
+    answer: Answer,
+    chunks: Chunks | None,
+    ping_interval_s: float | None,
+    *,
+    prompt_param: str,
+) -> Response:
+    """Answer as a stream of `chunks`, None: whole. The client's leaving ends the steps.
+
+    ping_interval_s None: as often as by default. `prompt_param` is what the route calls the prompt: the worker's errors
+    call it `input`, as the Responses API does.
+    """
+
+    def reworded(error: EdgeAgentError) -> EdgeAgentError:
+        if error.param == "input":
+            error.param = prompt_param
+        return error
+
+    try:
+        if chunks is None:
+            return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+        steps = await unless_disconnected(request.receive, begun(steps))
+        written = _events(steps, answer, chunks, reworded)
+        return EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
+    except EdgeAgentError as error:
+        raise reworded(error) from None
+
+
+async def _collect(steps: Steps, answer: Answer) -> Fields:
     """Return the body of the whole answer."""
     async with aclosing(steps):
         async for index, step in steps:
@@ -100,7 +135,7 @@ async def collect(steps: Steps, answer: Answer) -> Fields:
     return answer.body()
 
 
-async def events(
+async def _events(
     steps: Steps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
@@ -118,11 +153,6 @@ async def events(
     except Exception as error:
         logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
         yield _error_event(InternalError("unhandled"))
-
-
-def stream(written: AsyncGenerator[bytes, None], ping_interval_s: float | None) -> EventStream:
-    """Return the stream of these events; None: pings as often as by default."""
-    return EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
 
 
 def _error_event(error: EdgeAgentError) -> bytes:

@@ -6,18 +6,14 @@ import secrets
 from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.access import client_of
-from edgeagent.api.choices import collect, events, run, stream
+from edgeagent.api.choices import respond, run
 from edgeagent.api.context import context_of
-from edgeagent.api.first_step import begun
 from edgeagent.api.limits import read_body
 from edgeagent.api.schemas_completions import read_completion
-from edgeagent.api.sse import unless_disconnected
 from edgeagent.api.text_completion import TextChoices, TextChunks
-from edgeagent.errors import EdgeAgentError
 
 router = APIRouter()
 
@@ -35,19 +31,6 @@ async def create_completion(request: Request) -> Response:
     )
     completion = await read_body(request, read)
     answer = TextChoices(completion_id, completion)
+    chunks = TextChunks(answer) if completion.delivery.is_streamed else None
     steps = run(service, completion.requests)
-    try:
-        if completion.delivery.is_streamed:
-            steps = await unless_disconnected(request.receive, begun(steps))
-            written = events(steps, answer, TextChunks(answer), _in_completions_words)
-            return stream(written, completion.delivery.ping_interval_s)
-        return JSONResponse(await unless_disconnected(request.receive, collect(steps, answer)))
-    except EdgeAgentError as error:
-        raise _in_completions_words(error) from None
-
-
-def _in_completions_words(error: EdgeAgentError) -> EdgeAgentError:
-    # The worker calls what the model reads `input`, as the Responses API does.
-    if error.param == "input":
-        error.param = "prompt"
-    return error
+    return await respond(request, steps, answer, chunks, completion.delivery.ping_interval_s, prompt_param="prompt")

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.types import SamplingParams, Tier, Tool, ToolChoice
+from edgeagent.types import Role, SamplingParams, Tier, Tool, ToolChoice
 
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -33,6 +33,14 @@ MAX_STOP_BYTES = 256
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 # llama.cpp reads this seed as "choose one at random".

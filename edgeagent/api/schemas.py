@@ -15,6 +15,7 @@ from edgeagent.api.extensions import Delivery, ExtendedBody, choices_of
 from edgeagent.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    ROLES,
     MaxTokens,
     Stops,
     TemplateKwargs,
@@ -35,7 +36,6 @@ from edgeagent.types import (
     JsonSchemaFormat,
     Message,
     OutputFormat,
-    Role,
     TextFormat,
     Tool,
     ToolCall,
@@ -45,13 +45,6 @@ from edgeagent.types import (
 MAX_CHOICES = 8
 
 Fields = dict[str, Any]
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 class ChatBody(ExtendedBody):
@@ -141,10 +134,10 @@ def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:
 
 
 def _read_message(fields: Fields, path: str) -> Message:
-    role = _ROLES.get(fields["role"]) if isinstance(fields.get("role"), str) else None
+    role = ROLES.get(fields["role"]) if isinstance(fields.get("role"), str) else None
     if role is None:
         raise InvalidRequest(
-            f"{path}.role must be one of {', '.join(_ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
+            f"{path}.role must be one of {', '.join(ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
         )
     is_assistant = role == "assistant"
     calls = _read_calls(fields.get("tool_calls"), f"{path}.tool_calls") if is_assistant else ()

@@ -18,6 +18,7 @@ from edgeagent.api.fields import (
     MAX_INT32,
     MAX_MESSAGES,
     MAX_TOOLS,
+    ROLES,
     Body,
     SamplingBody,
     Stops,
@@ -38,7 +39,6 @@ from edgeagent.types import (
     Message,
     OutputFormat,
     Prompt,
-    Role,
     TextFormat,
     TextPrompt,
     Tool,
@@ -47,13 +47,6 @@ from edgeagent.types import (
 
 Fields = dict[str, Any]
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 _WHOLE_OPTIONS = ("num_predict", "top_k", "repeat_last_n", "seed")
 _LEVELS = ("low", "medium", "high", "max")
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
@@ -282,10 +275,10 @@ def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:
 
 
 def _read_message(fields: Fields, calls: _OpenCalls, path: str) -> Message:
-    role = _ROLES.get(str(fields.get("role")).lower())
+    role = ROLES.get(str(fields.get("role")).lower())
     if role is None:
         raise InvalidRequest(
-            f"{path}.role must be one of {', '.join(_ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
+            f"{path}.role must be one of {', '.join(ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
         )
     if fields.get("images"):
         raise NotSupported(f"{path}.images: images are not supported; only text is", param=f"{path}.images")

@@ -55,17 +55,7 @@ def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: Conf
         parts = cache_folder.list_parts(settings.cache_dir)
     except OSError as error:
         raise EdgeAgentError(f"cannot list {settings.cache_dir}: {error.strerror}") from None
-    rows = [
-        {
-            "model": part.about.model if part.about else None,
-            "client": part.about.client if part.about else None,
-            "num_blocks": part.num_blocks,
-            "num_tokens": part.num_tokens,
-            "num_bytes": part.num_bytes,
-            "unused_s": round(part.unused_s, 1),
-        }
-        for part in parts
-    ]
+    rows = [part.described() for part in parts]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
