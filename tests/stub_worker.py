@@ -17,6 +17,8 @@ from typing import NoReturn
 
 from edgeagent.types import (
     ChatPrompt,
+    Embed,
+    Embedding,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -77,6 +79,7 @@ class Stub:
         self.live: dict[str, bool] = {}  # id → whether it listens to a cancel
         self.streams: dict[str, int] = {}
         self.dropped: list[str] = []
+        self.busy: set[str] = set()
         self.num_delivered: dict[str, int] = {}
         self.num_steps = 0
         self.preparing_since_s = 0.0
@@ -101,12 +104,17 @@ class Stub:
                 case Cancel(request_id):
                     if self.live.get(request_id):
                         self.finish(request_id, FinishReason.CANCELLED)
+                case Ask(ask_id, Embed(inputs)):
+                    assert isinstance(inputs[0], TextPrompt)
+                    kind, *words = self.command(inputs[0].text.split("|"))
+                    getattr(self, "ask_" + kind)(ask_id, *words)
                 case Ask(ask_id, query):
                     assert isinstance(query, Tokenize)
                     kind, *words = self.command(query.text.split("|"))
                     getattr(self, "ask_" + kind)(ask_id, *words)
                 case Drop(ask_id):
                     self.dropped.append(ask_id)
+                    self.busy.discard(ask_id)
                 case Ping(nonce):
                     self.on_ping(nonce)
                 case Stop():
@@ -120,6 +128,7 @@ class Stub:
         for request_id, index in self.streams.items():
             self.token(request_id, index)
             self.streams[request_id] += 1
+        self.num_steps += len(self.busy)
         status = WorkerStatus(
             num_steps=self.num_steps, num_running=len(self.live), preparing_since_s=self.preparing_since_s
         )
@@ -216,6 +225,16 @@ class Stub:
         for index in range(int(num)):
             send(Answer(ask_id, TextAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
         send(Answer(ask_id, TextAnswer(" ".join(self.dropped)), is_last=True))
+
+    def ask_vectors(self, ask_id: str, num: str) -> None:
+        """Answer with so many vectors, a frame each."""
+        for index in range(int(num)):
+            part = TextAnswer(embeddings=(Embedding(b"\0\0\x80?", index),))
+            send(Answer(ask_id, part, is_last=index == int(num) - 1))
+
+    def ask_busy(self, ask_id: str) -> None:
+        """Compute for ever, a step for each ping, until dropped."""
+        self.busy.add(ask_id)
 
     def ask_wait(self, ask_id: str) -> None:
         """Give no answer."""

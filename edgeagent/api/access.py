@@ -47,6 +47,7 @@ RULES: dict[str, Rule] = {
     "/v1/models/{model_id:path}": _INFER,
     "/v1/chat/completions": _INFER,
     "/v1/completions": _INFER,
+    "/v1/embeddings": _INFER,
     "/tokenize": _INFER,
     "/detokenize": _INFER,
     "/apply-template": _INFER,

@@ -18,6 +18,7 @@ from edgeagent.api import (
     chat,
     compaction,
     completions,
+    embeddings,
     llama_server,
     metrics,
     models,
@@ -41,7 +42,7 @@ from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError
 
 _MODULES = (
-    *(chat, completions, text_routes, llama_server),
+    *(chat, completions, embeddings, text_routes, llama_server),
     *(responses, compaction, stored_responses, websocket, models, ollama, admin, cache_routes, metrics),
 )
 ROUTERS = tuple(module.router for module in _MODULES)

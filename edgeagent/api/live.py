@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 from edgeagent.api.service import Service
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
-from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
+from edgeagent.types import Embed, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +47,8 @@ class LiveRequests:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; raise BackendUnavailable while draining."""
-        if self._is_draining:
-            raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
-        self._live.add(request.id)
-        self._idle.clear()
+        self._refuse_if_draining()
+        self._begin(request.id)
         self._num_total += 1
         meter, code = Meter(self._label(request.model)), ABANDONED
         try:
@@ -65,14 +63,24 @@ class LiveRequests:
             code = InternalError.code
             raise
         finally:
-            self._live.discard(request.id)
-            if not self._live:
-                self._idle.set()
+            self._end(request.id)
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text; it is no request, and may be asked to the last."""
-        return await self._service.ask(model, query)
+        """Answer a question about text; it is no request, and may be asked to the last.
+
+        Embeddings, which take their time, are: raise BackendUnavailable while draining.
+        """
+        if not isinstance(query, Embed):
+            return await self._service.ask(model, query)
+        self._refuse_if_draining()
+        self._num_total += 1
+        request_id = f"embed-{self._num_total}"
+        self._begin(request_id)
+        try:
+            return await self._service.ask(model, query)
+        finally:
+            self._end(request_id)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
@@ -105,6 +113,19 @@ class LiveRequests:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         return not self._live
+
+    def _refuse_if_draining(self) -> None:
+        if self._is_draining:
+            raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
+
+    def _begin(self, request_id: str) -> None:
+        self._live.add(request_id)
+        self._idle.clear()
+
+    def _end(self, request_id: str) -> None:
+        self._live.discard(request_id)
+        if not self._live:
+            self._idle.set()
 
     def _label(self, model: str) -> str:
         """Return the name under which a model is measured: a served one, never a client's own word."""

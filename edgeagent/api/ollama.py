@@ -1,6 +1,7 @@
 """The Ollama API beside OpenAI's on one port, so that its clients need another address and nothing else.
 
-The routes of chat, models and pull are their own modules'; here is the rest: who is there, and what is not to be had.
+The routes of chat, embeddings, models and pull are their own modules'; here is the rest: who is there, and what is not
+to be had.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from edgeagent import __version__
-from edgeagent.api import ollama_chat, ollama_models, ollama_pull
+from edgeagent.api import ollama_chat, ollama_embed, ollama_models, ollama_pull
 
 # Clients tell by Ollama's version what a server can: this one is the first with all that is served here.
 API_VERSION = "0.12.11"
 
 router = APIRouter()
-for module in (ollama_chat, ollama_models, ollama_pull):
+for module in (ollama_chat, ollama_embed, ollama_models, ollama_pull):
     router.include_router(module.router)
 
 
@@ -33,13 +34,6 @@ async def version() -> JSONResponse:
     return JSONResponse({"version": API_VERSION, "edgeagent": __version__})
 
 
-@router.post("/api/embed")
-@router.post("/api/embeddings")
-async def embed() -> JSONResponse:
-    """Refuse: there are no embeddings."""
-    return _missing("edgeagent has no embeddings")
-
-
 @router.post("/api/create")
 @router.post("/api/copy")
 @router.post("/api/push")
@@ -47,8 +41,5 @@ async def embed() -> JSONResponse:
 @router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"])
 async def change() -> JSONResponse:
     """Refuse: models are the owner's to make and to remove."""
-    return _missing("edgeagent does not make, copy, push or delete models; see /api/pull, and the Hugging Face cache")
-
-
-def _missing(text: str) -> JSONResponse:
+    text = "edgeagent does not make, copy, push or delete models; see /api/pull, and the Hugging Face cache"
     return JSONResponse({"error": text}, status_code=HTTPStatus.NOT_IMPLEMENTED)

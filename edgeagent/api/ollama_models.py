@@ -51,7 +51,11 @@ class ListedModel:
 async def tags(request: Request) -> JSONResponse:
     """List every model that is served or on disk."""
     models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
-    return JSONResponse({"models": [_entry(model) | {"modified_at": _modified_at(model)} for model in models]})
+    entries = [
+        _entry(model) | {"modified_at": _modified_at(model), "capabilities": _capabilities(model.info)}
+        for model in models
+    ]
+    return JSONResponse({"models": entries})
 
 
 @router.get("/api/ps")
@@ -218,6 +222,8 @@ def _capabilities(info: ModelInfo | None) -> list[str]:
         capabilities.append("insert")
     if info is not None and info.supports_reasoning:
         capabilities.append("thinking")
+    if info is not None and info.embedding_length:
+        capabilities.append("embedding")
     return capabilities
 
 
@@ -232,6 +238,7 @@ def _model_info(model: ListedModel) -> Fields:
             f"{info.architecture}.context_length": info.context_length_trained,
             f"{info.architecture}.block_count": info.num_layers,
             f"{info.architecture}.vocab_size": info.num_vocab,
+            f"{info.architecture}.embedding_length": info.embedding_length or None,
         }
     if header is not None:
         fields |= {

@@ -19,8 +19,8 @@ from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import MemoryKind
 
-_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 # llama.cpp allows 256 sequences a context. Each idle one only names cells where memory is attention, but owns a
 # whole state where it is recurrent; those wait in host memory, if there is any.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
@@ -79,8 +79,8 @@ class LlamaRunner:
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
         params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # it asserts that each sequence has a row
         params.n_threads = params.n_threads_batch = self.num_threads
-        params.flash_attn_type = _FLASH_ATTENTION[config.flash_attention]
-        params.type_k, params.type_v = _KV_TYPES[config.kv_type_k], _KV_TYPES[config.kv_type_v]
+        params.flash_attn_type = FLASH_ATTENTION[config.flash_attention]
+        params.type_k, params.type_v = KV_TYPES[config.kv_type_k], KV_TYPES[config.kv_type_v]
         params.kv_unified = True
         params.no_perf = True
         return params

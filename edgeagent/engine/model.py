@@ -220,6 +220,12 @@ class Model:
         token = lib.llama_vocab_bos(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_bos(self._vocab) else None
 
+    @property
+    def eos_token(self) -> int | None:
+        """The token to end a text with, if the model wants one: some that make embeddings do."""
+        token = lib.llama_vocab_eos(self._vocab)
+        return int(token) if token >= 0 and lib.llama_vocab_get_add_eos(self._vocab) else None
+
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
         """The tokens around a text with a gap; None where the model was not trained for that."""
@@ -272,6 +278,11 @@ class Model:
     def context_length_trained(self) -> int:
         """Tokens of context the model was trained for."""
         return int(lib.llama_model_n_ctx_train(self._handle))
+
+    @property
+    def embedding_length(self) -> int:
+        """Numbers in what the model makes of a token."""
+        return int(lib.llama_model_n_embd_out(self._handle))
 
     @property
     def num_layers(self) -> int:

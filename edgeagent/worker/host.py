@@ -13,9 +13,10 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import commit, lib, system_description
 from edgeagent.engine.block_cache import make_blocks
 from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Keyring
+from edgeagent.engine.blocks import Keyring, TierStats
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import DraftLength
+from edgeagent.engine.embedding import Embedder
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.fingerprint import make_fingerprint
 from edgeagent.engine.llama import LlamaRunner
@@ -33,6 +34,7 @@ from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.text.tool_format import REASONING
 from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import CachePolicy, CacheStatus, ChatPrompt, GenerateRequest, ModelInfo, TextAnswer, TextQuery
+from edgeagent.worker.embeddings import TextReader
 from edgeagent.worker.prompt import PromptReader, answer_query, make_template
 from edgeagent.worker.protocol import Load
 
@@ -97,6 +99,12 @@ class Host:
         self._template = make_template(self.model, self._special)
         self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model)
+        self.itl_budget_s = config.itl_budget_ms / 1000
+        self.embedder = Embedder(self.model, config, self.engine.context_length)
+        self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
+        self.read_texts = TextReader(
+            self.model, self._vocabulary, self.engine.context_length, self._embedding_length
+        ).read
         if store is not None:
             store.wait_until_open(_OPEN_S)
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
@@ -104,6 +112,7 @@ class Host:
     def close(self) -> None:
         """Keep what can be kept beyond the process; afterwards no method is called."""
         self.engine.close()
+        self.embedder.close()
 
     def request_abort(self) -> None:
         """Interrupt the running decode; any thread may call it."""
@@ -121,7 +130,7 @@ class Host:
 
     def disk_cache(self) -> CacheStatus | None:
         """Return what the disk keeps; any thread may ask, since it changes while the engine rests."""
-        return None if self._store is None else self._store.stats()
+        return None if self._store is None else cache_status(self._store.stats())
 
     @property
     def num_threads(self) -> int:
@@ -285,7 +294,24 @@ class Host:
             load_ms=load_ms,
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,
+            embedding_length=self._embedding_length,
         )
+
+
+def cache_status(stats: TierStats) -> CacheStatus:
+    """Return a tier's counts as they travel."""
+    return CacheStatus(
+        num_blocks=stats.num_blocks,
+        num_bytes=stats.num_bytes,
+        max_bytes=stats.max_bytes,
+        num_hits=stats.num_hits,
+        num_misses=stats.num_misses,
+        num_offered=stats.num_offered,
+        num_dropped=stats.num_dropped,
+        num_evicted=stats.num_evicted,
+        read_bytes_per_s=stats.read_bytes_per_s,
+        trouble=stats.trouble,
+    )
 
 
 def _warm_up(runner: LlamaRunner) -> None:

@@ -18,6 +18,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.text.output import OutputStream
 from edgeagent.types import (
     Delta,
+    Embed,
     Finished,
     FinishReason,
     PromptProgress,
@@ -31,8 +32,9 @@ from edgeagent.types import (
     Usage,
     WorkerStatus,
 )
+from edgeagent.worker.embeddings import Embeddings
 from edgeagent.worker.host import Host, Prepared
-from edgeagent.worker.protocol import Answer, Ask, Cancel, Failed, StepItem, Steps, Stop, Submit
+from edgeagent.worker.protocol import Answer, Ask, Cancel, Drop, Failed, StepItem, Steps, Stop, Submit
 from edgeagent.worker.writer import Frames
 
 # An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
@@ -66,7 +68,15 @@ class PromptRefused:
     error: EdgeAgentError
 
 
-Command = Submit | Cancel | Ask | Stop | PromptReady | PromptRefused
+@dataclass(frozen=True, slots=True)
+class TextsReady:
+    """The tokens of an Embed's texts."""
+
+    id: str
+    texts: list[list[int]]
+
+
+Command = Submit | Cancel | Ask | Drop | Stop | PromptReady | PromptRefused | TextsReady
 
 
 class Worker:
@@ -76,6 +86,7 @@ class Worker:
         self._host = host
         self._engine = host.engine
         self._frames = frames
+        self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.to_prepare: SimpleQueue[Submit] = SimpleQueue()
         self._requests: dict[str, _Request] = {}
@@ -94,7 +105,10 @@ class Worker:
             pass
 
     def turn(self) -> bool:
-        """Carry out the commands that have come, waiting for one if there is no work, and a step; False on Stop."""
+        """Carry out the commands that have come, waiting for one if there is no work, and a step; False on Stop.
+
+        Between two steps there may be a chunk of an embedding.
+        """
         # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
         self._host.clear_abort()
         if not self._take_commands():
@@ -106,7 +120,17 @@ class Worker:
             self._send(self._engine.step(self._is_wanted))
             self.step_started_at_s = 0.0
         self._publish()
+        is_busy = self.status.num_running > 0 or self.status.num_waiting > 0
+        self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
         return True
+
+    def read_texts(self, ask_id: str, query: Embed) -> None:
+        """Make the tokens of an Embed that is among the commands, on a thread beside the main one."""
+        try:
+            self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
+        except BaseException:
+            self.commands.put(Drop(ask_id))
+            raise
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Hand in a command from the reader thread, and stop a step that would make it wait.
@@ -122,10 +146,11 @@ class Worker:
 
     def _take_commands(self) -> bool:
         """Carry out all waiting commands; wait for one if there is nothing else to do. False on Stop."""
-        can_wait = not self._engine.has_work
+        can_wait = not self._engine.has_work and not self._embeddings.has_work
+        self._embeddings.rest()
         with contextlib.suppress(Empty):
             while True:
-                command = self.commands.get(block=can_wait)
+                command = self.commands.get(block=can_wait, timeout=self._embeddings.rest_s())
                 can_wait = False
                 match command:
                     case Submit():
@@ -141,6 +166,12 @@ class Worker:
                     case Ask(ask_id, PurgeCache(partition)):
                         num_gone = self._engine.purge(partition)
                         self._frames.put(Answer(ask_id, TextAnswer(str(num_gone)), is_last=True))
+                    case Ask(ask_id, Embed() as query):
+                        self._embeddings.add(ask_id, query)
+                    case TextsReady(ask_id, texts):
+                        self._embeddings.give(ask_id, texts)
+                    case Drop(ask_id):
+                        self._embeddings.drop(ask_id)
                     case Stop():
                         for request_id in list(self._requests):
                             self._cancel(request_id)
@@ -280,7 +311,7 @@ class Worker:
     def _publish(self) -> None:
         status = self._engine.status()
         self.status = WorkerStatus(
-            num_steps=status.num_steps,
+            num_steps=status.num_steps + self._embeddings.num_chunks,
             num_running=status.num_running,
             num_waiting=status.num_waiting,
             num_cells_used=status.num_cells_used,

@@ -29,7 +29,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import PurgeCache, WorkerStatus
+from edgeagent.types import Embed, PurgeCache, WorkerStatus
 from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.loop import PromptReady, PromptRefused, Worker
@@ -88,10 +88,13 @@ class _Reader(threading.Thread):
                     self._worker.interrupt(message)
                 case Ask(query=PurgeCache()):
                     self._worker.interrupt(message)
-                case Ask():
+                case Ask(query=query):
+                    if isinstance(query, Embed):
+                        self._worker.commands.put(message)
                     self._questions.ask(message)
                 case Drop(ask_id):
                     self._questions.drop(ask_id)
+                    self._worker.commands.put(message)
                 case Ping(nonce):
                     self._frames.put(Pong(nonce, self._status()))
                 case Load():
@@ -216,7 +219,7 @@ def main() -> int:
         store.yield_to(lambda: worker.status.num_running > 0)
     writer.frames.put(Ready(host.info))
     _Preparer(host, worker).start()
-    questions = Questions(host.make_answerer, writer.frames)
+    questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
     questions.start()
     _Reader(sys.stdin.buffer, host, worker, questions, writer.frames).start()
     worker.run()

@@ -1,4 +1,7 @@
-"""The questions about text that one model's worker owes an answer to. It knows neither processes nor pipes."""
+"""The questions that one model's worker owes an answer to. It knows neither processes nor pipes.
+
+Those about text are answered at once; embeddings are computed, which takes its time. Neither waits for the other.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from collections.abc import Callable
 from itertools import count
 
 from edgeagent.errors import EdgeAgentError, Overloaded, from_code
-from edgeagent.types import TextAnswer, TextQuery
+from edgeagent.types import Embed, TextAnswer, TextQuery
 from edgeagent.worker.protocol import Answer, Ask, Failed, ProtocolError
 
 MAX_QUERIES = 64
+MAX_EMBEDS = 16
 _MAX_PARTS = 4096
 
 
@@ -22,6 +26,11 @@ class Query:
         self.future: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
         self.sent_at_s: float | None = None
         self.parts: list[TextAnswer] = []
+
+    @property
+    def is_embed(self) -> bool:
+        """Whether it is for embeddings."""
+        return isinstance(self.ask.query, Embed)
 
 
 class Queries:
@@ -39,23 +48,32 @@ class Queries:
 
     def add(self, query: TextQuery) -> Query:
         """Take a question; raise Overloaded where too many are open."""
-        if len(self._open) >= MAX_QUERIES:
-            raise Overloaded(
-                f"{len(self._open)} questions about text are waiting and no more are taken; try again later",
-                served_by="local",
-            )
         added = Query(Ask(f"ask-{next(self._numbers)}", query))
+        num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
+        if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
+            what = "requests for embeddings" if added.is_embed else "questions about text"
+            raise Overloaded(
+                f"{num_waiting} {what} are waiting and no more are taken; try again later", served_by="local"
+            )
         self._open[added.ask.id] = added
         return added
 
     @property
     def sent_at_s(self) -> float | None:
-        """When the worker was given the question it has; None while it has none."""
-        return next((query.sent_at_s for query in self._open.values() if query.sent_at_s is not None), None)
+        """When the worker was given the question about text it has; None while it has none."""
+        sent = (query.sent_at_s for query in self._open.values() if not query.is_embed)
+        return next((sent_at_s for sent_at_s in sent if sent_at_s is not None), None)
 
-    def next(self) -> Query | None:
-        """Return the question to send: one at a time, so that how long it takes is known."""
-        return next(iter(self._open.values()), None) if self.sent_at_s is None else None
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the worker has embeddings to compute."""
+        return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
+
+    def sendable(self) -> list[Query]:
+        """Return what to send: one of each kind at a time, so that how long it takes is known."""
+        first = {query.is_embed: query for query in reversed(self._open.values())}
+        sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
+        return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
         """Forget a question that nobody waits for any more; True if the worker has it and must be told."""
@@ -77,7 +95,7 @@ class Queries:
         self._settle(self._open[failed.id], from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """End the question that the worker has."""
+        """End the questions that the worker has."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 
@@ -101,4 +119,5 @@ def _join(parts: list[TextAnswer]) -> TextAnswer:
         "".join(part.text for part in parts),
         tuple(token for part in parts for token in part.tokens),
         tuple(piece for part in parts for piece in part.pieces),
+        tuple(embedding for part in parts for embedding in part.embeddings),
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import TextAnswer, TextQuery
+from edgeagent.types import Embed, TextAnswer, TextQuery
 from edgeagent.worker.protocol import Answer, Ask, Failed
 from edgeagent.worker.writer import Frames
 
@@ -22,11 +22,20 @@ _MAX_CHARS = 64 << 10
 
 
 class Questions(threading.Thread):
-    """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question."""
+    """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question.
 
-    def __init__(self, make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]], frames: Frames) -> None:
+    Of an Embed only the tokens are made here: `embed` makes them and hands them to the engine, which answers.
+    """
+
+    def __init__(
+        self,
+        make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]],
+        frames: Frames,
+        embed: Callable[[str, Embed], None],
+    ) -> None:
         super().__init__(name="questions", daemon=True)
         self._make_answerer = make_answerer
+        self._embed = embed
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
         self._live: set[str] = set()  # each operation on it is atomic; several threads drop and look
@@ -52,6 +61,9 @@ class Questions(threading.Thread):
         if ask.id not in self._live:
             return
         try:
+            if isinstance(ask.query, Embed):
+                self._embed(ask.id, ask.query)
+                return
             *parts, last = _split(answer(ask.query))
             for part in parts:
                 if ask.id in self._live:

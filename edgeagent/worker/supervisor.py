@@ -152,7 +152,7 @@ class Supervisor:
         self._send_waiting()
 
     async def ask(self, question: TextQuery) -> TextAnswer:
-        """Return the answer to a question about text; raise as `submit` does, or Overloaded, or what the worker says.
+        """Return the answer to a question; raise as `submit` does, or Overloaded, or what the worker says.
 
         Cancelling the task that waits makes the worker forget it.
         """
@@ -258,7 +258,8 @@ class Supervisor:
             last_s = now_s
 
     def _tick(self, channel: Channel, now_s: float, elapsed_s: float) -> None:
-        is_loading, is_busy = self._state is WorkerState.STARTING, self._ledger.num_sent() > 0
+        is_loading = self._state is WorkerState.STARTING
+        is_busy = self._ledger.num_sent() > 0 or self._queries.is_embedding
         hang = self._vitals.tick(elapsed_s, is_loading=is_loading, is_busy=is_busy) or self._vitals.overdue(
             now_s, self._ledger.oldest_cancel_s(), self._queries.sent_at_s
         )
@@ -314,7 +315,7 @@ class Supervisor:
         self._queries.fail_all(lambda: renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
-        """Settle what a worker had: its requests go on with the next one, the question it was busy with does not."""
+        """Settle what a worker had: its requests go on with the next one, questions it was busy with do not."""
         self._ledger.on_death(cause, fate)
         self._queries.fail_sent(
             WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
@@ -373,11 +374,11 @@ class Supervisor:
         if self._ledger.has_unsent:
             for live in self._ledger.sendable():
                 self._send(live)
-        query = self._queries.next()
-        if query is not None and self._channel is not None:
-            query.sent_at_s = self._clock()
-            self._has_seen_prompts = True
-            self._channel.send(query.ask)
+        if self._channel is not None:
+            for query in self._queries.sendable():
+                query.sent_at_s = self._clock()
+                self._has_seen_prompts = True
+                self._channel.send(query.ask)
 
     def _send(self, live: LiveRequest) -> None:
         assert self._channel is not None and self._ready_at_s is not None

@@ -654,8 +654,6 @@ class TestRest:
     @pytest.mark.parametrize(
         ("method", "path"),
         [
-            ("POST", "embed"),
-            ("POST", "embeddings"),
             ("POST", "create"),
             ("POST", "copy"),
             ("POST", "push"),

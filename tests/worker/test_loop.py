@@ -8,9 +8,11 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from edgeagent.engine.draft_length import DraftLength
+from edgeagent.engine.embedding import Rows
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
@@ -20,6 +22,7 @@ from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.types import (
     Delta,
+    Embed,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -36,7 +39,10 @@ from edgeagent.worker.loop import Worker
 from edgeagent.worker.process import _Preparer
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
+    Answer,
+    Ask,
     Cancel,
+    Drop,
     Failed,
     FromWorker,
     StepItem,
@@ -50,6 +56,23 @@ from tests.text.fake_vocabulary import FakeVocabulary
 
 GREEDY = resolve(SamplingParams(temperature=0.0), SamplingParams(repeat_last_n=0))
 PROMPT = (72, 101, 108)
+
+
+class FakeEmbedder:
+    """A chunk for each token; a text's vector is its first token."""
+
+    num_chunks = 0
+    is_open = False
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._num_left = tokens, len(tokens)
+
+    def advance(self, budget_s: float, num_threads: int) -> Rows | None:
+        self.num_chunks += 1
+        self._num_left -= 1
+        return None if self._num_left else np.array([self._tokens[0]], np.float32)
+
+    def close(self) -> None: ...
 
 
 class FakeHost:
@@ -68,6 +91,12 @@ class FakeHost:
             drafter=(lambda costs: DraftModel(draft, DraftLength(num_drafts, costs))) if num_drafts else None,
         )
         self.refusal: BaseException | None = None
+        self.embedder, self.itl_budget_s = FakeEmbedder(), 0.1
+
+    def read_texts(self, query: Embed) -> list[list[int]]:
+        if self.refusal is not None:
+            raise self.refusal
+        return [list(text.tokens) for text in query.inputs if isinstance(text, TokenPrompt)]
 
     def _make_runner(self) -> FakeRunner:
         return FakeRunner(num_vocab=self.model.num_tokens, num_cells=self.num_cells, end_token=self._end_token)
@@ -116,6 +145,7 @@ class Bench:
         self.ends: dict[str, Finished | Failed] = {}
         self.items: dict[str, list[StepItem]] = {}
         self.frame_sizes: list[int] = []
+        self.answers: list[Answer] = []
 
     def submit(
         self, request_id: str = "a", tokens: tuple[int, ...] = PROMPT, delivered: tuple[int, ...] = (), **fields: Any
@@ -169,6 +199,9 @@ class Bench:
                 return
             assert frame is not None
             self.frame_sizes.append(len(encode(frame)))
+            if isinstance(frame, Answer):
+                self.answers.append(frame)
+                continue
             if isinstance(frame, Failed):
                 self._end(frame.id, frame)
                 continue
@@ -544,3 +577,50 @@ def test_progress_is_told_from_what_was_cached_to_the_whole_prompt() -> None:
     assert told[-1] == 160
     assert told == sorted(set(told))
     assert not any(isinstance(delta, PromptProgress) for delta in deltas_of(bench, "a"))
+
+
+class TestEmbeddings:
+    def embed(self, bench: Bench, ask_id: str, *texts: tuple[int, ...]) -> None:
+        query = Embed(tuple(TokenPrompt(text) for text in texts))
+        bench.worker.commands.put(Ask(ask_id, query))
+        bench.worker.read_texts(ask_id, query)
+
+    def test_chunks_stand_between_the_steps_of_a_stream(self) -> None:
+        bench = Bench()
+        bench.give(max_tokens=12)
+        bench.turn()
+        self.embed(bench, "e", (7, 8, 9))
+        while not bench.answers:
+            if not bench.host.engine.has_work:
+                bench.run()
+            bench.turn()
+        [answer] = bench.answers
+        assert (answer.id, answer.is_last, answer.part.embeddings[0].num_tokens) == ("e", True, 3)
+        bench.run()
+        assert bench.tokens() == naive(12)
+        assert bench.worker.status.num_steps >= 12
+
+    def test_alone_it_is_work_enough(self) -> None:
+        bench = Bench()
+        self.embed(bench, "e", (7, 8), (9,))
+        for _ in range(3):
+            bench.turn()
+        assert [answer.is_last for answer in bench.answers] == [False, True]
+
+    def test_a_drop_is_heard_between_two_chunks(self) -> None:
+        bench = Bench()
+        self.embed(bench, "e", (7, 8))
+        bench.turn()
+        bench.worker.commands.put(Drop("e"))
+        self.embed(bench, "f", (9,))
+        bench.turn()
+        assert [answer.id for answer in bench.answers] == ["f"]
+
+    def test_what_cannot_be_read_is_forgotten(self) -> None:
+        bench = Bench()
+        bench.host.refusal = InvalidRequest("too long")
+        with pytest.raises(InvalidRequest):
+            self.embed(bench, "e", (7,))
+        bench.worker.commands.put(Stop())
+        assert not bench.turn()
+        assert bench.answers == []

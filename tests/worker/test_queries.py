@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent.errors import BackendUnavailable, InvalidRequest, NotSupported, Overloaded, WorkerCrashed
-from edgeagent.types import TextAnswer, Tokenize, WorkerState
-from edgeagent.worker.queries import MAX_QUERIES
+from edgeagent.types import Embed, TextAnswer, TextPrompt, Tokenize, WorkerState
+from edgeagent.worker.queries import MAX_EMBEDS, MAX_QUERIES
 from edgeagent.worker.supervisor import Supervisor
 from tests.stub_worker import num_lives
 from tests.worker.support import QUICK, Make, Record, eventually, request
@@ -100,3 +100,61 @@ async def test_too_many_questions_are_refused(make: Make) -> None:
 async def test_text_that_cannot_be_encoded_is_refused(make: Make) -> None:
     with pytest.raises(InvalidRequest, match="cannot be passed on"):
         await make().ask(Tokenize("\ud800"))
+
+
+def embed(command: str) -> Embed:
+    return Embed((TextPrompt(command),))
+
+
+async def test_embeddings_come_a_frame_each(make: Make) -> None:
+    answer = await make().ask(embed("vectors 3"))
+    assert [embedding.num_tokens for embedding in answer.embeddings] == [0, 1, 2]
+
+
+async def test_questions_about_text_wait_for_no_embedding(make: Make) -> None:
+    supervisor = await ready(make())
+    waiting = asyncio.create_task(supervisor.ask(embed("wait")))
+    behind = asyncio.create_task(supervisor.ask(embed("vectors 1")))
+    assert len((await supervisor.ask(Tokenize("answer 1"))).tokens) == 1
+    assert not waiting.done() and not behind.done()
+    waiting.cancel()
+    assert len((await behind).embeddings) == 1
+    # The worker was told to forget the first (whose number is the second: the question about text was quicker).
+    assert (await supervisor.ask(Tokenize("answer 0"))).text == "ask-1"
+
+
+async def test_embeddings_under_which_a_worker_dies_fail_once_and_others_go_on(make: Make, lives: Path) -> None:
+    supervisor = await ready(make())
+    deadly = asyncio.create_task(supervisor.ask(embed("die")))
+    behind = asyncio.create_task(supervisor.ask(embed("vectors 2")))
+    with pytest.raises(WorkerCrashed) as caught:
+        await deadly
+    assert caught.value.retry_after_s
+    assert len((await behind).embeddings) == 2
+    assert num_lives(lives) == 2
+
+
+async def test_long_embeddings_hang_only_where_no_step_ends(make: Make, lives: Path) -> None:
+    supervisor = await ready(make(patience=replace(QUICK, hang_timeout_s=0.05)))
+    long = asyncio.create_task(supervisor.ask(embed("busy")))
+    await eventually(lambda: (status := supervisor.status().worker) is not None and status.num_steps > 20)
+    assert num_lives(lives) == 1
+    long.cancel()
+    with pytest.raises(WorkerCrashed, match="one step took longer"):
+        await supervisor.ask(embed("wait"))
+    assert num_lives(lives) == 1 or supervisor.status().num_restarts == 1
+
+
+async def test_too_many_embeddings_are_refused(make: Make) -> None:
+    supervisor = make("stall")
+    waiting = [asyncio.create_task(supervisor.ask(embed("wait"))) for _ in range(MAX_EMBEDS)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="16 requests for embeddings"):
+        await supervisor.ask(embed("wait"))
+    text = asyncio.create_task(supervisor.ask(Tokenize("wait")))
+    await asyncio.sleep(0)
+    assert not text.done()
+    await supervisor.stop()
+    for task in (*waiting, text):
+        with pytest.raises(BackendUnavailable):
+            await task

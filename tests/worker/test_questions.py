@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import TextAnswer, TextQuery, Tokenize
+from edgeagent.types import Embed, TextAnswer, TextQuery, Tokenize
 from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, Answer, Ask, Failed, FromWorker, encode
 from edgeagent.worker.questions import Questions
 
@@ -21,8 +21,9 @@ class Bench:
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
         self.gate, self.reached = Event(), Event()
         self.gate.set()
+        self.embeds: list[tuple[str, Embed]] = []
         self.result: TextAnswer | BaseException = TextAnswer()
-        self.questions = Questions(lambda: self._answer, self.frames)
+        self.questions = Questions(lambda: self._answer, self.frames, self._embed)
         self.questions.start()
 
     def _answer(self, query: TextQuery) -> TextAnswer:
@@ -31,6 +32,11 @@ class Bench:
         if isinstance(self.result, TextAnswer):
             return self.result
         raise self.result
+
+    def _embed(self, ask_id: str, query: Embed) -> None:
+        self.embeds.append((ask_id, query))
+        if isinstance(self.result, BaseException):
+            raise self.result
 
     def ask(self, ask_id: str = "a") -> None:
         self.questions.ask(Ask(ask_id, Tokenize("x")))
@@ -102,3 +108,14 @@ def test_what_is_dropped_is_not_told(bench: Bench) -> None:
     frame = bench.frames.get()
     assert isinstance(frame, Answer)
     assert frame.id == "kept"
+
+
+def test_an_embed_is_handed_on_and_its_refusal_told() -> None:
+    bench = Bench()
+    bench.questions.ask(Ask("e", Embed(())))
+    bench.ask("a")
+    bench.answer()
+    assert bench.embeds == [("e", Embed(()))]
+    bench.result = InvalidRequest("too long", param="input")
+    bench.questions.ask(Ask("f", Embed(())))
+    assert bench.frames.get() == Failed("f", "invalid_value", "too long", "input")

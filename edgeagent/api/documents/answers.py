@@ -165,6 +165,30 @@ class TextCompletion(Answer):
     edgeagent: Run
 
 
+class EmbeddingEntry(Answer):
+    """One text's vector, of length 1: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Answer):
+    """Token counts of all texts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Answer):
+    """The vectors, in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+
+
 class ResponseDeleted(Answer):
     """A stored response is forgotten."""
 

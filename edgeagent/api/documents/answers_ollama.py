@@ -76,6 +76,22 @@ class OllamaGeneration(OllamaEnd):
     response: str
 
 
+class OllamaEmbeddings(Answer):
+    """The vectors, in the order of the texts, each of length 1; durations are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Answer):
+    """One text's vector, of length 1."""
+
+    embedding: list[float]
+
+
 class OllamaPull(Answer):
     """How far a download is."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeagent.api import schemas, schemas_completions, schemas_ollama, schemas_responses
+from edgeagent.api import schemas, schemas_completions, schemas_embeddings, schemas_ollama, schemas_responses
 from edgeagent.api.fields import MAX_MESSAGES, MAX_TOOLS
 
 
@@ -95,6 +95,12 @@ class CompletionRequest(schemas_completions.CompletionBody):
     """The body of a completion of raw text. Unknown fields are ignored."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+
+
+class EmbeddingsRequest(schemas_embeddings.EmbeddingsBody):
+    """The texts to make vectors of, or their token ids. Unknown fields are ignored."""
+
+    input: str | list[str] | list[int] | list[list[int]]
 
 
 class InputText(Part):

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
-from edgeagent.api import cache_routes, text_routes
+from edgeagent.api import cache_routes, schemas_embeddings, text_routes
 from edgeagent.api.access import RULES
 from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
@@ -47,6 +47,7 @@ OPERATIONS: dict[str, Operation] = {
     "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=answers.ItemPage),
     "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, answers.ChatCompletion, SSE),
     "POST /v1/completions": Operation("openai", bodies.CompletionRequest, answers.TextCompletion, SSE),
+    "POST /v1/embeddings": Operation("openai", bodies.EmbeddingsRequest, answers.Embeddings),
     "GET /v1/models": Operation("openai", answer=answers.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
     "GET /health": Operation("daemon", answer=answers_daemon.Health, unavailable=answers_daemon.NotHealthy),
@@ -79,8 +80,10 @@ OPERATIONS: dict[str, Operation] = {
     "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers_ollama.OllamaChat, LINES),
     "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, answers_ollama.OllamaGeneration, LINES),
     "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, answers_ollama.OllamaPull, LINES),
-    "POST /api/embed": _MISSING,
-    "POST /api/embeddings": _MISSING,
+    "POST /api/embed": Operation("ollama", schemas_embeddings.OllamaEmbedBody, answers_ollama.OllamaEmbeddings),
+    "POST /api/embeddings": Operation(
+        "ollama", schemas_embeddings.OllamaEmbeddingsBody, answers_ollama.OllamaEmbedding
+    ),
     "POST /api/create": _MISSING,
     "POST /api/copy": _MISSING,
     "POST /api/push": _MISSING,

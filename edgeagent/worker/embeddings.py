@@ -1,0 +1,184 @@
+"""The embeddings a worker owes: which texts are to be done, and when a chunk of one may stand between two steps.
+
+Beside live streams they get a small share of the time, in chunks that a stream hardly shows; alone, all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeagent.engine.embedding import Rows, shortened
+from edgeagent.engine.model import Model
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, NotSupported
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TokenPrompt
+from edgeagent.worker.prompt import check_tokens
+from edgeagent.worker.protocol import Answer, Failed
+from edgeagent.worker.writer import Frames
+
+_SHARE = 0.2  # of the time, while something is generated
+_BUDGET_SHARE = 0.3  # of the inter-token-latency budget, for one chunk then
+_IDLE_S = 60.0  # after which the memory is given back
+_MAX_ERROR_CHARS = 4096
+
+
+class Embedder(Protocol):
+    """Computes vectors; see engine.embedding."""
+
+    num_chunks: int
+
+    @property
+    def is_open(self) -> bool: ...
+    def begin(self, tokens: Sequence[int]) -> None: ...
+    def advance(self, budget_s: float, num_threads: int) -> Rows | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is left of an Embed; `texts` is None until they are tokens."""
+
+    dimensions: int | None
+    texts: deque[list[int]] | None = None
+    is_begun: bool = False
+
+
+class Embeddings:
+    """The main thread's part: the open Embeds, first come, first served."""
+
+    def __init__(
+        self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._embedder = embedder
+        self._frames = frames
+        self._itl_budget_s = itl_budget_s
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._not_before_s = 0.0
+        self._used_at_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a text to compute."""
+        return self._next() is not None
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks have been computed: whoever watches sees that it goes on."""
+        return self._embedder.num_chunks
+
+    def add(self, ask_id: str, query: Embed) -> None:
+        """Expect the tokens of an Embed."""
+        self._jobs.setdefault(ask_id, _Job(query.dimensions))
+
+    def give(self, ask_id: str, texts: Sequence[list[int]]) -> None:
+        """Take the tokens of an Embed's texts; of one that was dropped they are not wanted."""
+        if ask_id in self._jobs:
+            self._jobs[ask_id].texts = deque(texts)
+
+    def drop(self, ask_id: str) -> None:
+        """Forget an Embed; an unknown or answered id is ignored."""
+        self._jobs.pop(ask_id, None)
+
+    def step(self, *, is_busy: bool, num_threads: int) -> None:
+        """Compute a chunk if it is time for one; `is_busy` says that something is being generated."""
+        ask_id = self._next()
+        started_s = self._clock()
+        if ask_id is None or (is_busy and started_s < self._not_before_s):
+            return
+        job = self._jobs[ask_id]
+        try:
+            self._advance(ask_id, job, self._itl_budget_s * (_BUDGET_SHARE if is_busy else 1.0), num_threads)
+        except EdgeAgentError as error:
+            self.drop(ask_id)
+            self._frames.put(Failed(ask_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param))
+        self._used_at_s = self._clock()
+        self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
+
+    def rest_s(self) -> float | None:
+        """Return after how long without work `rest` has something to give back; None: nothing."""
+        return max(0.0, self._used_at_s + _IDLE_S - self._clock()) if self._embedder.is_open else None
+
+    def rest(self) -> None:
+        """Give back the memory that nobody has needed for a while."""
+        if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
+            self._embedder.close()
+
+    def _next(self) -> str | None:
+        return next((ask_id for ask_id, job in self._jobs.items() if job.texts is not None), None)
+
+    def _advance(self, ask_id: str, job: _Job, budget_s: float, num_threads: int) -> None:
+        assert job.texts
+        if not job.is_begun:
+            self._embedder.begin(job.texts[0])
+            job.is_begun = True
+        vector = self._embedder.advance(budget_s, num_threads)
+        if vector is None:
+            return
+        num_tokens = len(job.texts.popleft())
+        job.is_begun = False
+        embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
+        if not job.texts:
+            self.drop(ask_id)
+        self._frames.put(Answer(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))
+
+
+class TextReader:
+    """Makes tokens of an Embed's texts, for any thread."""
+
+    def __init__(self, model: Model, vocabulary: LongTextVocabulary, max_tokens: int, length: int) -> None:
+        """`length` is that of the model's vectors, 0 where it gives none."""
+        self._model = model
+        self._vocabulary = vocabulary
+        self._max_tokens = max_tokens
+        self._length = length
+
+    def read(self, query: Embed) -> list[list[int]]:
+        """Return the tokens of each text; raise InvalidRequest, ContextLengthExceeded or NotSupported."""
+        if self._length == 0:
+            raise NotSupported(
+                "This model gives no embeddings: it ranks, or needs a text all at once. Serve another model.",
+                param="model",
+            )
+        if query.dimensions is not None and query.dimensions > self._length:
+            raise InvalidRequest(
+                f"dimensions is {query.dimensions}, but this model's embeddings have {self._length}", param="dimensions"
+            )
+        is_alone = len(query.inputs) == 1
+        return [
+            self._read(text, "input" if is_alone else f"input[{index}]", truncate=query.truncate)
+            for index, text in enumerate(query.inputs)
+        ]
+
+    def _read(self, prompt: TextPrompt | TokenPrompt, name: str, *, truncate: bool) -> list[int]:
+        """Return a text's tokens, between those that the model wants at both ends, as it was trained.
+
+        Text for control tokens is those tokens, as to llama-server and Ollama. Token ids are taken as they are.
+        """
+        head: list[int] = []
+        tail: list[int] = []
+        match prompt:
+            case TokenPrompt(tokens):
+                check_tokens(self._model, tokens, name)
+                body = list(tokens)
+            case TextPrompt(text):
+                bos, eos = self._model.bos_token, self._model.eos_token
+                body = self._vocabulary.tokenize(text, parse_special=True)
+                # Who writes these tokens does not want them twice.
+                head = [] if bos is None or body[:1] == [bos] else [bos]
+                tail = [] if eos is None or body[-1:] == [eos] else [eos]
+        if not head and not body and not tail:
+            raise InvalidRequest(f"{name} is empty; it must have at least one token.", param=name)
+        num_tokens = len(head) + len(body) + len(tail)
+        if num_tokens > self._max_tokens and not truncate:
+            raise ContextLengthExceeded(
+                f"{name} has {num_tokens} tokens, but at most {self._max_tokens} can be embedded at once. Shorten or "
+                "split it, or start edgeagent with a larger --ctx.",
+                param=name,
+                served_by="local",
+            )
+        return [*head, *body[: self._max_tokens - len(head) - len(tail)], *tail]
