@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
 	@echo "make test          set up, run every test"
-	@echo "make test-slow     storms, soaks and many seeds: minutes to an hour"
+	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make check         formatting, lint, types, then every test"
 	@echo "make format        format and fix what can be fixed"

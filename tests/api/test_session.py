@@ -112,6 +112,19 @@ def error_of(events: list[Event]) -> dict[str, Any]:
     return error
 
 
+def test_what_a_response_leaves_in_the_cache_is_its_lanes_own() -> None:
+    client, other = Client(), Client()
+    for each in (client, other):
+        each.create()
+        each.create(stream_id="a")
+        each.turn(stream_id="b")
+        each.create(stream_id="b")
+    names = [[request.cache.lane for request in each.requests.values()] for each in (client, other)]
+    assert all(lanes[2] == lanes[3] for lanes in names)
+    assert len({*names[0], *names[1]}) == 6
+    assert all(name for lanes in names for name in lanes)
+
+
 def test_a_response_begins_when_it_is_admitted_or_steps() -> None:
     client = Client()
     assert client.create() == []
