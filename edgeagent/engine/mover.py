@@ -92,6 +92,11 @@ class Mover:
         return bool(self._unsaved)
 
     @property
+    def num_unsaved_tokens(self) -> int:
+        """Tokens of idle prefixes that keep their cells until they are read out."""
+        return sum(map(self.cells.length, self._unsaved))
+
+    @property
     def next_save_s(self) -> float:
         """Expected seconds of reading out one block."""
         return self._last_save_s

@@ -150,6 +150,20 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
     engine.cancel("live")
 
 
+def test_conversations_that_end_all_the_time_do_not_fill_the_cells() -> None:
+    engine = make_engine(FakeRunner(num_cells=8192, end_token=-1), host_bytes=1 << 24)
+    engine.add(SequenceSpec("live", prompt_of(5), greedy(), max_tokens=8000))
+    most = 0
+    for number in range(60):
+        engine.add(SequenceSpec(f"{number}", prompt_of(300, number), greedy(), max_tokens=9))
+        for _ in range(16):
+            engine.step()
+        most = max(most, engine.status().num_cells_used)
+    engine.check_integrity()
+    assert most < 3000, "of 18,000 that were computed"
+    engine.cancel("live")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shared_prompt_in_flight_is_computed_once(kind: MemoryKind) -> None:
     runner = FakeRunner(num_cells=4096, max_batch=64, memory_kind=kind)
