@@ -126,7 +126,7 @@ class EngineConfig(Section):
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    """Flash attention."""
+    """Flash attention (auto: not on the CPU, where plain attention is quicker, unless that takes much memory)."""
     kv_type_k: KvType = "f16"
     """Type of the K cache."""
     kv_type_v: KvType = "f16"

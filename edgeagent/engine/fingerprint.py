@@ -19,7 +19,9 @@ _SAMPLE_BYTES = 4096
 _HEAD_BYTES = 1 << 20
 
 
-def make_fingerprint(files: Iterable[Path], config: EngineConfig, *, num_cells: int, gpu_layers: int) -> bytes:
+def make_fingerprint(
+    files: Iterable[Path], config: EngineConfig, *, num_cells: int, gpu_layers: int, flash_attention: str
+) -> bytes:
     """Return the fingerprint of a model (and its draft), whose files these are, as it is loaded."""
     hasher = hashlib.blake2b(digest_size=32, person=b"edgeagent model")
     settings = (
@@ -30,7 +32,7 @@ def make_fingerprint(files: Iterable[Path], config: EngineConfig, *, num_cells: 
         gpu_layers,
         config.kv_type_k,
         config.kv_type_v,
-        config.flash_attention,
+        flash_attention,
         config.main_gpu,
         config.tensor_split,
     )

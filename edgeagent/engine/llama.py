@@ -11,6 +11,7 @@ import psutil
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import choose_attention
 from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
@@ -72,14 +73,20 @@ class LlamaRunner:
         params = lib.llama_context_default_params()
         trained = self.model.context_length_trained or DEFAULT_MAX_CONTEXT
         params.n_ctx = num_cells or config.ctx or min(trained, DEFAULT_MAX_CONTEXT)
-        params.n_batch = params.n_ubatch = config.batch
+        self.attention = choose_attention(
+            config,
+            num_heads=int(lib.llama_model_n_head(self.model.handle)),
+            num_cells=params.n_ctx,
+            is_on_gpu=self.model.num_gpu_layers != 0,
+        )
+        params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
         params.n_seq_max = self.num_sequences + 1
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
         params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # it asserts that each sequence has a row
         params.n_threads = params.n_threads_batch = self.num_threads
-        params.flash_attn_type = FLASH_ATTENTION[config.flash_attention]
+        params.flash_attn_type = FLASH_ATTENTION[self.attention.flash]
         params.type_k, params.type_v = KV_TYPES[config.kv_type_k], KV_TYPES[config.kv_type_v]
         params.kv_unified = True
         params.no_perf = True

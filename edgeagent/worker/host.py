@@ -13,7 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import commit, lib, system_description
 from edgeagent.engine.block_cache import make_blocks
 from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Keyring, TierStats
+from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.embedding import Embedder
@@ -130,7 +130,7 @@ class Host:
 
     def disk_cache(self) -> CacheStatus | None:
         """Return what the disk keeps; any thread may ask, since it changes while the engine rests."""
-        return None if self._store is None else cache_status(self._store.stats())
+        return None if self._store is None else self._store.stats()
 
     @property
     def num_threads(self) -> int:
@@ -153,12 +153,14 @@ class Host:
         """Return what answers questions about text, for one thread to call beside all others."""
         return partial(answer_query, self.model, self._vocabulary, make_template(self.model, self._special))
 
-    def prepare(self, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
+    def prepare(
+        self, request: GenerateRequest, delivered: Sequence[int] = (), unsaid: Sequence[TokenLogprob] = ()
+    ) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
         `delivered` tokens of the output are there already: sampler, grammar and text are taken to where they end, and
-        what they bring is not said again (log probabilities whose text is still held back are lost). Raise
-        InvalidRequest (template, grammar, sampling values) or NotSupported.
+        what they bring is not said again; `unsaid` are the log probabilities of the last of them, whose text is still
+        to come. Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt)
@@ -215,7 +217,7 @@ class Host:
         )
         for token in delivered:
             sampler.accept(token)
-        output.feed(delivered)
+        output.feed(delivered, [None] * (len(delivered) - len(unsaid)) + list(unsaid))
         echo = None
         if is_echoed:
             is_scored = num_scored is not None
@@ -229,7 +231,11 @@ class Host:
         paths = [Path(path) for path in (load.path, load.draft_path) if path is not None]
         files = [part for path in paths for part in split_parts(path)]
         fingerprint = make_fingerprint(
-            files, config, num_cells=self._runner.num_cells, gpu_layers=self.model.num_gpu_layers
+            files,
+            config,
+            num_cells=self._runner.num_cells,
+            gpu_layers=self.model.num_gpu_layers,
+            flash_attention=self._runner.attention.flash,
         )
         return Keyring(fingerprint, load.disk.secret)
 
@@ -296,22 +302,6 @@ class Host:
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
         )
-
-
-def cache_status(stats: TierStats) -> CacheStatus:
-    """Return a tier's counts as they travel."""
-    return CacheStatus(
-        num_blocks=stats.num_blocks,
-        num_bytes=stats.num_bytes,
-        max_bytes=stats.max_bytes,
-        num_hits=stats.num_hits,
-        num_misses=stats.num_misses,
-        num_offered=stats.num_offered,
-        num_dropped=stats.num_dropped,
-        num_evicted=stats.num_evicted,
-        read_bytes_per_s=stats.read_bytes_per_s,
-        trouble=stats.trouble,
-    )
 
 
 def _warm_up(runner: LlamaRunner) -> None:
