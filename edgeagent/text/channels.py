@@ -75,6 +75,14 @@ class ChannelParser:
         """How many calls have begun."""
         return self._sink.num_calls
 
+    @property
+    def num_held(self) -> int:
+        """How many of the characters fed last have not become anything yet, and may still be content."""
+        if self._call is None:
+            return len(self._buffer)
+        is_begun = self.num_calls > self._call.num_calls_before
+        return len(self._call.unread) + (0 if is_begun else len(self._call.opening))
+
     def feed(self, text: str) -> tuple[Part, ...]:
         """Return what this text adds to the channels."""
         self._buffer += text

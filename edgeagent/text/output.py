@@ -58,6 +58,8 @@ class OutputStream:
         self._spans: deque[_Span] = deque()
         # Log probabilities whose text has reached the stop matcher, by the place of that text in the content.
         self._placed: deque[tuple[int, TokenLogprob]] = deque()
+        # Log probabilities of the tokens whose text is held back, and where they begin.
+        self._unsaid: deque[tuple[int, TokenLogprob]] = deque()
         self._num_content = 0
         self._num_shown = 0
         self._deltas: list[Delta] = []
@@ -70,8 +72,13 @@ class OutputStream:
         """Whether a call has begun."""
         return self._channels.num_calls > 0
 
-    def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> tuple[Delta, ...]:
-        """Return what these tokens bring. `logprobs` are empty or one for each token.
+    @property
+    def unsaid(self) -> tuple[TokenLogprob, ...]:
+        """The log probabilities of the tokens fed last, of whose text nothing has been returned yet."""
+        return tuple(logprob for _, logprob in self._unsaid)
+
+    def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
+        """Return what these tokens bring. `logprobs` are empty or one for each token, None where it was said before.
 
         When `stopped` is set afterwards, a stop string is complete: `num_tokens` were used and no more should come.
         """
@@ -101,6 +108,7 @@ class OutputStream:
         was_reasoning = self._channels.in_reasoning
         if logprob is not None:
             self._spans.append(_Span(logprob, self._position, self._position + len(text)))
+            self._unsaid.append((self._position, logprob))
         self._feed_text(text)
         self.num_tokens += 1
         self.num_reasoning_tokens += was_reasoning or self._channels.in_reasoning
@@ -153,5 +161,8 @@ class OutputStream:
                 self._deltas.append(delta)
 
     def _take_deltas(self) -> tuple[Delta, ...]:
+        said = self._position - self._channels.num_held - self._stops.num_held
+        while self._unsaid and self._unsaid[0][0] < said:
+            self._unsaid.popleft()
         deltas, self._deltas = tuple(self._deltas), []
         return deltas

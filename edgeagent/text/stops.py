@@ -19,6 +19,11 @@ class StopMatcher:
         self._max_held = max((len(stop) - 1 for stop in self._stops), default=0)
         self._held = ""
 
+    @property
+    def num_held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text that is safe to show and the stop string it ran into, if any.
 

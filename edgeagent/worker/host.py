@@ -33,7 +33,16 @@ from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.text.tool_format import REASONING
 from edgeagent.text.vocabulary import special_texts
-from edgeagent.types import CachePolicy, CacheStatus, ChatPrompt, GenerateRequest, ModelInfo, TextAnswer, TextQuery
+from edgeagent.types import (
+    CachePolicy,
+    CacheStatus,
+    ChatPrompt,
+    GenerateRequest,
+    ModelInfo,
+    TextAnswer,
+    TextQuery,
+    TokenLogprob,
+)
 from edgeagent.worker.embeddings import TextReader
 from edgeagent.worker.prompt import PromptReader, answer_query, make_template
 from edgeagent.worker.protocol import Load

@@ -23,6 +23,7 @@ from edgeagent.types import (
     Step,
     Tier,
     Timings,
+    TokenLogprob,
     Usage,
 )
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
@@ -72,6 +73,7 @@ class LiveRequest:
         "sink",
         "started",
         "tokens",
+        "unsaid",
     )
 
     def __init__(self, request: GenerateRequest, sink: Sink, accepted_at_s: float) -> None:
@@ -82,6 +84,7 @@ class LiveRequest:
         self.is_sent = False
         self.started: Started | None = None
         self.tokens: list[int] = []
+        self.unsaid: tuple[TokenLogprob, ...] = ()  # of the last of these tokens
         self.held: list[Delta] = []  # the parts so far of an item that came in several
         self.first_token_at_s: float | None = None
         self.has_progressed = False  # got a token from the worker that has it
@@ -232,6 +235,9 @@ class Ledger:
             live.tokens += item.tokens
             live.has_progressed = True
             live.first_token_at_s = live.first_token_at_s or at_s
+        if len(item.unsaid) > len(live.tokens):
+            raise ProtocolError(f"{len(item.unsaid)} log probabilities of the {len(live.tokens)} tokens of {item.id!r}")
+        live.unsaid = item.unsaid
         if deltas and isinstance(deltas[-1], Finished):
             del self._live[item.id]
             deltas = (*deltas[:-1], _with_handovers(deltas[-1], live, at_s))

@@ -39,6 +39,8 @@ from edgeagent.worker.writer import Frames
 
 # An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
 _MAX_ERROR_CHARS = 4096
+# More is held back only of a long beginning of a call that may be none.
+_MAX_UNSAID = 64
 # Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
 _MAX_LOGPROBS = 128
 
@@ -262,7 +264,8 @@ class Worker:
             deltas += stream.cut() if reason is FinishReason.LENGTH else stream.finish()
             deltas.append(self._finished(request, output, _reason(reason, stream)))
         # Tokens behind a stop string, which a step with drafts may bring, are no part of the answer.
-        return StepItem(sequence.id, tuple(deltas), tuple(output.tokens[: stream.num_tokens - num_before]))
+        tokens = tuple(output.tokens[: stream.num_tokens - num_before])
+        return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
     def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
         """Return the prompt where it is wanted, with the first tokens: both are delivered, or neither."""
@@ -348,4 +351,4 @@ def _split(item: StepItem) -> list[StepItem]:
             parts.append(StepItem(item.id, part, is_part=True))
             deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
         deltas.append(rest)
-    return [*parts, StepItem(item.id, tuple(deltas), item.tokens)]
+    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, unsaid=item.unsaid)]

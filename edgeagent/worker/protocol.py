@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from edgeagent.types import Delta, GenerateRequest, ModelInfo, TextAnswer, TextQuery, WorkerStatus
+from edgeagent.types import Delta, GenerateRequest, ModelInfo, TextAnswer, TextQuery, TokenLogprob, WorkerStatus
 
 MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
@@ -56,12 +56,14 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model. `delivered`
     are the output's first tokens, which the client has: what follows them is to be generated, and nothing said twice.
+    `unsaid` are the log probabilities of the last of them, whose text the client has not.
     """
 
     request: GenerateRequest
     accepted_at_s: float
     load_ms: float = 0.0
     delivered: tuple[int, ...] = ()
+    unsaid: tuple[TokenLogprob, ...] = ()
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -116,12 +118,16 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class StepItem(Struct, frozen=True, array_like=True):
-    """One request's share of an engine step; one of several where `is_part`, the last of which has all its tokens."""
+    """One request's share of an engine step; one of several where `is_part`, the last of which has all its tokens.
+
+    `unsaid` are the log probabilities of the latest tokens whose text is held back: what a next worker would lack.
+    """
 
     id: str
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()
     is_part: bool = False
+    unsaid: tuple[TokenLogprob, ...] = ()
 
 
 class Steps(Struct, frozen=True, tag="steps"):

@@ -392,7 +392,7 @@ class Supervisor:
             self._vitals.on_progress()
         self._has_seen_prompts = True
         self._ledger.mark_sent(live)
-        self._channel.send(Submit(live.request, accepted_at_s, load_ms, tuple(live.tokens)))
+        self._channel.send(Submit(live.request, accepted_at_s, load_ms, tuple(live.tokens), live.unsaid))
 
     def _tell_cancelled(self, request_id: str) -> None:
         if self._channel is not None:

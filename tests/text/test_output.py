@@ -245,3 +245,16 @@ def test_a_stream_goes_on_from_any_token_that_another_was_fed(cut: int) -> None:
     after.feed(tokens[:cut])
     assert joined([*said, *after.feed(tokens[cut:]), *after.finish()]) == joined(expected)
     assert (after.num_tokens, after.num_reasoning_tokens) == (whole.num_tokens, whole.num_reasoning_tokens)
+
+
+@given(_TEXTS, st.integers(0, 60))
+def test_a_stream_goes_on_with_the_log_probabilities_of_what_was_held_back(text: str, cut: int) -> None:
+    tokens = tokens_of(text)
+    scores, cut = logprobs_of(tokens), min(cut, len(tokens))
+    whole, before, after = stream("STOP", "\n\n"), stream("STOP", "\n\n"), stream("STOP", "\n\n")
+    expected = [*whole.feed(tokens, scores), *whole.finish()]
+    said = before.feed(tokens[:cut], scores[:cut])
+    unsaid = before.unsaid
+    after.feed(tokens[:cut], [None] * (cut - len(unsaid)) + list(unsaid))
+    rest = [*after.feed(tokens[cut:], scores[cut:]), *after.finish()]
+    assert joined([*said, *rest]) == joined(expected)

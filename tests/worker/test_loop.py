@@ -101,7 +101,9 @@ class FakeHost:
     def _make_runner(self) -> FakeRunner:
         return FakeRunner(num_vocab=self.model.num_tokens, num_cells=self.num_cells, end_token=self._end_token)
 
-    def prepare(self, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
+    def prepare(
+        self, request: GenerateRequest, delivered: Sequence[int] = (), unsaid: Sequence[TokenLogprob] = ()
+    ) -> Prepared:
         if self.refusal is not None:
             raise self.refusal
         assert isinstance(request.prompt, TokenPrompt)
@@ -117,7 +119,7 @@ class FakeHost:
             reports_progress=request.reports_progress,
         )
         output = OutputStream(self.model, stops=request.stop)
-        output.feed(delivered)
+        output.feed(delivered, [None] * (len(delivered) - len(unsaid)) + list(unsaid))
         echo = None
         if request.echo:
             is_scored = request.logprobs is not None
@@ -148,11 +150,16 @@ class Bench:
         self.answers: list[Answer] = []
 
     def submit(
-        self, request_id: str = "a", tokens: tuple[int, ...] = PROMPT, delivered: tuple[int, ...] = (), **fields: Any
+        self,
+        request_id: str = "a",
+        tokens: tuple[int, ...] = PROMPT,
+        delivered: tuple[int, ...] = (),
+        unsaid: tuple[TokenLogprob, ...] = (),
+        **fields: Any,
     ) -> Submit:
         """Hand in a request; it is not prepared yet."""
         request = GenerateRequest(id=request_id, model="", prompt=TokenPrompt(tokens), **fields)
-        submit = Submit(request, time.monotonic(), delivered=delivered)
+        submit = Submit(request, time.monotonic(), delivered=delivered, unsaid=unsaid)
         self.worker.commands.put(submit)
         return submit
 
@@ -243,6 +250,11 @@ def prompt_with_plain_answer(num_tokens: int) -> tuple[int, ...]:
 PLAIN = prompt_with_plain_answer(4)
 
 
+def scores_of(items: Sequence[StepItem]) -> list[tuple[int, float]]:
+    deltas = [delta for item in items for delta in item.deltas if isinstance(delta, TextDelta)]
+    return [(score.token, round(score.logprob, 4)) for delta in deltas for score in delta.logprobs]
+
+
 class TestAnswers:
     def test_started_tokens_finished_and_their_counts(self) -> None:
         bench = Bench()
@@ -260,15 +272,22 @@ class TestAnswers:
         assert not bench.worker.status.num_running
         assert bench.worker.status.num_output_tokens_total == 5
 
+    @pytest.mark.parametrize("logprobs", [None, 1])
     @pytest.mark.parametrize("num_drafts", [0, 3])
-    def test_an_output_goes_on_from_any_of_its_tokens(self, num_drafts: int) -> None:
+    def test_an_output_goes_on_from_any_of_its_tokens(self, num_drafts: int, logprobs: int | None) -> None:
         """Tokens and text before the cut are what was delivered, those behind it what the next worker sends."""
+        # Half of the text is held back in turn, since a stop string could begin there.
+        fields: dict[str, Any] = {"max_tokens": 12, "logprobs": logprobs}
+        plain = Bench()
+        plain.give(**fields)
+        plain.run()
+        fields["stop"] = tuple(char + "no such text" for char in plain.text()[::2])
         whole = Bench(num_drafts=num_drafts)
-        whole.give(max_tokens=12, stop=("no such text",))
+        whole.give(**fields)
         whole.run()
         for num in range(12):
             before, after = Bench(num_drafts=num_drafts), Bench(num_drafts=num_drafts)
-            before.give(max_tokens=12, stop=("no such text",))
+            before.give(**fields)
             while len(before.items.get("a", ())) <= num and not before.ends:
                 before.turn()
             items = before.items["a"][: num + 1]
@@ -276,10 +295,11 @@ class TestAnswers:
             text = "".join(delta.text for item in items for delta in item.deltas if isinstance(delta, TextDelta))
             if len(delivered) == 12:
                 break
-            after.give(max_tokens=12, stop=("no such text",), delivered=delivered)
+            after.give(delivered=delivered, unsaid=items[-1].unsaid, **fields)
             after.run()
             assert [*delivered, *after.tokens()] == whole.tokens()
             assert text + after.text() == whole.text()
+            assert scores_of(items) + scores_of(after.items["a"]) == scores_of(whole.items["a"])
             assert after.finished().reason is whole.finished().reason
             assert after.finished().usage.num_output_tokens == 12
             assert after.finished().usage.num_prompt_tokens == len(PROMPT)
@@ -335,7 +355,7 @@ class TestAnswers:
         submit = Submit(request, time.monotonic())
         bench.worker.commands.put(submit)
         prepared = bench.host.prepare(request)
-        bench.host.prepare = lambda request, delivered: replace(prepared, output=Holding(bench.host.model))  # type: ignore[method-assign]
+        bench.host.prepare = lambda request, *rest: replace(prepared, output=Holding(bench.host.model))  # type: ignore[method-assign]
         bench.prepare(submit)
         while len(held) < 690:
             bench.turn()
