@@ -28,9 +28,11 @@ from edgeagent.types import (
 )
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
 
-# How often a worker may die under a request: the last one without having given it a token, and in all.
+# How often a worker may die under a request: the last one without having given it a token, and in all. Three crashes
+# within a minute end in quarantine; hangs take longer, and everyone beside waits, so they have a bound of their own.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
+_MAX_HANGS = 3
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
 # Only a prompt that is echoed, or many log probabilities, come in many parts.
 _MAX_PARTS = 512
@@ -69,6 +71,7 @@ class LiveRequest:
         "held",
         "is_sent",
         "num_deaths",
+        "num_hangs",
         "request",
         "sink",
         "started",
@@ -89,6 +92,7 @@ class LiveRequest:
         self.first_token_at_s: float | None = None
         self.has_progressed = False  # got a token from the worker that has it
         self.num_deaths = 0
+        self.num_hangs = 0
         self.handovers: tuple[Handover, ...] = ()
 
     @property
@@ -99,7 +103,8 @@ class LiveRequest:
     @property
     def is_exhausted(self) -> bool:
         """Whether it has had its share of workers."""
-        return self.num_deaths >= (_MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS)
+        max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
+        return self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
 
 
 class Ledger:
@@ -210,6 +215,7 @@ class Ledger:
         for live in [live for live in self._live.values() if live.is_sent]:
             live.held.clear()
             live.num_deaths += fate is not Fate.REPLACED
+            live.num_hangs += fate is Fate.HUNG
             if live.cancelled_at_s is not None:
                 self._finish_cancelled(live)
             elif live.is_exhausted:

@@ -7,6 +7,7 @@ asks others. One model is configured; a second would be a second entry of `_supe
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,16 +15,19 @@ from typing import Protocol
 
 from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, ModelNotFound
-from edgeagent.types import GenerateRequest, ModelStatus, TextAnswer, TextQuery
+from edgeagent.types import GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.ledger import Sink
+from edgeagent.worker.model_files import ModelFiles, identity
 from edgeagent.worker.protocol import DiskCache, Load
 from edgeagent.worker.supervisor import WORKER_COMMAND, Supervisor
 from edgeagent.worker.watchdog import Patience
 
 _DEFAULT_NAMES = ("", "default")
 
+logger = logging.getLogger(__name__)
 
-class ModelFiles(Protocol):
+
+class FoundModel(Protocol):
     """Where a model is: what the store's resolver answers."""
 
     @property
@@ -44,7 +48,7 @@ class Pool:
     def __init__(
         self,
         config: Config,
-        resolve: Callable[[str], ModelFiles],
+        resolve: Callable[[str], FoundModel],
         validate: Callable[[Path], object],
         *,
         command: Sequence[str] = WORKER_COMMAND,
@@ -61,6 +65,7 @@ class Pool:
         self._clock = clock
         self._supervisors: dict[str, Supervisor] = {}
         self._aliases: dict[str, str] = {}
+        self._watches: list[asyncio.Task[None]] = []
 
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
@@ -78,6 +83,9 @@ class Pool:
 
     async def stop(self) -> None:
         """End all workers and their requests."""
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors.values()))
 
     def models(self) -> list[ModelStatus]:
@@ -110,27 +118,39 @@ class Pool:
         """Start a model's worker anew; raise ModelNotFound."""
         self._supervisor(model).reload()
 
-    def _add(self, files: ModelFiles, draft_path: Path | None) -> None:
+    def _add(self, found: FoundModel, draft_path: Path | None) -> None:
+        files = ModelFiles([path for path in (found.path, draft_path) if path is not None])
+
         async def prepare() -> Load:
-            return await asyncio.to_thread(self._check, files, draft_path)
+            return await asyncio.to_thread(self._check, found, draft_path, files)
 
-        supervisor = Supervisor(files.name, prepare, command=self._command, patience=self._patience, clock=self._clock)
-        self._supervisors[files.name] = supervisor
-        self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), files.name)
+        supervisor = Supervisor(found.name, prepare, command=self._command, patience=self._patience, clock=self._clock)
+        self._supervisors[found.name] = supervisor
+        self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), found.name)
         supervisor.start()
+        self._watches.append(asyncio.create_task(self._lift_quarantine(supervisor, files)))
 
-    def _check(self, files: ModelFiles, draft_path: Path | None) -> Load:
+    async def _lift_quarantine(self, supervisor: Supervisor, files: ModelFiles) -> None:
+        """Try a model again as soon as its files are not those any more that killed their workers."""
+        while True:
+            await asyncio.sleep(self._patience.look_interval_s)
+            is_quarantined = supervisor.status().state is WorkerState.QUARANTINED
+            if is_quarantined and await asyncio.to_thread(files.are_replaced):
+                logger.warning("the files of %s were replaced; it is tried again", supervisor.name)
+                supervisor.reload()
+
+    def _check(self, found: FoundModel, draft_path: Path | None, files: ModelFiles) -> Load:
         """Look at the files before a worker does, before each load: they may have changed since the last."""
-        for path in (files.path, draft_path):
-            if path is not None:
-                self._validate(path)
+        files.give()
+        for path in files.paths:
+            self._validate(path)
         disk = self._disk_cache()
         return Load(
-            name=files.name,
-            path=str(files.path.absolute()),
+            name=found.name,
+            path=str(found.path.absolute()),
             draft_path=None if draft_path is None else str(draft_path.absolute()),
             engine_config=self._config.engine.model_dump_json().encode(),
-            identity=_identity(files.path),
+            identity=identity(found.path),
             writable=() if disk is None else (disk.folder,),
             disk=disk,
         )
@@ -143,12 +163,3 @@ class Pool:
             names = ", ".join(self._supervisors)
             raise ModelNotFound(f"there is no model {model!r} here; available: {names}", param="model")
         return supervisor
-
-
-def _identity(path: Path) -> str:
-    """Return what tells a file from one that takes its place; "" where there is none (the load will say so)."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ""
-    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"

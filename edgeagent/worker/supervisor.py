@@ -322,9 +322,10 @@ class Supervisor:
         )
 
     def _take_identity(self, identity: str) -> None:
-        """Note which file is loaded; what another one began cannot be gone on with."""
+        """Note which file is loaded: it answers neither for another's crashes nor for what that one began."""
         if self._identity not in (None, identity):
             self._ledger.fail_begun(lambda: changed(self.name))
+            self._restarts = RestartPolicy(self._patience)
         self._identity = identity
 
     def _on_violation(self, what: str) -> None:

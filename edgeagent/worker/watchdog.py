@@ -31,6 +31,7 @@ class Patience:
     crash_window_s: float = 60.0
     quarantine_s: float = 300.0
     load_retry_s: float = 10.0
+    look_interval_s: float = 2.0  # at the files of a quarantined model
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> Patience:

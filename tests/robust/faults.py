@@ -32,6 +32,8 @@ from tests.worker.support import QUICK, eventually
 
 # A machine under load, not the 250 ms that a quiet one keeps.
 MAX_HEALTH_S = 5.0
+# In the test's folder; there is none, unless the test makes one.
+MODEL_FILE = "model.gguf"
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -130,7 +132,8 @@ async def faulty(
     lives = folder / "lives"
     others = {child.pid for child in psutil.Process().children()}
     config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
-    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=patience)
+    files = Files(path=folder / MODEL_FILE)
+    pool = Pool(config, lambda _: files, lambda _: None, command=stub_command(lives, *starts), patience=patience)
     router = Router([LocalBackend(config.engine, pool)])
     await router.start()
     try:

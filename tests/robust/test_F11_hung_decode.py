@@ -56,6 +56,17 @@ async def test_what_hangs_every_worker_is_tried_on_two(tmp_path: Path) -> None:
         assert victim.num_lives == 3
 
 
+async def test_what_hangs_every_worker_after_a_while_is_tried_on_three(tmp_path: Path) -> None:
+    # Three hangs of 30 s are no three crashes within a minute.
+    patience = replace(IMPATIENT, max_crashes=9)
+    async with faulty(tmp_path, patience=patience) as victim:
+        stream = await victim.ask(" | ".join(f"deaf {num}" for num in range(1, 6)))
+        assert stream.response["edgeagent"]["reason"] == "worker_crashed"
+        assert stream.response["edgeagent"]["num_delivered_tokens"] == 3
+        await victim.is_serving()
+        assert victim.num_lives == 4
+
+
 async def test_long_answers_and_idle_times_are_no_hangs(tmp_path: Path) -> None:
     async with faulty(tmp_path, patience=replace(IMPATIENT, hang_timeout_s=0.5)) as victim, victim.socket() as socket:
         # A token for each ping: many times the limit in all.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.running import TOKEN
-from tests.robust.faults import Faulty, faulty
+from tests.robust.faults import MODEL_FILE, Faulty, faulty
 from tests.worker.support import QUICK, eventually
 
 BODY = {"messages": [{"role": "user", "content": "answer 1"}], "max_tokens": 1}
@@ -59,3 +59,12 @@ async def test_a_reload_lifts_it(tmp_path: Path) -> None:
         reply = await victim.daemon.http.post(f"{victim.daemon.url}/edgeagent/reload", headers=owner)
         assert reply.status_code == 202
         await victim.is_serving()
+
+
+async def test_another_file_is_no_killer(tmp_path: Path) -> None:
+    async with faulty(tmp_path, *["die SIGSEGV"] * 3, "ok", serves_after=False) as victim:
+        await eventually(lambda: victim.model.state == "quarantined")
+        (tmp_path / MODEL_FILE).write_bytes(b"GGUF")
+        await eventually(lambda: victim.model.state == "ready")
+        await victim.is_serving()
+        assert victim.num_lives == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import struct
 from functools import partial
@@ -96,14 +97,12 @@ async def test_looking_at_models_and_checking_them(tmp_path: Path) -> None:
     (repo / "blobs").mkdir()
     (repo / "blobs" / digest).write_bytes(content)
     (snapshot / "model-Q4_0.gguf").symlink_to(repo / "blobs" / digest)
-    store = StoreConfig(models_dir=tmp_path / "models")
+    store, numbers = StoreConfig(models_dir=tmp_path / "models"), itertools.count()
     async with running(brief(), Config(store=store, state_dir=tmp_path / "state")) as daemon:
 
         async def act() -> None:
             # What was found right once is remembered in the state folder.
-            state_dir = tmp_path / f"state{len(list(tmp_path.iterdir()))}"
-            state_dir.mkdir()
-            checking = asyncio.to_thread(Library(store, state_dir).resolve, "org/repo:Q4_0")
+            checking = asyncio.to_thread(Library(store, tmp_path / f"state{next(numbers)}").resolve, "org/repo:Q4_0")
             asking = asyncio.to_thread(partial(post, daemon.port, "/api/show", b'{"model": "org/repo:Q4_0"}'))
             found, _ = await asyncio.gather(checking, asking)
             assert found.name == "org/repo:Q4_0"

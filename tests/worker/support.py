@@ -24,6 +24,7 @@ QUICK = Patience(
     stop_grace_s=1.0,
     first_backoff_s=0.01,
     max_backoff_s=0.02,
+    look_interval_s=0.02,
 )
 
 
