@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from edgeagent.engine.blocks import BlockKey
 
+MAX_LANES = 256  # a choice looks at all of them
+
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
@@ -20,7 +22,7 @@ class _Holding:
 
 
 class Holdings:
-    """Blocks by lane, of at most `max_bytes` together; of the partition that has most the oldest goes first."""
+    """Blocks by lane, of at most `max_bytes` together; of the partition that has most, the oldest goes first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -42,7 +44,7 @@ class Holdings:
             for key, size in sizes.items():
                 self._num_bytes += 0 if key in self._num_holders else size
                 self._num_holders[key] += 1
-            while self._num_bytes > self._max_bytes:
+            while self._num_bytes > self._max_bytes or len(self._holdings) > MAX_LANES:
                 freed |= self._let_go(self._choose_lane(lane))
         return freed - self._num_holders.keys()
 

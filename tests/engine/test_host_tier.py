@@ -6,6 +6,7 @@ import random
 from array import array
 
 from edgeagent.engine.blocks import Block, Importance, Keyring
+from edgeagent.engine.holdings import MAX_LANES
 from edgeagent.engine.host_tier import HostTier
 from tests.fakes import FakeClock, FakeTier
 
@@ -227,6 +228,16 @@ class TestHolding:
         tier.hold("lane", [each.key for each in large])
         offer(tier, *(block("", [9, n]) for n in range(9)))
         assert held(tier, *large) == [False] * 3
+
+    def test_lanes_are_counted_too(self) -> None:
+        tier = HostTier(1000 * SIZE)
+        blocks = [block("", [n]) for n in range(MAX_LANES + 1)]
+        for number, each in enumerate(blocks):
+            tier.offer(each, Importance.ONCE)
+            tier.hold(f"{number}", [each.key])
+        tier.check_integrity()
+        tier.offer(block("", [-1], 900 * SIZE), Importance.ONCE)
+        assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
 
     def test_a_purge_ends_it_and_a_longer_block_takes_its_place(self) -> None:
         tier = HostTier(10 * SIZE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
+import signal
 import sys
 import threading
 import time
@@ -23,7 +23,6 @@ from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
 SYSTEM = "You are the guide of a small museum by the sea, and answer in one sentence. " * 16
 WAIT_S = 20.0
-LONGEST_LIFE_S = 0.8
 TIE = 0.5
 
 
@@ -164,31 +163,35 @@ def is_same(answer: Answer, expected: Answer) -> bool:
 def _survive(tmp_path: Path, num_kills: int) -> None:
     """Kill a daemon at random moments under load, and spoil a file now and then: no answer is ever another."""
     state_dir, chance = tmp_path / "state", random.Random(3)
-    questions = [f"What is in room {number}, and who {'painted' * number} it?" for number in range(6)]
+    questions = [f"What is in room {number}, and who {'painted ' * number}it?" for number in range(6)]
     flags = ("builtin", "--batch", "32")
     with serving(tmp_path / "reference", *flags) as daemon:
+        started_s = time.monotonic()
         expected = {question: ask_closely(daemon, question, cache_prompt=False)[0] for question in questions}
-    num_found, num_asked = 0, 0
+        ask_s = (time.monotonic() - started_s) / len(questions)
+    first_founds = []
     for _ in range(num_kills):
         daemon = start_daemon(state_dir, *flags)
-        killer = threading.Timer(chance.uniform(0.0, LONGEST_LIFE_S), daemon.process.kill)
-        killer.start()
-        is_first = True
-        with contextlib.suppress(httpx2.TransportError):
+        killer = threading.Timer(chance.uniform(0.0, ask_s), daemon.process.kill)
+        num_before, founds = chance.randrange(3), []
+        try:
             while True:
+                if len(founds) == num_before:
+                    killer.start()
                 question = chance.choice(questions)
                 answer, num_cached = ask_closely(daemon, question)
                 assert is_same(answer, expected[question]), (question, answer, expected[question])
-                num_found += is_first and num_cached > 0
-                num_asked += 1
-                is_first = False
-        assert daemon.process.wait(10) == -9, daemon.log.read_text()
-        killer.join()
+                founds.append(num_cached)
+        except httpx2.TransportError:
+            assert daemon.process.wait(10) == -signal.SIGKILL, daemon.log.read_text()
+        finally:
+            killer.cancel()
+            kill(daemon)
+        first_founds += founds[:1]
         files = sorted((state_dir / "cache").glob("*.kv"))
         if files and chance.random() < 0.3:
             _spoil(chance.choice(files), chance)
-    assert num_asked > num_kills // 2
-    assert num_found > num_kills // 4, "the first ask of a life finds what earlier ones left"
+    assert any(first_founds), "the first ask of a life finds what earlier ones left"
 
 
 def _spoil(path: Path, chance: random.Random) -> None:
