@@ -96,6 +96,21 @@ class TestCompactness:
         engine.admit()
         return sequence, engine._cells.span
 
+    def test_live_streams_attend_to_as_many_cells_with_idle_conversations_as_without(self) -> None:
+        spans = []
+        for num_idle in (0, 50):
+            engine = make_engine(FakeRunner(num_cells=8192, max_batch=512), host_bytes=1 << 24)
+            for number in range(num_idle):
+                engine.add(SequenceSpec(f"idle {number}", prompt_of(400, number), greedy(), max_tokens=3))
+            run(engine)
+            for number in range(4):
+                engine.add(SequenceSpec(f"live {number}", prompt_of(40, 60 + number), greedy(), max_tokens=20))
+            engine.step()
+            spans.append(engine._cells.span)
+            assert engine.status().num_cells_used == 160
+            run(engine)
+        assert spans == [160, 160]
+
     def test_what_is_restored_takes_the_place_of_what_leaves(self) -> None:
         engine = make_engine(FakeRunner(num_cells=8192))
         first = ask(engine, "first", prompt_of(900, 1))
