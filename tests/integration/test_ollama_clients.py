@@ -132,9 +132,6 @@ class TestOllama:
         with pytest.raises(ResponseError, match="model 'nope' not found") as unknown:
             await client.chat("nope", [{"role": "user", "content": "hi"}])
         assert unknown.value.status_code == 404
-        with pytest.raises(ResponseError, match="no embeddings") as missing:
-            await client.embed("builtin", "hi")
-        assert missing.value.status_code == 501
         with pytest.raises(ResponseError, match="2048") as long:
             await client.chat("builtin", [{"role": "user", "content": "timer " * 4000}])
         assert long.value.status_code == 400
