@@ -101,6 +101,21 @@ def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], li
     return ids[:length], weights[:length]
 
 
+def _spelling(
+    respelling: Respelling, rng: np.random.Generator, tokenizer: Tokenizer, length: int
+) -> tuple[list[int], list[float]]:
+    """Write bare lines of words that are said and then quoted; only the quoted are learnt."""
+    ids: list[int] = []
+    weights: list[float] = []
+    while len(ids) < length:
+        parts = respelling.drill(rng)
+        encoded = tokenizer.encode("".join(parts))
+        first, last = len(parts[0]), len(parts[0]) + len(parts[1])
+        ids += encoded.ids
+        weights += [1.0 if first <= start < last else 0.0 for start, _ in encoded.offsets]
+    return ids[:length], weights[:length]
+
+
 class Packer:
     """Fills rows with whole conversations; each row's first fit wins, what is left over waits for the next batch."""
 
@@ -141,6 +156,8 @@ class Packer:
                     piece = _induction(self.rng, self.vocab, length + 1)
                 elif kind == "drill":
                     piece = _drill(self.draw, self.encoder.tokenizer, min(256, length + 1 - at))
+                elif kind == "spelling":
+                    piece = _spelling(self.respelling, self.rng, self.encoder.tokenizer, length + 1)
                 else:
                     piece = self._fit(waiting, length + 1 - at, kind, mixture, length + 1)
                     if piece is None:
@@ -185,6 +202,8 @@ def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
     if step % DRILL_EVERY == 3:
         return "drill", 8, 512
+    if step % DRILL_EVERY == 11:
+        return "spelling", 8, 512
     if step % (2 * LONG_EVERY) == 1:
         return "induction", 8, 512
     if step % LONG_EVERY == 0:

@@ -1,5 +1,6 @@
-"""Judges the shipped pair: held-out prompts, greedy decoding in llama.cpp, the GGUF's own chat template.
+"""Judges the shipped pair: held-out prompts, answered greedily by edgeagent's engine as it answers every client.
 
+So a call, once the model opens one, is held to the schemas of the tools on offer; `--free` lets it say what it likes.
 Asks the sealed test set unless told otherwise. Exits with 1 when a bar is missed.
 """
 
@@ -17,7 +18,11 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import Llama
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from edgeagent.config import EngineConfig
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TokenPrompt, Tool, ToolCall
+from edgeagent.worker.host import Host
+from edgeagent.worker.protocol import Load
 
 from .corpus import SETS, check_disjoint, evaluation_set
 from .samples import Check, Sample
@@ -51,38 +56,57 @@ class Row:
         return self.bar is not None and self.share < self.bar
 
 
-class Shipped:
-    """A GGUF in llama.cpp, decoded greedily."""
+class Target:
+    """The target in edgeagent's engine, asked one thing at a time."""
+
+    def __init__(self, path: Path, threads: int, *, is_free: bool) -> None:
+        config = EngineConfig(ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, sandbox=False)
+        self.host = Host(Load("target", str(path), None, config.model_dump_json().encode()), lambda _: None)
+        self.is_free = is_free
+
+    def answer(self, sample: Sample) -> tuple[list[int], list[int]]:
+        """Return the tokens of everything before the expected reply, and those of the target's own, without its end."""
+        prompt = ChatPrompt(tuple(map(_message, sample.messages[:-1])), tuple(map(_tool, sample.tools)))
+        if self.is_free:
+            spec = self.host.prepare(GenerateRequest("plain", "target", prompt)).spec
+            prompt = TokenPrompt(tuple(spec.prompt))
+        request = GenerateRequest("ask", "target", prompt, SamplingParams(temperature=0.0), max_tokens=MAX_NEW_TOKENS)
+        spec = self.host.prepare(request).spec
+        self.host.engine.add(spec)
+        tokens: list[int] = []
+        while self.host.engine.has_work:
+            for output in self.host.engine.step():
+                if output.error is not None:
+                    raise output.error
+                tokens += output.tokens
+        return list(spec.prompt), tokens
+
+    def text(self, tokens: list[int]) -> str:
+        """Turn a reply's tokens into text."""
+        return b"".join(map(self.host.model.piece, tokens)).decode("utf-8", errors="replace")
+
+
+def _message(message: dict[str, Any]) -> Message:
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
+        for call in message.get("tool_calls", ())
+    )
+    return Message(message["role"], message["content"], tool_calls=calls, name=message.get("name"))
+
+
+def _tool(tool: dict[str, Any]) -> Tool:
+    function = tool["function"]
+    return Tool(function["name"], function.get("description", ""), json.dumps(function["parameters"]))
+
+
+class Draft:
+    """The draft in llama.cpp, asked what it would say at each place of the target's replies."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self.llama = Llama(
             str(path), n_ctx=2048, n_threads=threads, n_threads_batch=threads, logits_all=True, verbose=False
         )
-        metadata: dict[str, str] = self.llama.metadata
-        self.formatter = Jinja2ChatFormatter(
-            template=metadata["tokenizer.chat_template"], eos_token="<|im_end|>", bos_token=""
-        )
         self.stop = self.llama.token_eos()
-
-    def prompt(self, sample: Sample) -> list[int]:
-        """Render and tokenize everything before the expected reply."""
-        messages: Any = sample.messages[:-1]
-        tools: Any = sample.tools or None
-        text = self.formatter(messages=messages, tools=tools).prompt
-        return self.llama.tokenize(text.encode(), add_bos=False, special=True)
-
-    def complete(self, prompt: list[int]) -> list[int]:
-        """Decode greedily up to the end of the turn, which is left out."""
-        new: list[int] = []
-        for token in self.llama.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=True):
-            if token == self.stop or len(new) >= MAX_NEW_TOKENS:
-                return new
-            new.append(int(token))
-        return new
-
-    def text(self, tokens: list[int]) -> str:
-        """Turn a reply's tokens into text."""
-        return self.llama.detokenize(tokens, special=True).decode("utf-8", errors="replace")
 
     def guesses(self, prompt: list[int], reply: list[int]) -> list[int]:
         """Say which token this model prefers at each place of another model's reply."""
@@ -135,20 +159,19 @@ def _failure(sample: Sample, text: str) -> Failure:
     return Failure(sample.category, asked, expected, text)
 
 
-def evaluate(target: Shipped, draft: Shipped, samples: list[Sample]) -> tuple[list[Row], list[Failure]]:
+def evaluate(target: Target, draft: Draft, samples: list[Sample]) -> tuple[list[Row], list[Failure]]:
     """Ask every held-out prompt, judge the replies, and compare the draft's choices with the target's."""
     right, total, failures = Counter[str](), Counter[str](), []
     agreed = decoded = 0
     for sample in samples:
-        prompt = target.prompt(sample)
-        tokens = target.complete(prompt)
+        prompt, tokens = target.answer(sample)
         text = target.text(tokens)
         total[sample.category] += 1
         if is_right(sample.check, text):
             right[sample.category] += 1
         else:
             failures.append(_failure(sample, text))
-        ended = [*tokens, target.stop]
+        ended = [*tokens, draft.stop]
         agreed += sum(a == b for a, b in zip(draft.guesses(prompt, ended), ended, strict=True))
         decoded += len(ended)
     rows = [Row(name, right[name], total[name], BARS.get(name)) for name in sorted(total)]
@@ -174,6 +197,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--every", type=int, default=1, help="ask only every so many-th prompt, for a quick look")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--free", action="store_true", help="do not hold calls to the schemas of the tools on offer")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--failures", type=int, default=0, help="print up to so many wrong replies to stderr")
     arguments = parser.parse_args()
@@ -182,7 +206,8 @@ def main() -> None:
     started = time.monotonic()
     check_disjoint(seed=arguments.seed)
     samples = evaluation_set(arguments.seed, SETS[arguments.set])[:: arguments.every]
-    target, draft = (Shipped(path, arguments.threads) for path in (arguments.target, arguments.draft))
+    target = Target(arguments.target, arguments.threads, is_free=arguments.free)
+    draft = Draft(arguments.draft, arguments.threads)
     rows, failures = evaluate(target, draft, samples)
     in_domain = next(r for r in rows if r.name == "in_domain")
     is_passed = not any(r.is_missed for r in rows) and in_domain.total >= MIN_PROMPTS

@@ -16,7 +16,7 @@ import numpy as np
 from . import pools
 from .samples import Pool, Sample, is_held_out
 
-SHARE = 0.75  # of the words of the values
+SHARE = 0.85  # of the words of the values
 TWO_WORDS = 0.2  # of the words become two
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _KEPT = frozenset({"the", "and", "room", "for", "call", "meet", "write", "visit", "buy", "get", "pick"})
@@ -38,8 +38,36 @@ def _values(sample: Sample) -> set[str]:
     return {v for call in calls for v in call["arguments"].values() if isinstance(v, str)} - _fixed(sample)
 
 
+# Bare lessons: words as a user says them, then as a call has them.
+_SAID = (
+    "put {x} on the list",
+    "add {x} please",
+    "we need {x}",
+    "turn on the light in the {x}",
+    "{x} light off",
+    "make the lamp {x}",
+    "set the {x} to 20",
+    "play {x}",
+    "what is the weather in {x}",
+    "call {x} now",
+    "and also {x}",
+    "{x}",
+)
+_KEYS = ("item", "product", "entry", "room", "location", "area", "color", "query", "city", "name", "text")
+
+
+def _lettered(rng: np.random.Generator) -> str:
+    """Make a word whose letters hardly ever join to longer pieces, as those of a word that is new to the vocabulary."""
+    word, is_vowel = "", rng.random() < 0.25
+    for _ in range(int(rng.integers(3, 9))):
+        letters = "aeiouaeiouy" if is_vowel else "bcdfghjklmnpqrstvwxzbcdfglmnprst"
+        word += letters[int(rng.integers(len(letters)))]
+        is_vowel = not is_vowel if rng.random() < 0.8 else is_vowel
+    return word
+
+
 class Respelling:
-    """Makes words out of the vocabulary's own pieces, none of which is held out."""
+    """Makes words out of the vocabulary's own pieces or of letters, none of which is held out."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = [piece for piece in pieces if piece.isascii() and piece.isalpha() and piece.islower()]
@@ -47,10 +75,24 @@ class Respelling:
 
     def _word(self, rng: np.random.Generator) -> str:
         while True:
-            count = int(rng.choice((1, 2, 2, 2, 3)))
-            word = "".join(self.pieces[int(i)] for i in rng.integers(len(self.pieces), size=count))
+            word = self._joined(rng) if rng.random() < 0.5 else _lettered(rng)
             if 3 <= len(word) <= 12 and word not in self.held_out and not is_held_out(word):
                 return word
+
+    def _joined(self, rng: np.random.Generator) -> str:
+        count = int(rng.choice((1, 2, 2, 2, 3)))
+        return "".join(self.pieces[int(i)] for i in rng.integers(len(self.pieces), size=count))
+
+    def drill(self, rng: np.random.Generator) -> tuple[str, str, str]:
+        """Return a lesson in three parts: words that are said, the same words quoted (to be learnt), the rest."""
+        words = " ".join(self._word(rng) for _ in range(int(rng.choice((1, 1, 1, 2, 2, 3)))))
+        said = _SAID[int(rng.integers(len(_SAID)))].format(x=words)
+        key = _KEYS[int(rng.integers(len(_KEYS)))]
+        if rng.random() < 0.3:
+            said = said[:1].upper() + said[1:]
+        if rng.random() < 0.1:
+            words, said = words.title(), said.replace(words, words.title())
+        return f'user\n{said}\n{{"{key}": "', f'{words}"', "}\n"
 
     def apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Respell a sample's values, or give it back when its calls copy no words."""
