@@ -221,7 +221,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="share of the usual learning rate")
     parser.add_argument("--prompt-weight", type=float, default=0.0, help="what a token of a prompt counts")
     parser.add_argument(
-        "--focus", nargs="*", default=(), choices=[*sorted(FOCUS), "spelling"], help="make nine of ten batches of these"
+        "--focus",
+        nargs="*",
+        default=(),
+        choices=[*sorted(FOCUS), "spelling", "mixture"],
+        help="make nine of ten batches of these",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
