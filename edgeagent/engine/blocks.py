@@ -75,7 +75,8 @@ class Worth:
 
     def block_end(self, start: int) -> int:
         """Return where a block of attention that begins at a position ends, when there is that much."""
-        return self.cut if start < self.cut < start + MAX_BLOCK_TOKENS else start + MAX_BLOCK_TOKENS
+        is_near = start + MIN_PART <= self.cut < start + MAX_BLOCK_TOKENS
+        return self.cut if is_near else start + MAX_BLOCK_TOKENS
 
     def has_block_end(self, before: int, now: int) -> bool:
         """Whether a block of attention ends in (before, now]."""

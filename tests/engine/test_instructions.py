@@ -90,6 +90,19 @@ def test_who_does_not_know_where_instructions_end_goes_on_from_there_too() -> No
     assert again.ask("d", [*system[:280], 7, 7, 7]).num_cached == 280
 
 
+def test_instructions_that_begin_with_others_hang_on_them() -> None:
+    kept, system = Kept(), tokens_of(500, 0)
+    prompts = [[*system[:length], *tokens_of(200, length)] for length in (300, 305, 340, 500)]
+    for length, prompt in zip((300, 305, 340, 500), prompts, strict=True):
+        sequence = kept.ask(f"{length}", prompt, num_system=length)
+        prompt.extend(sequence.tokens[len(prompt) : -1])
+    kept.engine.close()
+    again = Kept()
+    again.below.blocks.update(kept.below.blocks)
+    for number, prompt in enumerate(prompts):
+        assert again.ask(f"{number}", prompt).num_cached == len(prompt) - 1
+
+
 @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
 def test_instructions_are_written_at_once_and_matter_more(kind: MemoryKind) -> None:
     kept, prompt = Kept(kind=kind), tokens_of(800, 0)

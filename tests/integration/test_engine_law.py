@@ -224,8 +224,9 @@ def test_random_schedules(setup: Setup, seed: int, host_bytes: int) -> None:
     runner.close()
 
 
-def test_random_schedules_over_restarts(setup: Setup) -> None:
-    rng, below, naive = random.Random(4), FakeTier(), Naive(setup.model, setup.config)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_schedules_over_restarts(setup: Setup, seed: int) -> None:
+    rng, below, naive = random.Random(4 + seed), FakeTier(), Naive(setup.model, setup.config)
     known: list[list[int]] = []
     num_restored = 0
     for _ in range(3):
