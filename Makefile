@@ -31,7 +31,7 @@ test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile full --timeout 3600 $(PYTEST_ARGS)
 
 MINUTES ?= 30
 soak: setup

@@ -6,14 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
+import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
 from tests.models import make_tiny_model
-
-# A busy machine makes any example slow.
-settings.register_profile("edgeagent", deadline=None)
-settings.load_profile("edgeagent")
 
 TinyModel = Callable[[MemoryKind], Path]
 

@@ -29,6 +29,7 @@ from edgeagent.types import (
     Usage,
 )
 from tests.api.serving import check_golden, validate_event
+from tests.examples import examples
 
 TOOLS = [
     {
@@ -265,7 +266,7 @@ def scripts(draw: st.DrawFn) -> list[Delta]:
     return [*deltas, finished(reason)]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(scripts())
 def test_any_script_opens_and_closes_everything_and_ends_once(script: list[Delta]) -> None:
     events = run(*((delta,) for delta in script))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edgeagent.api.schemas import ChatBody, read_chat
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import GenerateRequest
+from tests.examples import examples
 
 NAMES = sorted(ChatBody.model_fields)
 TEXT = st.text(max_size=8) | st.sampled_from(
@@ -47,7 +48,7 @@ FIELDS = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(500), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(FIELDS)
 def test_any_fields(fields: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
@@ -57,7 +58,7 @@ def test_any_fields(fields: dict[str, Any]) -> None:
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=GenerateRequest) == request
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(NAMES), VALUES)
 def test_one_field_beside_a_message(name: str, value: Any) -> None:
     fields = {"messages": [{"role": "user", "content": "hi"}], name: value}

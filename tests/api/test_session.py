@@ -22,6 +22,7 @@ from edgeagent.backends.fake import FakeBackend, finished
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted
 from tests.api.serving import validate_event
+from tests.examples import examples
 
 
 class Client:
@@ -655,5 +656,5 @@ class Sessions(RuleBasedStateMachine):
 
 TestSessions = Sessions.TestCase
 TestSessions.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

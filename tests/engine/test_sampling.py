@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgeagent.engine.sampling import ResolvedSampling, Sampler, resolve, score
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
+from tests.examples import examples
 
 Floats = NDArray[np.float32]
 PLAIN = ResolvedSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -138,7 +139,7 @@ def cases(draw: st.DrawFn) -> tuple[Floats, list[int]]:
     return logits, history
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(mixes(), cases())
 def test_same_distribution_as_llama_cpp(params: ResolvedSampling, case: tuple[Floats, list[int]]) -> None:
     logits, history = case
@@ -146,7 +147,7 @@ def test_same_distribution_as_llama_cpp(params: ResolvedSampling, case: tuple[Fl
     assert_same(our_distribution(logits, params, history), theirs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(mixes(), cases(), st.integers(0, 2**32), st.sampled_from([0.02, 0.5, 0.98]))
 def test_a_constraint_is_a_mask_before_everything(
     params: ResolvedSampling, case: tuple[Floats, list[int]], seed: int, share: float
@@ -295,7 +296,7 @@ def test_penalties_follow_accepted_tokens() -> None:
     assert replayed.sample(logits) == sampler.sample(logits)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(0, 9), max_size=200), st.sampled_from([1, 3, 64, -1]))
 def test_a_long_penalty_window_slides_as_llama_cpps(history: list[int], window: int) -> None:
     logits = np.linspace(-2, 2, 10).astype(np.float32)
@@ -359,7 +360,7 @@ def test_a_row_of_the_wrong_length_is_an_error() -> None:
         Sampler(PLAIN, 4).sample(np.zeros(3, np.float32))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(cases(), st.integers(0, 20))
 def test_logprobs_are_of_the_unmodified_logits(case: tuple[Floats, list[int]], num_top: int) -> None:
     logits, history = case

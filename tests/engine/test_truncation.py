@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgeagent.engine.sampling import ResolvedSampling, Sampler
 from edgeagent.engine.truncation import ahead_of, around_nucleus, index_at, largest, nucleus
+from tests.examples import examples
 
 Floats = NDArray[np.float32]
 
@@ -38,14 +39,14 @@ def by_rank(values: Floats) -> NDArray[np.intp]:
     return np.argsort(-values, kind="stable")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(arrays(), st.floats(0, 1))
 def test_largest_are_the_first_by_rank(values: Floats, share: float) -> None:
     k = max(1, min(len(values) - 1, int(share * len(values))))
     assert sorted(largest(values, k).tolist()) == sorted(by_rank(values)[:k].tolist())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(arrays(), st.sampled_from([1e-6, 0.3, 0.9, 0.99, 0.9999]))
 def test_few_weights_are_found_to_hold_the_nucleus(values: Floats, share: float) -> None:
     weights = np.exp(values - values.max())
@@ -71,7 +72,7 @@ def test_a_sample_that_misleads_is_noticed() -> None:
     assert around_nucleus(weights, float(weights.sum()), 0.9) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(arrays(), st.sampled_from([1e-6, 0.3, 0.9, 0.99]), st.integers(0, 2**32))
 def test_a_weight_is_in_the_nucleus_if_those_ahead_miss_the_target(values: Floats, share: float, seed: int) -> None:
     weights = np.exp(values - values.max())
@@ -83,7 +84,7 @@ def test_a_weight_is_in_the_nucleus_if_those_ahead_miss_the_target(values: Float
             assert (index in inside) == (mass < target)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(arrays(), st.floats(0, 1, exclude_max=True))
 def test_index_at_is_where_the_running_sum_exceeds(values: Floats, fraction: float) -> None:
     weights = np.exp(values - values.max())

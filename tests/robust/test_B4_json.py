@@ -17,6 +17,7 @@ from edgeagent.api.documents.openapi import OPERATIONS
 from edgeagent.backends.fake import FakeBackend
 from tests.api.test_limits import BAD
 from tests.daemon.running import running
+from tests.examples import examples
 from tests.robust.asgi import Caller, calling
 
 ROUTES = sorted(name.removeprefix("POST ") for name, operation in OPERATIONS.items() if operation.body is not None)
@@ -78,7 +79,7 @@ def broken(draw: st.DrawFn) -> bytes:
     return bytes(body)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(body=broken(), route=st.sampled_from(["/v1/chat/completions", "/v1/responses", "/api/generate"]))
 def test_broken_bodies(caller: Caller, body: bytes, route: str) -> None:
     answer = caller.post(route, body)

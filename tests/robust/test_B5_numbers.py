@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgeagent.api.documents import openapi_document
 from edgeagent.api.documents.openapi import OPERATIONS
+from tests.examples import examples
 from tests.robust.asgi import Caller, calling
 
 DOCUMENT = openapi_document()
@@ -115,7 +116,7 @@ NASTY = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(st.sampled_from(NUMBERS), NASTY | st.integers().map(str) | st.floats().map(json.dumps))
 def test_whatever_a_number_is(caller: Caller, field: tuple[str, str, str, dict[str, Any]], literal: str) -> None:
     route, parent, name, _ = field

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edgeagent import cache_folder
 from edgeagent.engine.blocks import Block, Importance
 from tests.engine.block_store.stores import Crash, FaultyFiles, Times, crashing, is_same, make_chain, make_store
+from tests.examples import examples
 
 CHAINS = [make_chain(4, seed=seed, payload_bytes=3000, draft=seed == 1) for seed in range(2)]
 BLOCKS = [block for chain in CHAINS for block in chain]
@@ -84,7 +85,7 @@ _ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=_ACTIONS)
 def test_any_schedule_serves_only_what_was_written(
     actions: list[tuple], tmp_path_factory: pytest.TempPathFactory

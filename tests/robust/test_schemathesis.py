@@ -20,8 +20,9 @@ from edgeagent.credentials import OwnerKey
 from edgeagent.errors import ModelNotFound
 from edgeagent.types import ModelStatus, WorkerState
 from tests.api.test_models import INFO
+from tests.examples import examples
 
-EXAMPLES = 15
+EXAMPLES = examples(18)
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     checks.status_code_conformance,

@@ -19,6 +19,7 @@ from edgeagent.store import byte_reader
 from edgeagent.store.gguf import Split, read_header, validate_model
 from edgeagent.store.split import split_paths
 from edgeagent.store.tensor_types import TENSOR_TYPES
+from tests.examples import examples
 from tests.store.gguf_bytes import (
     ARRAY,
     F32,
@@ -308,7 +309,7 @@ def outcome(path: Path) -> str:
     return "read"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
 def test_any_bytes_after_a_good_start(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "any.gguf"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from edgeagent.text.channels import ChannelParser, Content, Part, new_call_id
 from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers, ToolFormat
 from edgeagent.types import ReasoningDelta, ToolCallDelta, ToolCallStarted
+from tests.examples import examples
 
 HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
 
@@ -193,7 +194,7 @@ _FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([None, *ToolFormat]), st.lists(_FRAGMENTS, max_size=14), st.booleans())
 @example(LLAMA, ["{", "{"], False)
 def test_nothing_raises_and_no_cut_matters(tool_format: ToolFormat | None, pieces: list[str], is_open: bool) -> None:

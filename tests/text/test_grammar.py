@@ -9,6 +9,7 @@ from edgeagent.errors import InternalError, InvalidRequest, InvalidToolSchema, N
 from edgeagent.text.grammar import MAX_CACHED_GRAMMARS, Constraint, GrammarCompiler
 from edgeagent.text.tool_format import THINK, ReasoningMarkers, ToolFormat
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice
+from tests.examples import examples
 from tests.text.fake_vocabulary import FakeVocabulary
 
 PLAIN = FakeVocabulary()
@@ -403,7 +404,7 @@ def test_a_vocabulary_without_an_end_cannot_be_constrained() -> None:
         GrammarCompiler(vocabulary).compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.text(max_size=8), st.integers(-(10**12), 10**12), st.sampled_from([None, 2]), st.booleans())
 def test_everything_that_fits_the_schema_may_be_written(
     name: str, age: int, indent: int | None, ascii_only: bool
@@ -413,7 +414,7 @@ def test_everything_that_fits_the_schema_may_be_written(
         assert accepts(constraint(SCHEMA), text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_whatever_the_mask_allows_fits_the_schema(data: st.DataObject) -> None:
     state = constraint(

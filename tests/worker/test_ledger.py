@@ -11,6 +11,7 @@ from edgeagent.errors import BackendUnavailable, WorkerCrashed
 from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Tier, Timings, Usage
 from edgeagent.worker.ledger import Fate, Ledger
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
+from tests.examples import examples
 from tests.worker.support import request
 
 END = Finished(FinishReason.STOP, Usage(), Timings())
@@ -157,7 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(self.suspects & self.worker.keys()) <= 1
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
 
 

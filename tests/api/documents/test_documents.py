@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ def test_references_lead_somewhere_and_schemas_are_schemas(make: Any) -> None:
         assert schema.get("description"), name
 
 
+@functools.cache
 def validator(kind: str) -> Any:
     document = asyncapi_document()
     payload = document["components"]["messages"][kind]["payload"]

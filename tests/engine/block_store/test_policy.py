@@ -14,6 +14,7 @@ from edgeagent.engine.block_store.policy import (
     is_worth_writing,
 )
 from edgeagent.engine.blocks import Importance
+from tests.examples import examples
 
 DAY_S = 86400.0
 NOW_S = 100 * DAY_S
@@ -96,7 +97,7 @@ def test_a_flood_leaves_another_partition_its_share() -> None:
     assert victims(*mine, *flood, num_bytes=100) in ([1], [2])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     blocks=st.lists(
         st.tuples(st.integers(0, 30), st.floats(0, 20 * DAY_S), st.sampled_from(list(Importance)), st.integers(0, 2)),
