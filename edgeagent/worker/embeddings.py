@@ -101,7 +101,9 @@ class Embeddings:
 
     def rest_s(self) -> float | None:
         """Return after how long without work `rest` has something to give back; None: nothing."""
-        return max(0.0, self._used_at_s + _IDLE_S - self._clock()) if self._embedder.is_open else None
+        if self._jobs or not self._embedder.is_open:
+            return None
+        return max(0.0, self._used_at_s + _IDLE_S - self._clock())
 
     def rest(self) -> None:
         """Give back the memory that nobody has needed for a while."""

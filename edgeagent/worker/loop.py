@@ -115,8 +115,9 @@ class Worker:
         self._host.clear_abort()
         if not self._take_commands():
             return False
-        if self._engine.has_work:
+        if self._engine.has_work or self._embeddings.has_work:
             self._host.adjust_threads()
+        if self._engine.has_work:
             self.step_started_at_s = time.monotonic()
             self._send(self._engine.admit())
             self._send(self._engine.step(self._is_wanted))

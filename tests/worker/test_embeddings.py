@@ -143,6 +143,9 @@ class TestEmbeddings:
         bench.give("a", [1])
         bench.run()
         assert bench.embeddings.rest_s() == 60.0
+        bench.embeddings.add("b", Embed(()))
+        assert bench.embeddings.rest_s() is None
+        bench.embeddings.drop("b")
         bench.clock.advance(59.0)
         bench.embeddings.rest()
         assert bench.embedder.is_open
