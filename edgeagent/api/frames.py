@@ -20,10 +20,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class CreateFrame:
-    """A `response.create`; `fields` also hold what concerns the connection alone."""
+    """A `response.create`, and the lane that it names. Nothing else of its JSON is kept, which may be a large tree."""
 
-    fields: dict[str, Any]
     asked: ResponseCreate | Refused
+    stream_id: object
+    is_named: bool
     num_bytes: int
 
 
@@ -47,7 +48,11 @@ def read_frame(text: str) -> Frame:
         return Refused(error)
     if fields.get("type") != "response.create":
         return OtherFrame(fields)
+    return CreateFrame(_read_asked(fields), fields.get("stream_id"), "stream_id" in fields, len(text))
+
+
+def _read_asked(fields: dict[str, Any]) -> ResponseCreate | Refused:
     try:
-        return CreateFrame(fields, read_create(fields), len(text))
+        return read_create(fields)
     except EdgeAgentError as error:
-        return CreateFrame(fields, Refused(error, fields.get("previous_response_id")), len(text))
+        return Refused(error, fields.get("previous_response_id"))

@@ -232,7 +232,9 @@ def read_create(fields: Fields) -> ResponseCreate:
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     tools = _read_tools(body.tools or [])
-    return ResponseCreate(body, items, tools, _read_choice(body.tool_choice, tools), _read_format(body.text))
+    choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
+    # Tools are kept as text: as a tree they would be large, and slow to throw away.
+    return ResponseCreate(body.model_copy(update={"tools": None}), items, tools, choice, output)
 
 
 def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:

@@ -168,11 +168,10 @@ class Session:
         return actions
 
     def _create(self, frame: CreateFrame) -> None:
-        fields = frame.fields
         try:
-            lane = self._lanes.use(fields.get("stream_id"), is_named="stream_id" in fields)
+            lane = self._lanes.use(frame.stream_id, is_named=frame.is_named)
         except StreamLimitReached as error:
-            self._send_error(error, fields["stream_id"])
+            self._send_error(error, str(frame.stream_id))
         except InvalidStreamId as error:
             self._wait(self._lanes.default, Waiting(Refused(error)))
         else:

@@ -114,6 +114,8 @@ class Constraint:
             self._accept_free(self._compiler.vocabulary.piece(token))
             return
         if not self._matcher.consume_token(token):
+            # A format may grow too large only where it is followed: after its second optional property, say.
+            self._check(self._matcher)
             raise InternalError(f"token {token} is against the grammar")
         self._sleep_if_done(self._matcher)
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIG
 GONE_S = 5.0
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_the_worker_goes_with_it_and_the_next_daemon_starts(tmp_path: Path, num_kills: int) -> None:
     for _ in range(num_kills):
         with stub_daemon(tmp_path / "state") as daemon:

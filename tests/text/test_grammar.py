@@ -434,3 +434,11 @@ def test_whatever_the_mask_allows_fits_the_schema(data: st.DataObject) -> None:
             return
         state.accept(token)
         tokens.append(token)
+
+
+def test_a_format_that_grows_too_large_while_it_is_followed_is_the_clients_error() -> None:
+    properties = {f"field{number}": {"type": "string", "maxLength": 9} for number in range(500)}
+    state = constraint(JsonSchemaFormat(json.dumps({"type": "object", "properties": properties}), "large"))
+    with pytest.raises(InvalidRequest, match="too complex to follow"):
+        for token in MARKED.tokenize('{"field3": "abc", "field7": "abc", "', parse_special=True):
+            state.accept(token)

@@ -1,0 +1,75 @@
+"""L9 with a real worker: it tokenizes, renders, compiles, computes and writes to the disk, and the loop is in time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from functools import partial
+from pathlib import Path
+
+from edgeagent.config import Config
+from edgeagent.router import build
+from edgeagent.types import WorkerState
+from tests.daemon.running import running
+from tests.robust.lag import assert_in_time, post
+from tests.worker.support import eventually
+
+MIB = 1 << 20
+
+numbers = itertools.count()
+
+
+def tokenize() -> bytes:
+    return json.dumps({"content": ("word " * (MIB // 5))[:MIB]}).encode()
+
+
+def render() -> bytes:
+    """Return a conversation that no template has seen before."""
+    messages = [{"role": role, "content": f"{next(numbers)} {'word ' * 200}"} for role in ("user", "assistant") * 200]
+    return json.dumps({"messages": messages}).encode()
+
+
+def compile_schema() -> bytes:
+    """Return a request under a schema as large as is taken, which no one has sent before."""
+    properties = {f"field{next(numbers)}": {"type": "string", "maxLength": 9} for _ in range(800)}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "large", "schema": schema, "strict": True}}
+    return json.dumps({**chat("Hello!"), "response_format": form}).encode()
+
+
+def compute_and_keep() -> bytes:
+    """Return a prompt of several blocks that is new, so that they go to the disk."""
+    return json.dumps(chat(f"{next(numbers)} " + "some other words " * 200)).encode()
+
+
+def chat(text: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+
+
+ACTIVITIES = [
+    ("/tokenize", tokenize),
+    ("/apply-template", render),
+    ("/v1/chat/completions", compile_schema),
+    ("/v1/chat/completions", compute_and_keep),
+]
+
+
+async def test_what_the_worker_does_is_not_felt(tmp_path: Path) -> None:
+    config = Config(state_dir=tmp_path / "state", model="builtin")
+    config.state_dir.mkdir(mode=0o700)
+    router = build(config)
+    await router.start()
+    try:
+        await eventually(lambda: router.models()[0].state is WorkerState.READY)
+        async with running(router, config) as daemon:
+            for path, make in ACTIVITIES:
+
+                async def act(path: str = path, make: object = make) -> None:
+                    assert callable(make)
+                    status = await asyncio.to_thread(partial(post, daemon.port, path, make()))
+                    assert status == 200, path
+
+                await assert_in_time(act)
+    finally:
+        await router.stop()
