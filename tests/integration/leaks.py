@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import urllib.request
 from dataclasses import astuple, dataclass
@@ -56,6 +57,12 @@ def holdings(daemon: Daemon) -> Holdings:
         # Nothing is known of them before the worker's first pong.
         num_cells_used=model["worker"]["num_cells_used"] if model["worker"] else 0,
     )
+
+
+def purge(daemon: Daemon) -> None:
+    """Let the caches forget everything: what is in use after that, nobody can give back."""
+    command = ["cache", "purge", "--state-dir", str(daemon.state_dir)]
+    subprocess.run([sys.executable, "-m", "edgeagent", *command], check=True, capture_output=True)
 
 
 async def settled(daemon: Daemon) -> Holdings:

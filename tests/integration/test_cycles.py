@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from edgeagent.cli import main
 from tests.integration.conftest import Daemon
-from tests.integration.leaks import Holdings, settled
+from tests.integration.leaks import Holdings, purge, settled
 
 MAX_TOKENS = 400
 SCHEMA = {
@@ -76,7 +75,7 @@ async def cycles(daemon: Daemon, count: int) -> Holdings:
     for number in range(count):
         await cycle(daemon, number)
     await settled(daemon)
-    assert await asyncio.to_thread(main, ["cache", "purge", "--state-dir", str(daemon.state_dir)]) == 0
+    await asyncio.to_thread(purge, daemon)
     return await settled(daemon)
 
 

@@ -1,9 +1,9 @@
 """Half an hour of mixed load with faults, and whether the daemon is after it what it was: `python -m tests.peer.soak`.
 
 Clients stream over the WebSocket and HTTP, continue conversations, and in 5 % of their requests misbehave: cancel,
-leave without a word, stop reading, send what is no frame; now and then the worker is killed. Once a second it is noted
-what the daemon holds and how late its event loop is. Prints a verdict, exits 1 where something grew or went wrong;
-`--json FILE` keeps every look.
+leave without a word, stop reading, send what is no frame; in the first half the worker is killed now and then. Once a
+second it is noted what the daemon holds and how late its event loop is; what counts as flat, soak_verdict says. Prints
+a table and a verdict, exits 1 where something grew or went wrong; `--json FILE` keeps every look.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import json
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
-from tests.integration.leaks import Holdings, holdings, settled
+from tests.integration.leaks import Holdings, holdings, purge, settled, status_of
+from tests.peer.soak_verdict import Line, Look, judge
 
 NUM_CLIENTS = 4
 FAULT_SHARE = 0.05
@@ -39,27 +38,14 @@ KILL_SHADOW_S = 30.0
 LOOK_EVERY_S = 1.0
 ANSWER_TOKENS = 48
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
-# What counts as flat. Times are of a machine that does other things too.
-MAX_GROWTH_MIB = 10.0
-MAX_LAG_P99_S = 0.25
-MAX_LAG_S = 1.0
-MAX_DRIFT = 1.5
 # Every KV cell must have been used once, every cache have been full.
-WARM_UP_S = 60.0
+MIN_WARM_UP_S = 60.0
+WARM_UP_SHARE = 0.1
 SETTLE_S = 5.0
 WORDS = ["weather", "lights", "kitchen", "timer", "shopping", "morning", "garden", "music", "bedroom", "coffee"]
 # Caches that are soon full: what grows after that is no cache.
-FLAGS = ("--cache-memory-bytes", str(4 << 20), "--cache-disk-bytes", str(64 << 20), "--log-level", "warning")
-
-
-@dataclass(slots=True)
-class Look:
-    """What was held, how late /health answered and how long first tokens took, since the look before."""
-
-    at_s: float
-    held: Holdings
-    worst_lag_s: float
-    first_token_s: list[float]
+BOUNDS = {"cache-memory-bytes": 4 << 20, "cache-disk-bytes": 16 << 20, "max-stored-responses": 200}
+FLAGS = (*(part for name, bound in BOUNDS.items() for part in (f"--{name}", str(bound))), "--log-level", "warning")
 
 
 @dataclass(slots=True)
@@ -194,8 +180,8 @@ async def client(soak: Soak) -> None:
 
 
 async def kill_workers(soak: Soak) -> None:
-    """Kill the worker now and then, but not towards the end: what is held then is compared."""
-    while soak.seconds - (time.monotonic() - soak.began_s) > 2 * KILL_EVERY_S:
+    """Kill the worker now and then in the first half, early enough for the next one to fill its caches."""
+    while soak.seconds / 2 - (time.monotonic() - soak.began_s) > KILL_EVERY_S + MIN_WARM_UP_S:
         await asyncio.sleep(KILL_EVERY_S)
         soak.killed_at_s.append(time.monotonic())
         os.kill(soak.daemon.worker_pid(), signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
@@ -218,22 +204,31 @@ async def look_often(soak: Soak) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
         try:
             held = await asyncio.to_thread(holdings, soak.daemon)
+            num_blocks = await asyncio.to_thread(blocks_held, soak.daemon)
         except Exception as error:  # between a worker's death and the next one there is nothing to look at
             soak.outcomes[f"look: {type(error).__name__}"] += 1
             continue
         lags, first = soak.lags_s[num_lags:], soak.first_token_s[num_first:]
         num_lags, num_first = len(soak.lags_s), len(soak.first_token_s)
-        soak.looks.append(Look(time.monotonic() - soak.began_s, held, max(lags, default=0.0), first))
+        soak.looks.append(Look(time.monotonic() - soak.began_s, held, num_blocks, max(lags, default=0.0), first))
+
+
+def blocks_held(daemon: Daemon) -> int:
+    """Return how many blocks the caches beyond the KV cells hold."""
+    worker = status_of(daemon.url)["models"][0]["worker"]
+    return sum(worker[tier]["num_blocks"] for tier in ("memory_cache", "disk_cache") if worker[tier])
 
 
 async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
     """Soak a daemon; return what came of it."""
-    warm_up = Soak(daemon, max(WARM_UP_S, minutes * 6), random.Random(seed))
+    warm_up = Soak(daemon, max(MIN_WARM_UP_S, minutes * 60 * WARM_UP_SHARE), random.Random(seed))
     await asyncio.gather(*(client(warm_up) for _ in range(NUM_CLIENTS)))
     before = await at_rest(daemon)
     soak = Soak(daemon, minutes * 60, random.Random(seed + 1))
     others = [kill_workers(soak), watch_loop(soak), look_often(soak)]
     await asyncio.gather(*(client(soak) for _ in range(NUM_CLIENTS)), *others)
+    await at_rest(daemon)
+    await asyncio.to_thread(purge, daemon)
     return report(soak, before, await at_rest(daemon))
 
 
@@ -246,74 +241,20 @@ async def at_rest(daemon: Daemon) -> Holdings:
 
 def report(soak: Soak, before: Holdings, after: Holdings) -> dict[str, Any]:
     """Return the figures, and what speaks against calling them flat."""
-    later = soak.looks[len(soak.looks) // 2 :]
-    first = [value for look in soak.looks for value in look.first_token_s]
-    figures: dict[str, float] = {
-        "minutes": soak.seconds / 60,
-        "requests": float(sum(soak.outcomes.values())),
-        "workers_killed": float(len(soak.killed_at_s)),
-        "daemon_growth_mib": after.daemon_mib - before.daemon_mib,
-        "worker_growth_mib": after.worker_mib - before.worker_mib,
-        "daemon_slope_mib_per_hour": slope([(look.at_s / 3600, look.held.daemon_mib) for look in later]),
-        "daemon_descriptors_more": float(after.daemon_descriptors - before.daemon_descriptors),
-        "worker_descriptors_more": float(after.worker_descriptors - before.worker_descriptors),
-        "daemon_threads_more": float(after.daemon_threads - before.daemon_threads),
-        "cells_used": float(after.num_cells_used),
-        "most_cells_used": float(max((look.held.num_cells_used for look in soak.looks), default=0)),
-        "lag_p99_s": percentile(soak.lags_s, 0.99),
-        "lag_max_s": max(soak.lags_s, default=0.0),
-        "first_token_p50_s": percentile(first, 0.5),
-        "first_token_p99_s": percentile(first, 0.99),
-        "first_token_drift": drift(first),
-    }
-    return {
-        "figures": figures,
-        "outcomes": dict(soak.outcomes.most_common()),
-        "against": [*complaints(figures), *soak.wrong],
-        "before": asdict(before),
-        "after": asdict(after),
-        "looks": [asdict(look) for look in soak.looks],
-    }
-
-
-LIMITS = {
-    "daemon_growth_mib": MAX_GROWTH_MIB,
-    "worker_growth_mib": MAX_GROWTH_MIB,
-    "daemon_descriptors_more": 0.0,
-    "worker_descriptors_more": 0.0,
-    "daemon_threads_more": 2.0,  # a pool that had not been full before
-    "lag_p99_s": MAX_LAG_P99_S,
-    "lag_max_s": MAX_LAG_S,
-    "first_token_drift": MAX_DRIFT,
-}
-
-
-def complaints(figures: dict[str, float]) -> list[str]:
-    """Return which figures exceed their limits."""
-    return [
-        f"{name} is {figures[name]:.3g}, more than {limit:g}" for name, limit in LIMITS.items() if figures[name] > limit
+    lines = [
+        Line("minutes", soak.seconds / 60),
+        Line("requests", sum(soak.outcomes.values())),
+        Line("workers killed", len(soak.killed_at_s)),
+        *judge(soak.looks, soak.lags_s, before, after),
     ]
-
-
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of the line of least squares; 0 for fewer than two points."""
-    if len({x for x, _ in points}) < 2:
-        return 0.0
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of the values does not exceed; 0 without values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def drift(values: Sequence[float]) -> float:
-    """Return the last third's median over the first third's; 1 where there are too few to tell."""
-    third = len(values) // 3
-    if third < 10:
-        return 1.0
-    return statistics.median(values[-third:]) / statistics.median(values[:third])
+    return {
+        "lines": lines,
+        "outcomes": dict(soak.outcomes.most_common()),
+        "against": [*(str(line) for line in lines if not line.is_kept), *soak.wrong],
+        "before": before,
+        "after": after,
+        "looks": soak.looks,
+    }
 
 
 def main() -> None:
@@ -330,9 +271,8 @@ def main() -> None:
         finally:
             stop_daemon(daemon)
     if options.json:
-        options.json.write_text(json.dumps(came, indent=1) + "\n", encoding="utf-8")
-    for name, value in came["figures"].items():
-        print(f"{name:28} {value:10.4g}")
+        options.json.write_text(json.dumps(came, indent=1, default=asdict) + "\n", encoding="utf-8")
+    print(*came["lines"], sep="\n")
     print(*(f"{name}: {count}" for name, count in came["outcomes"].items()), sep=", ")
     print(*came["against"] or ["flat"], sep="\n")
     sys.exit(1 if came["against"] else 0)

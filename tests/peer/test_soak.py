@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import start_daemon, stop_daemon
-from tests.peer.soak import FLAGS, LIMITS, complaints, drift, percentile, run, slope
+from tests.integration.leaks import Holdings
+from tests.peer.soak import FLAGS, run
+from tests.peer.soak_verdict import Look, drift, growth, judge, percentile
+
+REST = Holdings(60.0, 100.0, 20, 8, 5, 8, 0, 0, 0)
 
 
-def test_slope() -> None:
-    assert slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == pytest.approx(2.0)
-    assert slope([]) == slope([(1.0, 1.0)]) == slope([(1.0, 1.0), (1.0, 2.0)]) == 0.0
+def looks(daemon_mib: list[float]) -> list[Look]:
+    """Return looks at a daemon whose memory does this."""
+    return [
+        Look(float(at_s), replace(REST, daemon_mib=mib, num_cells_used=900), 12, 0.01, [0.1])
+        for at_s, mib in enumerate(daemon_mib)
+    ]
+
+
+def test_growth() -> None:
+    assert growth([1.0, 9.0, 1.0, 5.0, 5.0, 5.0, 3.0, 3.0, 99.0]) == 2.0
+    assert growth([1.0]) == growth([]) == 0.0
 
 
 def test_percentile() -> None:
@@ -27,12 +40,23 @@ def test_drift() -> None:
     assert drift([1.0, 2.0]) == 1.0
 
 
-def test_what_grows_is_complained_about() -> None:
-    assert complaints(dict.fromkeys(LIMITS, 0.0)) == []
-    assert complaints(dict.fromkeys(LIMITS, 0.0) | {"daemon_growth_mib": 11.0, "daemon_descriptors_more": 1.0}) == [
-        "daemon_growth_mib is 11, more than 10",
-        "daemon_descriptors_more is 1, more than 0",
-    ]
+def test_what_fills_in_the_first_half_is_flat() -> None:
+    filling = [60.0 + min(second, 50) for second in range(120)]
+    assert all(line.is_kept for line in judge(looks(filling), [0.01] * 100, REST, REST))
+
+
+def test_what_goes_on_growing_is_not() -> None:
+    lines = judge(looks([60.0 + second / 5 for second in range(120)]), [0.01], REST, REST)
+    assert [line.name for line in lines if not line.is_kept] == ["daemon's memory, growth in MiB"]
+    assert "NOT FLAT" in str(lines[0])
+
+
+@pytest.mark.parametrize(
+    "left", [{"num_cells_used": 1}, {"daemon_descriptors": 21}, {"worker_descriptors": 9}, {"num_live": 1}]
+)
+def test_what_is_left_is_not(left: dict[str, int]) -> None:
+    lines = judge(looks([60.0] * 120), [0.01], REST, replace(REST, **left))  # type: ignore[arg-type]
+    assert [line.value for line in lines if not line.is_kept] == [1]
 
 
 @pytest.mark.slow

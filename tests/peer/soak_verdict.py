@@ -1,0 +1,92 @@
+"""Whether a soak was flat: what its looks say of growth, against limits. It knows neither clients nor daemons.
+
+Caches fill first, and killed workers begin anew; so growth is judged over the second half alone, in which no worker is
+killed: as the difference between the medians of its last and its first third. What is left when everybody has gone is
+compared with what there was before, and of KV cells none may be left once the cache was told to forget.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.integration.leaks import Holdings
+
+
+@dataclass(slots=True)
+class Look:
+    """What was held, the bytes and blocks of the tiers, how late /health was and how long first tokens took since the
+    look before."""
+
+    at_s: float
+    held: Holdings
+    num_blocks: int
+    worst_lag_s: float
+    first_token_s: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the verdict; without a limit it only informs."""
+
+    name: str
+    value: float
+    limit: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.limit is None or self.value <= self.limit
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f"at most {self.limit:g}"
+        return f"{self.name:44} {self.value:10.4g}  {limit:14} {'' if self.is_kept else 'NOT FLAT'}".rstrip()
+
+
+def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, after: Holdings) -> list[Line]:
+    """Return the lines of the verdict, of which each must be kept."""
+    later = looks[len(looks) // 2 :]
+    first = [value for look in later for value in look.first_token_s]
+    hours = (later[-1].at_s - later[0].at_s) / 3600 if len(later) > 1 else 0.0
+    daemon, worker = [look.held.daemon_mib for look in later], [look.held.worker_mib for look in later]
+    return [
+        Line("daemon's memory, growth in MiB", growth(daemon), max(4.0, daemon[0] * 0.03)),
+        Line("daemon's memory, MiB an hour", growth(daemon) / (hours * 2 / 3) if hours else 0.0),
+        Line("worker's memory, growth in MiB", growth(worker), max(6.0, worker[0] * 0.03)),
+        Line("worker's memory, MiB an hour", growth(worker) / (hours * 2 / 3) if hours else 0.0),
+        Line("KV cells in use, median", statistics.median(look.held.num_cells_used for look in later)),
+        Line("KV cells in use at the end, cache forgotten", after.num_cells_used, 0.0),
+        Line("blocks in memory and on disk, growth", growth([look.num_blocks for look in later])),
+        Line("daemon's descriptors more than before", after.daemon_descriptors - before.daemon_descriptors, 0.0),
+        Line("worker's descriptors more than before", after.worker_descriptors - before.worker_descriptors, 0.0),
+        # A pool that had not been full before.
+        Line("daemon's threads more than before", after.daemon_threads - before.daemon_threads, 2.0),
+        Line("connections left", max(0, after.num_connections), 0.0),
+        Line("requests left", after.num_live, 0.0),
+        # Times are of a machine that does other things too.
+        Line("/health, p99 in s", percentile(lags_s, 0.99), 0.25),
+        Line("/health, latest in s", max(lags_s, default=0.0), 1.0),
+        Line("first token, p50 in s", percentile(first, 0.5)),
+        Line("first token, p99 in s", percentile(first, 0.99)),
+        Line("first token, last third over first third", drift(first), 1.5),
+    ]
+
+
+def growth(values: Sequence[float]) -> float:
+    """Return by how much the last third's median exceeds the first third's; 0 where there are too few to tell."""
+    third = len(values) // 3
+    return statistics.median(values[-third:]) - statistics.median(values[:third]) if third else 0.0
+
+
+def drift(values: Sequence[float]) -> float:
+    """Return the last third's median over the first third's; 1 where there are too few to tell."""
+    third = len(values) // 3
+    if third < 10:
+        return 1.0
+    return statistics.median(values[-third:]) / statistics.median(values[:third])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of the values does not exceed; 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
