@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from edgeagent import metrics
@@ -19,6 +20,7 @@ from edgeagent.api.security import MAX_HEADER_BYTES
 from edgeagent.daemon.unix import is_stranger
 
 if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
     from websockets.frames import Frame
 
 MAX_TARGET_BYTES = 8 << 10
@@ -205,6 +207,13 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         self._stall.stop()
         super().resume_writing()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send; a client that the protocol has closed by itself, for pings without an answer, say, has left."""
+        await self.writable.wait()
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected
+        await super().send(message)
 
     def handle_parser_exception(self) -> None:
         """Say why the connection has failed, and let what is on its way run out."""

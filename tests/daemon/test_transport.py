@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,10 +13,10 @@ from websockets.exceptions import ConnectionClosed
 
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
-from edgeagent.daemon import transport
+from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
 from tests.daemon.running import Running, running
-from tests.robust.frames import open_websocket, text
+from tests.robust.frames import CLOSE, FIN, open_websocket, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -50,3 +51,20 @@ async def test_a_socket_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch)
         await backend.until(lambda backend: backend.num_live == 1)
         await backend.until(lambda backend: backend.num_live == 0)
         peer.writer.transport.abort()
+
+
+async def test_a_client_that_answers_no_pings_has_left_and_is_no_failure_of_ours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "PING_S", 0.05)
+    backend = FakeBackend(lambda _: (TextDelta("x") for _ in range(10**9)))
+    async with running(backend) as daemon:
+        # By hand, since a library would answer.
+        peer = await open_websocket(daemon)
+        peer.send(text(json.dumps({"type": "response.create", "input": "hi"})))
+        while (received := await peer.receive())[0] != FIN | CLOSE:
+            pass
+        assert received[1].startswith(struct.pack("!H", 1011))
+        peer.writer.transport.abort()
+        await backend.until(lambda backend: backend.num_live == 0)
+    assert "failed" not in caplog.text
