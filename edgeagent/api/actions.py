@@ -8,6 +8,11 @@ from edgeagent.api.history import Missing, StoredResponse
 from edgeagent.api.output import Event
 from edgeagent.api.turn import Turn
 
+# RFC 6455, section 7.4.1.
+GOING_AWAY = 1001
+UNSUPPORTED_DATA = 1003
+TOO_MANY = 1008
+
 
 @dataclass(frozen=True, slots=True)
 class Fetch:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgeagent.api import steering
+from edgeagent.api import actions, steering
 from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
 from edgeagent.api.errors import error_body, error_event
 from edgeagent.api.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
@@ -43,10 +43,6 @@ MAX_ACTIVE = 16
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 32 << 20
 MAX_REFUSALS = 1024
-
-GOING_AWAY = 1001
-UNSUPPORTED_DATA = 1003
-TOO_MANY = 1008
 
 
 class Session:
@@ -103,7 +99,7 @@ class Session:
 
     def receive_binary(self) -> list[Action]:
         """Take a binary frame: the protocol has none."""
-        return [Close(UNSUPPORTED_DATA, "text frames only")]
+        return [Close(actions.UNSUPPORTED_DATA, "text frames only")]
 
     def fetched(self, lane_name: str | None, found: Found) -> list[Action]:
         """Take what the store had of what a Fetch asked for."""
@@ -163,9 +159,9 @@ class Session:
         if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
             self._is_closed = True
             self._send_error(self._expiry, None)
-            self._actions.append(Close(GOING_AWAY, "the connection is too old"))
-        actions, self._actions = self._actions, []
-        return actions
+            self._actions.append(Close(actions.GOING_AWAY, "the connection is too old"))
+        taken, self._actions = self._actions, []
+        return taken
 
     def _create(self, frame: CreateFrame) -> None:
         try:
@@ -184,7 +180,7 @@ class Session:
             error = Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers")
             waiting = Waiting(Refused(error))
         if len(lane.waiting) >= MAX_REFUSALS:
-            self._actions.append(Close(TOO_MANY, "too many requests are waiting"))
+            self._actions.append(Close(actions.TOO_MANY, "too many requests are waiting"))
             return
         lane.waiting.append(waiting)
         self._num_waiting_bytes += waiting.num_bytes
