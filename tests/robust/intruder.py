@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from edgeagent.errors import InvalidRequest
@@ -46,7 +46,7 @@ def _fork() -> int:
     return pid
 
 
-def intrude(host: Host, request: GenerateRequest, delivered: Sequence[int] = ()) -> Prepared:
+def intrude(host: Host, request: GenerateRequest, *_: object) -> Prepared:
     """Try everything; the refusal's message tells the outcomes and the environment."""
     assert isinstance(request.prompt, TextPrompt)
     outcomes = {}
