@@ -25,7 +25,7 @@ def looks(daemon_mib: list[float]) -> list[Look]:
 
 
 def test_growth() -> None:
-    assert growth([1.0, 9.0, 1.0, 5.0, 5.0, 5.0, 3.0, 3.0, 99.0]) == 2.0
+    assert growth([2.0, 1.0, 9.0, 5.0, 5.0, 5.0, 3.0, 4.0, 99.0]) == 2.0
     assert growth([1.0]) == growth([]) == 0.0
 
 
