@@ -95,6 +95,11 @@ class Engine:
         return bool(self._waiting or self._running) or not all(chores.is_done for chores in self._chores)
 
     @property
+    def num_live(self) -> int:
+        """Sequences that run or wait."""
+        return len(self._running) + len(self._waiting)
+
+    @property
     def context_length(self) -> int:
         """Most tokens one sequence can have, prompt and output together."""
         return self._runner.num_cells

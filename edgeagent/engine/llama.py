@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import choose_attention
@@ -109,8 +108,9 @@ class LlamaRunner:
         self._batch.seq_id = pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
         self._batch_arrays = (ones, pointers)
-        self._outputs: NDArray[np.intp] = np.zeros(0, np.intp)
+        self._outputs: list[int] = []
         self._row = ctypes.c_float * self.num_vocab
+        self._views: dict[int, Logits] = {}
 
     def _install_abort_flag(self) -> None:
         # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
@@ -152,6 +152,7 @@ class LlamaRunner:
         InternalError.
         """
         at = 0
+        outputs: list[int] = []
         for part in slices:
             end = at + len(part.tokens)
             self._tokens[at:end] = part.tokens
@@ -159,13 +160,14 @@ class LlamaRunner:
             self._seq_ids[at:end] = part.seq_id
             self._flags[at : end - part.num_logits] = 0
             self._flags[end - part.num_logits : end] = 1
+            outputs.extend(range(end - part.num_logits, end))
             at = end
         self._batch.n_tokens = at
         status = lib.llama_decode(self._context, self._batch)
         if status == 0:
             # Else whoever reads the logits would pay for the step, or the next step would, and its time be no measure.
             lib.llama_synchronize(self._context)
-            self._outputs = np.flatnonzero(self._flags[:at])
+            self._outputs = outputs
         elif status == 1:
             raise OutOfCells
         elif status == 2:
@@ -175,10 +177,14 @@ class LlamaRunner:
 
     def logits(self, index: int) -> Logits:
         """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
-        pointer = lib.llama_get_logits_ith(self._context, int(self._outputs[index]))
-        row = self._row.from_address(ctypes.addressof(pointer.contents))
-        view: Logits = np.ndarray(self.num_vocab, np.float32, memoryview(row))
-        view.flags.writeable = False
+        address = ctypes.addressof(lib.llama_get_logits_ith(self._context, self._outputs[index]).contents)
+        view = self._views.get(address)
+        if view is None:
+            # Few addresses come back: a row's place in the buffer. Views own nothing, so one that is never asked for
+            # again does no harm.
+            view = np.ndarray(self.num_vocab, np.float32, memoryview(self._row.from_address(address)))
+            view.flags.writeable = False
+            self._views[address] = view
         return view
 
     def can_trim(self, seq_id: int, length: int) -> bool:

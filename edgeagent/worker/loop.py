@@ -97,7 +97,6 @@ class Worker:
         self._num_cached_tokens = 0
         self._num_restored: Counter[str] = Counter()  # tokens by tier
         # Read by the reader thread for pongs; written by the main thread, the last one by the preparer.
-        self.status = WorkerStatus()
         self.step_started_at_s = 0.0
         self.preparing_since_s = 0.0
 
@@ -122,8 +121,7 @@ class Worker:
             self._send(self._engine.admit())
             self._send(self._engine.step(self._is_wanted))
             self.step_started_at_s = 0.0
-        self._publish()
-        is_busy = self.status.num_running > 0 or self.status.num_waiting > 0
+        is_busy = self._engine.num_live > 0
         self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
         return True
 
@@ -312,9 +310,11 @@ class Worker:
             stop_string=None if reason is FinishReason.CANCELLED else prepared.output.stopped,
         )
 
-    def _publish(self) -> None:
+    @property
+    def status(self) -> WorkerStatus:
+        """What is going on, counted when it is asked for: any thread may, and gets what a step has half done, too."""
         status = self._engine.status()
-        self.status = WorkerStatus(
+        return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
             num_running=status.num_running,
             num_waiting=status.num_waiting,

@@ -138,11 +138,12 @@ class TestChild:
         child.ask("long", 4000, prefill_only=True)
         started = child.until(Steps)
         assert started.items[0].deltas == (Started(4000, 0),)
-        child.send(child.load, Ping(7), Cancel("long"))
+        child.send(child.load, Ping(7))
         pong = child.receive()
         assert isinstance(pong, Pong)
         assert (pong.nonce, pong.status.num_steps) == (7, 0)
         assert pong.status.step_started_at_s > 0
+        child.send(Cancel("long"))
         # Its only step was not finished: that would have ended it with STOP.
         assert child.until_finished("long").reason is FinishReason.CANCELLED
         child.ask("next", 5, max_tokens=2)
