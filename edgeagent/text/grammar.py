@@ -113,9 +113,11 @@ class Constraint:
         if self._matcher is None:
             self._accept_free(self._compiler.vocabulary.piece(token))
             return
+        had_ended = self._matcher.is_stopped()
         if not self._matcher.consume_token(token):
             # A format may grow too large only where it is followed: after its second optional property, say.
-            self._check(self._matcher)
+            if not had_ended:
+                self._check(self._matcher)
             raise InternalError(f"token {token} is against the grammar")
         self._sleep_if_done(self._matcher)
 
