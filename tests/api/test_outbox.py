@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+from edgeagent.api.actions import Close, Send
 from edgeagent.api.events import ResponseEvents, new_response
 from edgeagent.api.outbox import MAX_FLOOD_BYTES, MAX_MERGED_CHARS, MAX_PENDING_BYTES, Outbox
 from edgeagent.api.output import Event
-from edgeagent.api.session import Close, Send
 from edgeagent.backends.fake import finished
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob
 

@@ -22,7 +22,7 @@ from edgeagent.api import websocket as socket_shell
 from edgeagent.api.events import TERMINAL
 from edgeagent.api.output import Event
 from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
-from edgeagent.config import Config
+from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,
@@ -429,7 +429,7 @@ async def test_stored_responses_are_the_processes(address: str) -> None:
 
 
 async def test_a_token_where_one_is_required() -> None:
-    config = Config(server={"token_required": True})
+    config = Config(server=ServerConfig(token_required=True))
     async with serve(FakeBackend(), config) as address:
         with pytest.raises(InvalidStatus) as caught:
             await connect(f"ws://{address}/v1/responses")

@@ -83,7 +83,7 @@ async def test_a_slow_reader_gets_fewer_larger_steps() -> None:
         mailbox.put(Step((TextDelta(f"{index} "),), (index,)))
         assert len(mailbox) <= 4
     mailbox.put(Step((END,)))
-    steps = []
+    steps: list[Step] = []
     while not steps or steps[-1].deltas[-1] != END:
         steps.append(await mailbox.next())
     assert len(steps) <= 4

@@ -39,7 +39,7 @@ def greedy(num_vocab: int = 50) -> Sampler:
 
 def naive(prompt: list[int], max_tokens: int, num_vocab: int = 50) -> tuple[list[int], FinishReason]:
     """What a plain loop would generate."""
-    tokens, output = list(prompt), []
+    tokens, output = list(prompt), list[int]()
     while True:
         token = next_token(tokens, num_vocab)
         if token == END:

@@ -34,10 +34,10 @@ def test_agrees_with_a_dictionary(operations: list[tuple[str, int, list[int] | i
             plain[holder] = list(argument)  # type: ignore[arg-type]
             tree.insert(holder, "", argument)  # type: ignore[arg-type]
         elif name == "extend" and holder in plain:
-            plain[holder] += argument  # type: ignore[operator]
+            plain[holder] += argument  # type: ignore[arg-type]
             tree.extend(holder, argument)  # type: ignore[arg-type]
         elif name == "truncate" and holder in plain:
-            del plain[holder][argument:]  # type: ignore[misc]
+            del plain[holder][argument:]  # type: ignore[arg-type]
             tree.truncate(holder, argument)  # type: ignore[arg-type]
         elif name == "remove" and holder in plain:
             del plain[holder]

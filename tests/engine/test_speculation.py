@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Sequence as Items
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import DraftLength
+from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling import ResolvedSampling, Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import DraftModel
@@ -73,7 +75,7 @@ class TestDraftModel:
         class Broken(FakeRunner):
             is_broken = False
 
-            def decode(self, slices: list) -> None:  # type: ignore[override, type-arg]
+            def decode(self, slices: Items[Slice]) -> None:
                 super().decode(slices)
                 if self.is_broken:
                     raise InternalError("llama_decode failed with status -3")

@@ -35,7 +35,7 @@ class Daemon:
         """Return the pid of the model's process."""
         children = psutil.Process(self.process.pid).children()
         (worker,) = [child for child in children if "edgeagent.worker.process" in " ".join(child.cmdline())]
-        return worker.pid
+        return int(worker.pid)
 
 
 def start_daemon(state_dir: Path, *flags: str) -> Daemon:

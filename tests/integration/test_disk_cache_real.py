@@ -173,7 +173,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
     for _ in range(num_kills):
         daemon = start_daemon(state_dir, *flags)
         killer = threading.Timer(chance.uniform(0.0, ask_s), daemon.process.kill)
-        num_before, founds = chance.randrange(3), []
+        num_before, founds = chance.randrange(3), list[int]()
         try:
             while True:
                 if len(founds) == num_before:

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeagent import cache_folder
+from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Block, Importance
 from tests.engine.block_store.stores import Crash, FaultyFiles, Times, crashing, is_same, make_chain, make_store
 from tests.examples import examples
@@ -88,7 +90,7 @@ _ACTIONS = st.lists(
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=_ACTIONS)
 def test_any_schedule_serves_only_what_was_written(
-    actions: list[tuple], tmp_path_factory: pytest.TempPathFactory
+    actions: list[tuple[str, Any, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Puts, uses, purges, corruptions, crashes and restarts in any order: what is read is what was offered."""
     folder, times = tmp_path_factory.mktemp("cache"), Times()
@@ -135,7 +137,7 @@ def _spoil(files: list[Path], action: str, first: int, second: int) -> None:
             victim.write_bytes(files[second % len(files)].read_bytes())
 
 
-def _check(store, limit: int) -> None:
+def _check(store: BlockStore, limit: int) -> None:
     assert store.stats().num_bytes <= limit
     for block in BLOCKS:
         found = store.read(block.key)

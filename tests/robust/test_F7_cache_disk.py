@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.engine.block_store.files import in_words
+from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Importance
 from tests.engine.block_store.stores import FaultyFiles, Times, failing, is_same, make_chain, make_store
 
@@ -17,7 +18,7 @@ CODES = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES]
 CHAIN = make_chain(3)
 
 
-def _offer_all(store) -> None:
+def _offer_all(store: BlockStore) -> None:
     for block in CHAIN:
         store.offer(block, Importance.IDLE)
     store.work()

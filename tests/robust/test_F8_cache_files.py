@@ -121,7 +121,7 @@ class _Canary:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Path.touch, (self._path,))
 
 

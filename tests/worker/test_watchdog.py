@@ -35,7 +35,7 @@ def test_a_long_step_is_a_hang_though_pongs_come() -> None:
         watch.on_pong(WorkerStatus(num_steps=5 if count > 1 else 0))
         if hang := watch.tick(1.0, is_busy=True):
             break
-    assert "one step" in hang
+    assert hang is not None and "one step" in hang
     assert count == PATIENCE.hang_timeout_s + 1
 
 
@@ -45,7 +45,7 @@ def test_a_prompt_in_preparation_for_ever_is_a_hang_though_steps_end() -> None:
         watch.on_pong(WorkerStatus(num_steps=index, preparing_since_s=50.0))
         if hang := watch.tick(1.0, is_busy=True):
             break
-    assert "to prepare" in hang
+    assert hang is not None and "to prepare" in hang
     assert index == PATIENCE.hang_timeout_s
 
 

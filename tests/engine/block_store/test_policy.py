@@ -106,7 +106,7 @@ def test_a_flood_leaves_another_partition_its_share() -> None:
     num_bytes=st.integers(0, 4000),
 )
 def test_what_is_left_can_be_reached(blocks: list[tuple[int, float, Importance, int]], num_bytes: int) -> None:
-    everything = []
+    everything: list[Held] = []
     for key, (parent, age_s, importance, root) in enumerate(blocks, 1):
         roots = {block.name.key[0]: block.name.root[0] - 200 for block in everything}
         parent = parent if parent < key else 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Importance
+from edgeagent.engine.blocks import Block, Importance
 from tests.engine.block_store.stores import FaultyFiles, Times, is_same, make_chain, make_store
 
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path, times: Times) -> BlockStore:
     return opened
 
 
-def held(store: BlockStore, *blocks) -> list[bool]:
+def held(store: BlockStore, *blocks: Block) -> list[bool]:
     return [store.num_bytes(block.key) is not None for block in blocks]
 
 
