@@ -4,6 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST_ARGS ?=
+# Test files run side by side in so many processes; each may use both of two cores for a while.
+TEST_PROCESSES ?= 2
+SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow soak check format documents golden eval-builtin clean
@@ -28,7 +31,7 @@ demo: setup
 	@$(BIN)/python packaging/demo.py
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile full --timeout 3600 $(PYTEST_ARGS)
@@ -41,7 +44,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 format: setup
 	$(BIN)/ruff format .

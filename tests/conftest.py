@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
+from tests.alone import Room
 from tests.models import make_tiny_model
 
 TinyModel = Callable[[MemoryKind], Path]
+
+ROOM = pytest.StashKey[Room]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a process of several meet the others in the folder that has all their temporary files."""
+    if hasattr(config, "workerinput"):
+        config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
+        config.add_cleanup(config.stash[ROOM].close)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test beside those of other processes, or alone."""
+    if ROOM not in item.config.stash:
+        return (yield)
+    with item.config.stash[ROOM].held(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield process
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("send", "code", "held_bytes"),
     [(by_its_head, 1009, 0), (compressed, 1002, 0), (long_ping, 1002, 0), (piled_up, 1009, CAP)],

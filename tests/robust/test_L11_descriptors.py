@@ -13,7 +13,7 @@ import pytest
 
 from tests.robust.fake_serve import Process, serving
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prlimit")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prlimit"), pytest.mark.alone]
 
 MAX_DESCRIPTORS = 64
 WATCH_S = 1.5

@@ -23,6 +23,8 @@ from tests.robust.lag import assert_in_time, assert_never_late, post
 
 MIB = 1 << 20
 
+pytestmark = pytest.mark.alone
+
 
 def brief() -> FakeBackend:
     """Return a backend whose answers are short: what is asked is long enough."""
