@@ -65,13 +65,18 @@ def purge(daemon: Daemon) -> None:
     subprocess.run([sys.executable, "-m", "edgeagent", *command], check=True, capture_output=True)
 
 
-async def settled(daemon: Daemon) -> Holdings:
-    """Look once nothing is open or live, and the worker has told of it."""
+async def idle(daemon: Daemon) -> None:
+    """Wait until nothing is open or live."""
     while True:
         await asyncio.sleep(0.1)
         now = await asyncio.to_thread(holdings, daemon)
         if now.num_connections <= 0 and now.num_live == 0:
-            break
+            return
+
+
+async def settled(daemon: Daemon) -> Holdings:
+    """Look once nothing is open or live, and the worker has told of it."""
+    await idle(daemon)
     # The worker's own numbers are as old as its last pong, and a look's own connection may outlast it by a moment.
     await asyncio.sleep(2.5)
     looks = [await asyncio.to_thread(holdings, daemon) for _ in range(5)]

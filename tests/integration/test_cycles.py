@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.integration.conftest import Daemon
-from tests.integration.leaks import Holdings, purge, settled
+from tests.integration.leaks import Holdings, idle, purge, settled
 
 MAX_TOKENS = 400
 SCHEMA = {
@@ -74,7 +74,7 @@ async def cycles(daemon: Daemon, count: int) -> Holdings:
     """Go through so many; return what is held when the cache, too, has been told to forget them."""
     for number in range(count):
         await cycle(daemon, number)
-    await settled(daemon)
+    await idle(daemon)
     await asyncio.to_thread(purge, daemon)
     return await settled(daemon)
 

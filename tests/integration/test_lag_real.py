@@ -8,6 +8,8 @@ import json
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from edgeagent.config import Config
 from edgeagent.router import build
 from edgeagent.types import WorkerState
@@ -16,6 +18,8 @@ from tests.robust.lag import assert_in_time, post
 from tests.worker.support import eventually
 
 MIB = 1 << 20
+
+pytestmark = pytest.mark.alone
 
 numbers = itertools.count()
 
