@@ -16,7 +16,7 @@ def is_model(text: str, known: Collection[str]) -> bool:
 
     Raise BadParameter for a word that is nearly a known name: a slip, as a rule, and rarely a question.
     """
-    if text in known or Path(text).exists():
+    if text in known or _is_there(text):
         return True
     if any(char.isspace() for char in text):
         return False
@@ -29,3 +29,11 @@ def is_model(text: str, known: Collection[str]) -> bool:
             f'To ask {text!r} as a question: edgeagent run MODEL "{text}"'
         )
     return False
+
+
+def _is_there(text: str) -> bool:
+    """Whether there is a file or folder of that name; what no file system takes for a name is a question."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False

@@ -35,7 +35,8 @@ def choose_attention(config: EngineConfig, *, num_heads: int, num_cells: int, is
     sizes = [size for size in (MICRO_BATCH, _MIN_MICRO_BATCH) if 4 * num_heads * num_cells * size <= _MAX_SCORES_BYTES]
     if config.flash_attention == "off":
         return Attention("off", min(config.batch, sizes[0] if sizes else _MIN_MICRO_BATCH))
-    # llama.cpp cannot lay out a quantized V cache for the plain form.
-    if is_on_gpu or not sizes or config.kv_type_v not in _PLAIN_TYPES:
+    # The plain form attends to all used cells, of whomever: idle prefixes must have somewhere to go. And llama.cpp
+    # cannot lay out a quantized V cache for it.
+    if is_on_gpu or not sizes or config.cache_memory_bytes == 0 or config.kv_type_v not in _PLAIN_TYPES:
         return Attention("auto", config.batch)
     return Attention("off", min(config.batch, sizes[0]))

@@ -222,7 +222,7 @@ class Engine:
                 return outputs
             self._runner.decode([self._slice(work) for work in works])
         except DecodeCancelled:
-            self._restore(works, is_state_known=self._runner.memory_kind in CUTTABLE)
+            self._take_back(works)
             return outputs
         except OutOfCells:
             return outputs + self._make_room(works)
@@ -314,15 +314,29 @@ class Engine:
         tokens.extend(work.drafts)
         return Slice(sequence.seq_id, start, tokens, work.num_logits)
 
-    def _restore(self, works: Items[Work], *, is_state_known: bool) -> None:
-        """Take an interrupted batch back."""
-        for work in works:
-            sequence, num_computed = work.sequence, work.sequence.num_computed
-            if not is_state_known:
-                assert sequence.seq_id is not None
-                self._cells.reset(sequence.seq_id)
+    def _take_back(self, works: Items[Work]) -> None:
+        """Undo an interrupted batch."""
+        planned = {work.sequence.id: work.num_tokens for work in works}
+        if self._runner.memory_kind not in CUTTABLE:
+            self._forget_states()
+            planned = {name: planned.get(name, 0) for name in self._running}
+        for name, num_tokens in planned.items():
+            sequence = self._running[name]
+            num_computed = sequence.num_computed
             self._judge.rewind(sequence)
-            sequence.num_lost += work.num_tokens + num_computed - sequence.num_computed
+            sequence.num_lost += num_tokens + num_computed - sequence.num_computed
+
+    def _forget_states(self) -> None:
+        """Empty all sequences, whether they were in the batch that was interrupted or not.
+
+        llama.cpp moves others' states, too, while it computes a batch; when it is interrupted, any may be half moved.
+        """
+        for sequence in list(self._running.values()):
+            assert sequence.seq_id is not None
+            self._cells.reset(sequence.seq_id)
+            if sequence.restoring is not None:
+                self._preempt(sequence)
+        self._mover.forget_idle()
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
         """The runner found no cells although the ledger did: evict, else preempt, else fail the one that is left."""
@@ -343,6 +357,7 @@ class Engine:
             self._cells.reset(sequence.seq_id)
             self._release(sequence)
             outputs.append(Output(sequence, error=error))
+        self._take_back([])
         return outputs
 
     def _end(self, sequence: Sequence) -> None:

@@ -74,7 +74,8 @@ class LlamaRunner:
         params.n_ctx = num_cells or config.ctx or min(trained, DEFAULT_MAX_CONTEXT)
         self.attention = choose_attention(
             config,
-            num_heads=int(lib.llama_model_n_head(self.model.handle)),
+            # llama.cpp tells the first layer's, which in a hybrid may have none; heads are rarely narrower than 64.
+            num_heads=int(lib.llama_model_n_head(self.model.handle)) or self.model.embedding_length // 64,
             num_cells=params.n_ctx,
             is_on_gpu=self.model.num_gpu_layers != 0,
         )

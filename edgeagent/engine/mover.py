@@ -157,6 +157,11 @@ class Mover:
                 pass
         self._forget(seq_id)
 
+    def forget_idle(self) -> None:
+        """Drop all idle sequences unread; what blocks have of them stays."""
+        for seq_id in self.cells.idle_ids:
+            self._drop(seq_id)
+
     def _drop(self, seq_id: int) -> None:
         self._forget(seq_id)
         self.cells.drop(seq_id)

@@ -28,6 +28,10 @@ def test_a_gpu_and_quantized_cells_are_llama_cpps_to_decide() -> None:
     assert choose(EngineConfig(kv_type_k="q8_0")) == Attention("off", 128)
 
 
+def test_idle_prefixes_that_stay_in_the_cells_are_skipped() -> None:
+    assert choose(EngineConfig(cache_memory_bytes=0)) == Attention("auto", 512)
+
+
 @pytest.mark.parametrize("num_cells", [8192, 131_072])
 def test_what_was_asked_for_is_kept(num_cells: int) -> None:
     assert choose(EngineConfig(flash_attention="on"), num_cells=num_cells) == Attention("on", 512)

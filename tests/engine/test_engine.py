@@ -434,14 +434,22 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
             below.lost.add(rng.choice(list(below.blocks)))
         if rng.random() < 0.005:
             engine.purge()
+        is_refused = runner.refuse_next
         for output in engine.step():
             name = output.sequence.id
-            assert output.error is None
+            if output.error is not None:
+                # The others were preempted for want of cells, and so it was alone when it was refused.
+                assert is_refused
+                assert engine.status().num_running == 0
+                del expected[name]
+                outputs.pop(name, None)
+                continue
             assert name not in finished
             outputs.setdefault(name, []).extend(output.tokens)
             if output.finish_reason:
                 finished[name] = output.finish_reason
                 known.append([*expected[name].prompt, *outputs[name]])
+        runner.refuse_next = False  # of a step that computed nothing
         engine.check_integrity()
     runner.cancel_next, runner.refuse_next = None, False
     while engine.has_work:

@@ -39,6 +39,8 @@ from tests.models import make_tiny_model
 GREEDY = SamplingParams(temperature=0.0)
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
 CONFIG = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
+# Batches in which many sequences' states are moved at once, and interrupted.
+WIDE = CONFIG.model_copy(update={"batch": 128})
 Q8 = F16.model_copy(update={"kv_type_k": "q8_0", "kv_type_v": "q8_0"})
 # Logits have a standard deviation of 3.
 EXACT = 1e-3
@@ -115,6 +117,7 @@ KINDS_AND_CELLS = [
     for config in (CONFIG, F16, Q8)
     if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
 ]
+KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 
 

@@ -60,7 +60,10 @@ class Target:
     """The target in edgeagent's engine, asked one thing at a time."""
 
     def __init__(self, path: Path, threads: int, *, is_free: bool) -> None:
-        config = EngineConfig(ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, sandbox=False)
+        # One question at a time needs no host memory; attention as on every CPU that has some.
+        config = EngineConfig(
+            ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, flash_attention="off", sandbox=False
+        )
         self.host = Host(Load("target", str(path), None, config.model_dump_json().encode()), lambda _: None)
         self.is_free = is_free
 
