@@ -117,6 +117,11 @@ KINDS_AND_CELLS = [
     for config in (CONFIG, F16, Q8)
     if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
 ]
+# What a CPU computes by default.
+PLAIN = F16.model_copy(update={"flash_attention": "off"})
+KINDS_AND_CELLS += [
+    pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MemoryKind if kind is not MemoryKind.RECURRENT
+]
 KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 
