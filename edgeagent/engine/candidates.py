@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeagent.engine.truncation import Floats, Indices, largest
+from edgeagent.engine.truncation import Floats, Indices, largest, ranked
 from edgeagent.errors import InternalError
+
+# Up to this many likeliest tokens are sorted, and what they are cut to is a length.
+MAX_RANKED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class Candidates:
     """Tokens (None: all, in order) that may be drawn, and their logits; `peak` is the largest of those in the mask.
 
     With a mask: those outside it may not be drawn. With min-p: nor those whose logit is below `lowest`. With top-p:
-    weights at temperature 1 (0 outside the mask), and the sum that its nucleus must reach.
+    logits less the peak, weights at temperature 1 (0 outside the mask), and the sum that its nucleus must reach.
     """
 
     ids: Indices | None
@@ -25,6 +28,7 @@ class Candidates:
     peak: np.float32
     mask: NDArray[np.bool_] | None = None
     lowest: float = -math.inf
+    shifted: Floats | None = None
     weights: Floats | None = None
     target: float = 0.0
 
@@ -34,7 +38,17 @@ class Candidates:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
         weights = None if self.weights is None else self.weights.take(found)
-        return Candidates(ids, self.values.take(found), self.peak, None, self.lowest, weights, self.target)
+        return Candidates(ids, self.values.take(found), self.peak, None, self.lowest, None, weights, self.target)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether any of them may be drawn."""
+        return self.mask is None and self.weights is None and self.lowest == -math.inf
+
+    def first(self, length: int) -> Candidates:
+        """Return the first ones of fully known candidates, with no cut to be made any more."""
+        assert self.ids is not None and self.mask is None
+        return Candidates(self.ids[:length], self.values[:length], self.peak)
 
 
 def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
@@ -43,14 +57,16 @@ def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
-    """Return the `k` likeliest in the mask, fewer if it does not hold so many."""
+    """Return the `k` likeliest in the mask, fewer if it does not hold so many; likeliest first up to MAX_RANKED."""
     values, mask = candidates.values, candidates.mask
+    first = ranked if k <= MAX_RANKED else largest
     if mask is None:
-        return candidates.taken(largest(values, k))
-    few = candidates.taken(largest(values, 2 * k)) if 2 * k < len(values) else None
+        return candidates.taken(first(values, k))
+    few = candidates.taken(first(values, 2 * k)) if 2 * k < len(values) else None
     if few is None or len(few.values) < k:
         few = candidates.taken(np.flatnonzero(mask))
-    return few if len(few.values) <= k else few.taken(largest(few.values, k))
+        return few.taken(first(few.values, min(k, len(few.values))))
+    return few if len(few.values) <= k else few.taken(first(few.values, k))
 
 
 def peak_of(values: Floats) -> np.float32:

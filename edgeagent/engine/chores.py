@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from edgeagent.engine.mover import Mover
+from edgeagent.engine.saver import Saver
 
 _SHARE = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
@@ -21,10 +21,10 @@ _IDLE_BUDGET_S = 0.003  # until commands are looked at again
 
 
 class Chores:
-    """Spends spare time on one mover's work."""
+    """Spends spare time on one saver's work."""
 
-    def __init__(self, mover: Mover, clock: Callable[[], float] = time.monotonic) -> None:
-        self._mover = mover
+    def __init__(self, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
+        self._saver = saver
         self._clock = clock
         self._credit_s = 0.0
         self._num_steps = 0
@@ -32,33 +32,33 @@ class Chores:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing to use a moment for."""
-        return not self._mover.has_unsaved
+        return not self._saver.has_unsaved
 
     def run_beside(self, step_s: float) -> None:
         """Do what may be done after a step that took so long."""
-        if not self._mover.has_unsaved:
+        if not self._saver.has_unsaved:
             self._credit_s = self._num_steps = 0
             return
         self._credit_s += step_s * _SHARE
         self._num_steps += 1
         if self._num_steps < _NUM_STEPS_BETWEEN:
             return
-        is_due = self._credit_s >= self._mover.next_save_s
+        is_due = self._credit_s >= self._saver.next_save_s
         if is_due or self._is_crowded:
-            self._mover.save_one()
+            self._saver.save_one()
             self._credit_s = self._num_steps = 0
         for _ in range(_MAX_SAVES_AT_ONCE - 1):
             if self._is_crowded:
-                self._mover.save_one()
+                self._saver.save_one()
 
     @property
     def _is_crowded(self) -> bool:
-        return self._mover.num_unsaved_tokens > _MAX_UNSAVED_TOKENS
+        return self._saver.num_unsaved_tokens > _MAX_UNSAVED_TOKENS
 
     def run_idle(self) -> None:
         """Use a moment in which nothing is to be computed."""
         started_s = self._clock()
-        while self._mover.has_unsaved and self._clock() - started_s < _IDLE_BUDGET_S:
-            self._mover.save_one()
-        if not self._mover.has_unsaved:
-            self._mover.compact()
+        while self._saver.has_unsaved and self._clock() - started_s < _IDLE_BUDGET_S:
+            self._saver.save_one()
+        if not self._saver.has_unsaved:
+            self._saver.compact()

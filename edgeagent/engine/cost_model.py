@@ -46,8 +46,7 @@ class CostModel:
 
     def predict(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step; None if nothing near was ever measured."""
-        cost = self._find(_bucket(num_tokens), _bucket(depth))
-        return None if cost is None else cost.seconds
+        return self._find(_bucket(num_tokens), _bucket(depth)).seconds if self._table else None
 
     def compare(self, sizes: Items[int], depth: int) -> list[float] | None:
         """Return the expected seconds of steps of these ascending numbers of tokens; None if nothing was ever measured.
@@ -56,30 +55,27 @@ class CostModel:
         then or is now), and the one made later is believed. Else a step that once looked dear would not be taken, and
         so never be measured again.
         """
-        costs = [self._find(_bucket(size), _bucket(depth)) for size in sizes]
-        found = [cost for cost in costs if cost is not None]
-        if not found:
+        if not self._table:
             return None
-        expected: list[float | None] = [None] * len(found)
-        for index in sorted(range(len(found)), key=lambda index: -found[index].order):
-            floor = max((seconds for seconds in expected[:index] if seconds is not None), default=0.0)
-            ceiling = min((seconds for seconds in expected[index + 1 :] if seconds is not None), default=math.inf)
-            expected[index] = min(max(found[index].seconds, floor), ceiling)
-        return [seconds for seconds in expected if seconds is not None]
+        costs = [self._find(_bucket(size), _bucket(depth)) for size in sizes]
+        expected: dict[int, float] = {}  # by place
+        for place in sorted(range(len(costs)), key=lambda place: -costs[place].order):
+            floor = max((seconds for other, seconds in expected.items() if other < place), default=0.0)
+            ceiling = min((seconds for other, seconds in expected.items() if other > place), default=math.inf)
+            expected[place] = min(max(costs[place].seconds, floor), ceiling)
+        return [expected[place] for place in range(len(costs))]
 
-    def _find(self, size: int, level: int) -> _Cost | None:
+    def _find(self, size: int, level: int) -> _Cost:
+        """Return what the nearest measured step cost; there must be one."""
         for distance in range(_NUM_DEPTHS):
             for near in (level - distance, level + distance):
                 cost = self._table.get((size, near))
                 if cost is not None:
                     return cost
         # No step of this size at any depth: scale the nearest size linearly, which overestimates upwards.
-        sizes = {known for known, _ in self._table}
-        if not sizes:
-            return None
-        nearest = min(sizes, key=lambda known: abs(known - size))
+        nearest = min({known for known, _ in self._table}, key=lambda known: abs(known - size))
         cost = self._find(nearest, level)
-        return None if cost is None else _Cost(cost.seconds * max(1.0, 2.0 ** (size - nearest)), cost.order)
+        return _Cost(cost.seconds * max(1.0, 2.0 ** (size - nearest)), cost.order)
 
     def max_tokens_within(self, seconds: float, depth: int, floor: int) -> int:
         """Return the largest power-of-two batch expected to take at most `seconds`, between `floor` and max_batch."""

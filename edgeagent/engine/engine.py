@@ -17,9 +17,10 @@ from edgeagent.engine.chores import Chores
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.intake import Intake
 from edgeagent.engine.judge import Judge, Output
-from edgeagent.engine.mover import Mover
 from edgeagent.engine.proposals import Drafter, Proposals
+from edgeagent.engine.restorer import Restorer
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner, Slice
+from edgeagent.engine.saver import Saver
 from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, InternalError
@@ -44,9 +45,7 @@ class EngineStatus:
     num_running: int
     num_waiting: int
     num_cells_used: int
-    num_idle_prefixes: int
     host: CacheStatus
-    disk: CacheStatus | None
 
 
 class Engine:
@@ -73,15 +72,16 @@ class Engine:
         self._max_running = min(max_running, runner.max_batch)
         self._cost_model = CostModel(runner.max_batch)
         self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model, max_outputs=runner.max_outputs)
-        self._mover = Mover(runner, blocks or no_blocks(), clock)
-        self._cells = self._mover.cells
-        self._intake = Intake(runner, self._mover, self._cost_model, clock)
+        self._saver = Saver(runner, blocks or no_blocks(), clock)
+        self._restorer = Restorer(runner, self._saver, clock)
+        self._cells = self._saver.cells
+        self._intake = Intake(runner, self._saver, self._restorer, self._cost_model, clock)
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         guesser = drafter(self._cost_model) if drafter is not None else None
-        self._movers = [self._mover] if guesser is None else [self._mover, guesser.mover]
+        self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
         self._judge = Judge(runner, self._cells, self._intake, self._proposals, clock)
-        self._chores = [Chores(mover, clock) for mover in self._movers]
+        self._chores = [Chores(saver, clock) for saver in self._savers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._num_added = 0
@@ -111,9 +111,7 @@ class Engine:
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_cells_used=self._cells.num_cells_used,
-            num_idle_prefixes=self._cells.num_idle,
-            host=self._mover.blocks.host.stats(),
-            disk=None if self._mover.blocks.below is None else self._mover.blocks.below.stats(),
+            host=self._saver.blocks.host.stats(),
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
@@ -140,7 +138,6 @@ class Engine:
             max_length=num_prompt + num_output,
             order=self._num_added,
         )
-        sequence.marks.added_s = self._clock()
         self._num_added += 1
         self._waiting[spec.id] = sequence
         return sequence
@@ -169,7 +166,7 @@ class Engine:
                 break
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
-            self._mover.shed()  # before it is restored: into the lowest cells, then
+            self._saver.shed()  # before it is restored: into the lowest cells, then
             outputs += self._advance_intake(sequence)
         return outputs
 
@@ -201,16 +198,9 @@ class Engine:
         outputs = self.admit()
         works = self._plan()
         if not works:
-            if self._running:
-                restorings = [
-                    sequence.restoring for sequence in self._running.values() if sequence.restoring is not None
-                ]
-                self._mover.wait(restorings, _LOAD_WAIT_S)
-            else:
-                for chores in self._chores:
-                    chores.run_idle()
+            self._use_idle_moment()
             return outputs
-        self._mover.shed()
+        self._saver.shed()
         num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
@@ -233,18 +223,7 @@ class Engine:
             self._num_steps += 1
         step_s = self._clock() - started_s
         self._cost_model.observe(num_tokens, depth, step_s)
-        row = 0
-        for work in works:
-            if work.sequence.marks.prefill_s == 0.0:
-                work.sequence.marks.prefill_s = started_s
-            in_prompt = work.sequence.num_output == 0
-            output = self._judge.judge(work, row)
-            row += work.num_logits
-            if output.is_last:
-                self._end(work.sequence)
-            has_news = output.tokens or output.prompt_logprobs or (in_prompt and work.sequence.spec.reports_progress)
-            if has_news or output.is_last:
-                outputs.append(output)
+        outputs += self._judge_all(works, started_s)
         for chores in self._chores:
             chores.run_beside(step_s)
         return outputs
@@ -253,7 +232,8 @@ class Engine:
         """Keep what can be kept beyond the process; afterwards no method is called."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
-        self._mover.close()
+        self._saver.close()
+        self._restorer.close()
 
     def purge(self, partition: str | None = None) -> int:
         """Forget the cached prefixes of a partition (None: of all); return how many blocks went.
@@ -263,12 +243,12 @@ class Engine:
         for sequence in self._running.values():
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
-        num_gone, *_ = [mover.purge(partition) for mover in self._movers]
+        num_gone, *_ = [saver.purge(partition) for saver in self._savers]
         return num_gone
 
     def check_integrity(self) -> None:
         """Assert every invariant between steps; for tests."""
-        self._mover.check_integrity()
+        self._saver.check_integrity()
         assert len(self._running) <= self._max_running
         for sequence in self._waiting.values():
             assert sequence.seq_id is None
@@ -293,6 +273,33 @@ class Engine:
             assert len(self._running) > 1
             self._preempt(by_urgency(self._running.values())[-1])
         return []
+
+    def _use_idle_moment(self) -> None:
+        """Wait for a block where all that run are being restored; do chores where nothing runs."""
+        if self._running:
+            restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
+            self._restorer.wait(restorings, _LOAD_WAIT_S)
+            return
+        for chores in self._chores:
+            chores.run_idle()
+
+    def _judge_all(self, works: Items[Work], started_s: float) -> list[Output]:
+        """Have the logits of a decoded batch judged, which began at `started_s`; return what there is to tell."""
+        outputs = []
+        row = 0
+        for work in works:
+            sequence = work.sequence
+            if sequence.marks.prefill_s == 0.0:
+                sequence.marks.prefill_s = started_s
+            in_prompt = sequence.num_output == 0
+            output = self._judge.judge(work, row)
+            row += work.num_logits
+            if output.is_last:
+                self._end(sequence)
+            has_news = output.tokens or output.prompt_logprobs or (in_prompt and sequence.spec.reports_progress)
+            if has_news or output.is_last:
+                outputs.append(output)
+        return outputs
 
     @property
     def _is_making_up(self) -> bool:
@@ -336,7 +343,7 @@ class Engine:
             self._cells.reset(sequence.seq_id)
             if sequence.restoring is not None:
                 self._preempt(sequence)
-        self._mover.forget_idle()
+        self._saver.forget_idle()
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
         """The runner found no cells although the ledger did: evict, else preempt, else fail the one that is left."""

@@ -32,7 +32,6 @@ _STALE_S = 600.0
 # What is held for lanes takes at most this part of all.
 _HELD_SHARE = 0.5
 
-
 _Item = tuple[float, int, BlockKey]
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 
 from edgeagent.engine.block_cache import Link
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.mover import Mover
 from edgeagent.engine.radix_tree import common_length
+from edgeagent.engine.restorer import Restorer
 from edgeagent.engine.runner import CUTTABLE, Runner
+from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
@@ -24,10 +25,16 @@ class Intake:
     """Claims, restores and joins for one runner."""
 
     def __init__(
-        self, runner: Runner, mover: Mover, cost_model: CostModel, clock: Callable[[], float] = time.monotonic
+        self,
+        runner: Runner,
+        saver: Saver,
+        restorer: Restorer,
+        cost_model: CostModel,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
-        self._mover = mover
+        self._saver = saver
+        self._restorer = restorer
         self._cost_model = cost_model
         self._clock = clock
 
@@ -67,26 +74,26 @@ class Intake:
         """
         started_s = self._clock()
         length, links = self._find(sequence)
-        if not is_alone and not self._mover.cells.can_hold(len(sequence.tokens) - length + 1):
+        if not is_alone and not self._saver.cells.can_hold(len(sequence.tokens) - length + 1):
             return False
-        claimed = self._mover.claim(sequence.spec.partition, sequence.tokens, length)
+        claimed = self._saver.claim(sequence.spec.partition, sequence.tokens, length)
         if claimed is None:
             return False
         sequence.seq_id, sequence.num_computed = claimed
         sequence.restore_started_s = started_s
         wanted = links if sequence.num_computed == length else []
-        sequence.restoring = self._mover.begin(sequence.seq_id, sequence.tokens, sequence.num_usable, wanted)
+        sequence.restoring = self._restorer.begin(sequence.seq_id, sequence.tokens, sequence.num_usable, wanted)
         return True
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore for about so long; True when the sequence may be computed, which the first time tells its usage."""
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
-            if not self._mover.advance(sequence.restoring, budget_s):
+            if not self._restorer.advance(sequence.restoring, budget_s):
                 return False
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
-        sequence.num_computed = self._mover.cells.length(sequence.seq_id)
+        sequence.num_computed = self._saver.cells.length(sequence.seq_id)
         if sequence.marks.claimed_s == 0.0:  # one that was preempted has been told of
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             sequence.marks.claimed_s = self._clock()
@@ -100,20 +107,20 @@ class Intake:
         now, worth = sequence.num_computed, sequence.spec.worth
         if sequence.keeps_prefix and (is_boundary or worth.has_block_end(now - num_tokens, now)):
             assert sequence.seq_id is not None
-            self._mover.checkpoint(sequence.seq_id, worth, is_boundary=is_boundary)
+            self._saver.checkpoint(sequence.seq_id, worth, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence; what it computed stays as a prefix where it may."""
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
-            self._mover.stop(sequence.restoring)
+            self._restorer.stop(sequence.restoring)
             sequence.restoring = None
         # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
-        self._mover.cells.restore(sequence.seq_id)
-        self._mover.release(sequence.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
+        self._saver.cells.restore(sequence.seq_id)
+        self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
 
     def _find(self, sequence: Sequence) -> tuple[int, list[Link]]:
-        return self._mover.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)
+        return self._restorer.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)
 
     def _prefill_s(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of computing so many tokens of a prompt from a depth on."""
@@ -141,8 +148,8 @@ class Intake:
         if not spec.boundaries:
             sequence.add_stop(sequence.num_prompt - 1)
         prompt = sequence.tokens[: sequence.num_prompt]
-        sequence.add_stop(self._mover.num_shared(spec.partition, prompt, sequence.num_usable))
-        interval = self._mover.checkpoint_interval()
+        sequence.add_stop(self._restorer.num_shared(spec.partition, prompt, sequence.num_usable))
+        interval = self._saver.checkpoint_interval()
         for position in range(interval, sequence.num_prompt, interval):
             if all(abs(position - stop) >= _MIN_SHARED for stop in sequence.stops):
                 sequence.add_stop(position)

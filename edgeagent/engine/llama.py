@@ -14,6 +14,7 @@ from edgeagent.engine.attention import choose_attention
 from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
+from edgeagent.engine.row_tiles import choose_tile, num_to_round
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelLoadFailed
@@ -26,6 +27,7 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
+_OUT_OF_CELLS = 1  # of llama_decode
 
 
 def choose_num_threads(config: EngineConfig) -> int:
@@ -47,7 +49,10 @@ class LlamaRunner:
         self.num_threads = choose_num_threads(config)
         num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
         self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
-        self._spare = self.num_sequences  # a sequence of our own, through which blocks come and go
+        self._spare = self.num_sequences  # a sequence of our own, for what is not to stay
+        # What a window or a state makes of one more sequence in a batch is not worth finding out.
+        can_fill = model.num_gpu_layers == 0 and model.memory_kind is MemoryKind.FULL_ATTENTION
+        self._tile = choose_tile(model.file_type) if can_fill else 0
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
@@ -163,18 +168,33 @@ class LlamaRunner:
             self._flags[end - part.num_logits : end] = 1
             outputs.extend(range(end - part.num_logits, end))
             at = end
-        self._batch.n_tokens = at
-        status = lib.llama_decode(self._context, self._batch)
+        status = self._compute(at)
         if status == 0:
             # Else whoever reads the logits would pay for the step, or the next step would, and its time be no measure.
             lib.llama_synchronize(self._context)
             self._outputs = outputs
-        elif status == 1:
+        elif status == _OUT_OF_CELLS:
             raise OutOfCells
         elif status == 2:
             raise DecodeCancelled
         else:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
+
+    def _compute(self, num_tokens: int) -> int:
+        """Decode so many tokens of the batch, and a few of no meaning where that is quicker; return the status."""
+        num_added = num_to_round(num_tokens, self._tile)
+        end = num_tokens + num_added
+        if num_added and end <= self.max_batch:
+            added = slice(num_tokens, end)
+            self._tokens[added] = self._flags[added] = 0
+            self._positions[added], self._seq_ids[added] = range(num_added), self._spare
+            self._batch.n_tokens = end
+            status = int(lib.llama_decode(self._context, self._batch))
+            self.clear(self._spare)
+            if status != _OUT_OF_CELLS:
+                return status
+        self._batch.n_tokens = num_tokens
+        return int(lib.llama_decode(self._context, self._batch))
 
     def logits(self, index: int) -> Logits:
         """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""

@@ -38,6 +38,8 @@ _SAMPLING_KEYS = {
 _MAX_METADATA_BYTES = 1 << 20
 _EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
 _USER_DEFINED = 1 << 4  # llama_token_attr
+_MAX_DIGITS = 10  # a hostile file may have more than Python reads
+_GUESSED = 1 << 10  # in llama_ftype: the type was guessed from the tensors
 DEFAULT_MAX_CONTEXT = 8192
 
 
@@ -254,6 +256,12 @@ class Model:
     def metadata(self, key: str) -> str | None:
         """Return a metadata value as text; None if the file has no such key."""
         return _metadata(self._handle, key)
+
+    @property
+    def file_type(self) -> int | None:
+        """How most of the weights are quantized, a llama_ftype; None where the file does not say."""
+        value = self.metadata("general.file_type") or ""
+        return int(value) & ~_GUESSED if value.isdecimal() and len(value) < _MAX_DIGITS else None
 
     @cached_property
     def chat_template(self) -> str | None:

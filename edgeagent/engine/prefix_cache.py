@@ -37,11 +37,6 @@ class PrefixCache:
         return self._cells.num_used
 
     @property
-    def num_idle(self) -> int:
-        """Finished sequences kept for their prefixes."""
-        return len(self._idle)
-
-    @property
     def idle_ids(self) -> tuple[int, ...]:
         """Ids of the idle sequences, least recently used first."""
         return tuple(self._idle)

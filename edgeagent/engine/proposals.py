@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Protocol
 
-from edgeagent.engine.mover import Mover
+from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 
 
 class Drafter(Protocol):
     """Guesses tokens ahead; see engine.speculation."""
 
-    mover: Mover
+    saver: Saver
 
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeagent.engine.candidates import Candidates, all_of, likeliest, peak_of
+from edgeagent.engine.candidates import MAX_RANKED, Candidates, all_of, likeliest, peak_of
 from edgeagent.engine.constraint import TokenConstraint
 from edgeagent.engine.penalties import Penalties
 from edgeagent.engine.truncation import (
@@ -26,8 +28,9 @@ from edgeagent.engine.truncation import (
     few_at_least,
     index_at,
     is_sparse,
-    largest,
     nucleus,
+    ranked,
+    total_of,
 )
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
@@ -119,11 +122,10 @@ class Sampled:
 def score(logits: Floats, token: int, num_top: int) -> Logprob:
     """Return the log probability of `token` and of the `num_top` likeliest tokens, without drawing anything."""
     peak = peak_of(logits)
-    log_total = float(peak) + math.log(float(np.exp(logits - peak).sum()))
+    log_total = float(peak) + math.log(total_of(np.exp(logits - peak)))
     top: tuple[Logprob, ...] = ()
     if num_top > 0:
-        ids = largest(logits, num_top) if num_top < len(logits) else np.arange(len(logits))
-        ids = ids[np.argsort(-logits[ids], kind="stable")]
+        ids = ranked(logits, min(num_top, len(logits)))
         top = tuple(Logprob(int(i), float(logits[i]) - log_total) for i in ids)
     return Logprob(token, float(logits[token]) - log_total, top)
 
@@ -158,7 +160,7 @@ class Sampler:
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
         # temperatures below this are all the same to float32
         self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
-        # room for 0: the modified logits, 1: their weights, 2: their weights under the temperature
+        # room for 0: the modified logits, 1: their weights, 2: less the peak, then their weights under the temperature
         self._rows: dict[int, Floats] = {}
 
     def sample(self, logits: Floats) -> Sampled:
@@ -227,6 +229,9 @@ class Sampler:
         neither does any token behind it, and the next draw is from those ahead.
         """
         weights, values = candidates.weights, candidates.values
+        if candidates.is_cut and len(values) <= MAX_RANKED:
+            index = self._pick_few(values.tolist(), float(candidates.peak))
+            return index if candidates.ids is None else int(candidates.ids[index])
         tempered = self._temper(candidates)
         while True:
             index = index_at(tempered, self._random.random())
@@ -240,10 +245,18 @@ class Sampler:
             if weights is None:
                 break
             ahead = ahead_of(weights, index)
-            if np.multiply(weights, ahead).sum() < candidates.target:
+            if total_of(np.multiply(weights, ahead)) < candidates.target:
                 break
             tempered = np.multiply(tempered, ahead)
         return index if candidates.ids is None else int(candidates.ids[index])
+
+    def _pick_few(self, values: list[float], peak: float) -> int:
+        """Return the index of one of so few that a loop in Python is quicker than numpy's calls with cold caches."""
+        self._num_drawn += 1
+        sharpness = float(self._sharpness)
+        running = list(accumulate(math.exp((value - peak) * sharpness) for value in values))
+        index = bisect_right(running, self._random.random() * running[-1])
+        return min(index, bisect_left(running, running[-1]))  # never one of weight 0 behind the last
 
     def _modified(self, logits: Floats) -> Floats:
         """Return the logits with bias and penalties, in room of our own if there are any."""
@@ -284,30 +297,47 @@ class Sampler:
             return candidates.taken(np.array([candidates.values.argmax()]))
         if 0 < params.top_k < len(candidates.values):
             candidates = likeliest(candidates, params.top_k)
+            if params.top_k <= MAX_RANKED:
+                return self._cut_ranked(candidates)
         found = None
         if self._floor is not None:
             lowest = float(peak + self._floor)
             candidates = dataclasses.replace(candidates, lowest=lowest)
             found = few_at_least(candidates.values, lowest)
         if params.top_p < 1:
-            weights = np.subtract(candidates.values, peak, out=self._row(1, len(candidates.values)))
-            np.exp(weights, out=weights)
+            num = len(candidates.values)
+            shifted = np.subtract(candidates.values, peak, out=self._row(2, num))
+            weights = np.exp(shifted, out=self._row(1, num))
             if candidates.mask is not None:
                 np.multiply(weights, candidates.mask, out=weights)
-            total = float(weights.sum())
+            total = total_of(weights)
             target = params.top_p * total
             if target <= 1.0:  # the peak's own weight
                 return candidates.taken(np.array([candidates.values.argmax()]))
-            candidates = dataclasses.replace(candidates, weights=weights, target=target)
+            candidates = dataclasses.replace(candidates, shifted=shifted, weights=weights, target=target)
             if found is None:
                 found = around_nucleus(weights, total, params.top_p)
         return candidates if found is None else candidates.taken(found)
 
+    def _cut_ranked(self, candidates: Candidates) -> Candidates:
+        """Return `_cut` of what top-k leaves, which comes likeliest first."""
+        values: list[float] = candidates.values.tolist()
+        peak, length = values[0], len(values)
+        if self._floor is not None:
+            lowest = float(candidates.peak + self._floor)  # rounded as llama.cpp does
+            length = sum(value >= lowest for value in values)
+        if self._params.top_p < 1:
+            running = list(accumulate(math.exp(value - peak) for value in values))
+            length = min(length, bisect_left(running, self._params.top_p * running[-1]) + 1)
+        return candidates.first(length)
+
     def _temper(self, candidates: Candidates) -> Floats:
-        """Return the candidates' weights under the temperature."""
+        """Return the candidates' weights under the temperature; what is less the peak makes room for them."""
         if self._params.temperature == 1.0 and candidates.weights is not None:
             return candidates.weights
-        tempered = np.subtract(candidates.values, candidates.peak, out=self._row(2, len(candidates.values)))
+        tempered = candidates.shifted
+        if tempered is None:
+            tempered = np.subtract(candidates.values, candidates.peak, out=self._row(2, len(candidates.values)))
         np.multiply(tempered, self._sharpness, out=tempered)
         return np.exp(tempered, out=tempered)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from edgeagent.engine.blocks import Importance, Worth
-from edgeagent.engine.mover import Restoring
+from edgeagent.engine.restorer import Restoring
 from edgeagent.engine.sampling import Sampler
 from edgeagent.types import Tier
 
@@ -56,7 +56,6 @@ class SequenceSpec:
 class Marks:
     """When a sequence reached each stage, time.monotonic seconds; 0 until it does."""
 
-    added_s: float = 0.0
     claimed_s: float = 0.0  # first got a sequence id
     cache_s: float = 0.0  # duration of that lookup and claim
     prefill_s: float = 0.0  # its first step began

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
 from edgeagent.engine.draft_length import Acceptance, DraftLength
-from edgeagent.engine.mover import Mover
+from edgeagent.engine.restorer import Restorer
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
+from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InternalError
 
@@ -49,14 +50,15 @@ class DraftModel:
         self._runner = runner
         self._length = length
         self._clock = clock
-        self.mover = Mover(runner, blocks or no_blocks(), clock)
-        self._cache = self.mover.cells
+        self.saver = Saver(runner, blocks or no_blocks(), clock)
+        self._restorer = Restorer(runner, self.saver, clock)
+        self._cache = self.saver.cells
         self._drafts: dict[str, _Draft] = {}
         self._acceptances: dict[str, Acceptance] = {}
 
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id for the sequences that want a token each."""
-        self.mover.shed()
+        self.saver.shed()
         depth = max((sequence.num_computed for sequence in decoding), default=0)
         counts = {sequence.id: self._choose(sequence, len(decoding), depth) for sequence in decoding}
         drafting = [sequence for sequence in decoding if counts[sequence.id]]
@@ -87,12 +89,12 @@ class DraftModel:
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self._cache.restore(draft.seq_id)
-            self.mover.release(draft.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
+            self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
 
     def check_integrity(self) -> None:
         """Assert every invariant; for tests, between sequences."""
         if not self._drafts:
-            self.mover.check_integrity()
+            self.saver.check_integrity()
 
     def _choose(self, sequence: Sequence, num_decoding: int, depth: int) -> int:
         if sequence.id not in self._acceptances:
@@ -139,13 +141,13 @@ class DraftModel:
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim what the draft's cells and blocks hold of a sequence; None if every sequence id is live."""
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
-        known, links = self.mover.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
-        claimed = self.mover.claim(partition, sequence.tokens, known)
+        known, links = self._restorer.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
+        claimed = self.saver.claim(partition, sequence.tokens, known)
         if claimed is None:
             return None
         seq_id, length = claimed
-        restoring = self.mover.begin(seq_id, sequence.tokens, max_length, links if length == known else [])
-        while not self.mover.advance(restoring, math.inf):
+        restoring = self._restorer.begin(seq_id, sequence.tokens, max_length, links if length == known else [])
+        while not self._restorer.advance(restoring, math.inf):
             pass  # memory never makes it wait
         draft = self._drafts[sequence.id] = _Draft(seq_id, self._cache.length(seq_id))
         return draft

@@ -1,10 +1,14 @@
 """Which tokens remain candidates, and which one a random number picks: exact cuts without sorting a vocabulary.
 
-Pure functions of arrays; indices come out ascending but for the nucleus's. A cut guesses a floor from every 64th value,
-checks the guess, and looks only at what lies above it; a wrong guess costs time, never the result.
+Pure functions of arrays; indices come out ascending where it is not said otherwise. A cut guesses a floor from every
+64th value, checks the guess, and looks only at what lies above it; a wrong guess costs time, never the result. Between
+two steps the processor's caches are cold, so calls go to arrays' methods: numpy's functions of the same names are
+several frames of Python around them.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,26 +25,43 @@ _MAX_DENSITY = 0.05
 
 
 def largest(values: Floats, k: int) -> Indices:
-    """Return the indices of the `k` largest values; among equals the lower index goes first. 0 < k < len(values)."""
+    """Return the indices of the `k` largest values; among equals the lower index goes first. 0 < k <= len(values)."""
+    if k == len(values):
+        return np.arange(k)
     found = _at_least(values, _guess_floor(values, k))
     if len(found) < k:
-        found = _at_least(values, np.partition(values, len(values) - k)[len(values) - k])
+        found = _at_least(values, _kth_largest(values, k))
     if len(found) == k:
         return found
     kept = values.take(found)
-    floor = np.partition(kept, len(kept) - k)[len(kept) - k]
+    floor = _kth_largest(kept, k)
     return found.take(_with_ties(kept, floor, k - int(np.count_nonzero(kept > floor))))
+
+
+def ranked(values: Floats, k: int) -> Indices:
+    """Return what `largest` does, largest first; quicker where `k` is small. 0 < k <= len(values)."""
+    if len(values) <= _MAX_WHOLE:
+        return (-values).argsort(kind="stable")[:k]
+    found = _at_least(values, _guess_floor(values, k))
+    if len(found) < k:
+        found = largest(values, k)
+    return found.take((-values.take(found)).argsort(kind="stable")[:k])
 
 
 def _guess_floor(values: Floats, k: int) -> float:
     """Return a value that probably at least `k` values reach, and not many more."""
     if len(values) <= _MAX_WHOLE:
-        return float(np.partition(values, len(values) - k)[len(values) - k])
-    sample = np.sort(values[::_STRIDE])
+        return _kth_largest(values, k)
+    sample = values[::_STRIDE]
     expected = k / _STRIDE
     # the number of sampled values among the k largest is Poisson distributed; four deviations make a retry rare
-    rank = int(expected + 4 * expected**0.5 + 4)
-    return float(sample[max(len(sample) - rank, 0)])
+    return _kth_largest(sample, min(int(expected + 4 * expected**0.5 + 4), len(sample)))
+
+
+def _kth_largest(values: Floats, k: int) -> float:
+    place, copy = len(values) - k, values.copy()
+    copy.partition(place)
+    return float(copy[place])
 
 
 def nucleus(weights: Floats, target: float) -> Indices:
@@ -48,9 +69,9 @@ def nucleus(weights: Floats, target: float) -> Indices:
 
     All of them if even their sum does not. Among equals the lower index goes first.
     """
-    order = np.argsort(-weights, kind="stable")
-    running = np.cumsum(weights.take(order), dtype=np.float64)
-    return order[: int(np.searchsorted(running, target)) + 1]
+    order = (-weights).argsort(kind="stable")
+    running = weights.take(order).cumsum(dtype=np.float64)
+    return order[: int(running.searchsorted(target)) + 1]
 
 
 def is_sparse(mask: NDArray[np.bool_]) -> bool:
@@ -61,7 +82,14 @@ def is_sparse(mask: NDArray[np.bool_]) -> bool:
 def few_at_least(values: Floats, floor: float) -> Indices | None:
     """Return the indices of the values that reach `floor`; None if they are too many to be worth picking out."""
     reach = values >= floor
-    return np.flatnonzero(reach) if is_sparse(reach) else None
+    return reach.nonzero()[0] if is_sparse(reach) else None
+
+
+def total_of(weights: Floats) -> float:
+    """Return the sum, as exact as block by block; in a quarter of the time that numpy's own takes."""
+    if len(weights) <= _BLOCK:
+        return float(weights.sum())
+    return float(_block_sums(weights).sum())
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
@@ -80,24 +108,24 @@ def around_nucleus(weights: Floats, total: float, share: float) -> Indices | Non
     if len(weights) <= _MAX_WHOLE:
         return None
     sample = np.sort(weights[::_STRIDE])
-    tail = np.cumsum(sample, dtype=np.float64) * _STRIDE
-    num_left_out = int(np.searchsorted(tail, 0.8 * (1.0 - share) * total))
+    tail = sample.cumsum(dtype=np.float64) * _STRIDE
+    num_left_out = int(tail.searchsorted(0.8 * (1.0 - share) * total))
     if num_left_out < (1.0 - _MAX_DENSITY) * len(sample):
         return None
     found = _at_least(weights, float(sample[num_left_out - 1]))
-    return found if weights.take(found).sum() >= share * total else None
+    return found if total_of(weights.take(found)) >= share * total else None
 
 
 def _with_ties(values: Floats, floor: float, num_ties: int) -> Indices:
     """Return the indices of the values above `floor` and of the first `num_ties` that equal it."""
     mask = values >= floor
-    ties = np.flatnonzero(values == floor)
+    ties = (values == floor).nonzero()[0]
     mask[ties[num_ties:]] = False
-    return np.flatnonzero(mask)
+    return mask.nonzero()[0]
 
 
 def _at_least(values: Floats, floor: float) -> Indices:
-    return np.flatnonzero(values >= floor)
+    return (values >= floor).nonzero()[0]
 
 
 def index_at(weights: Floats, fraction: float) -> int:
@@ -106,19 +134,29 @@ def index_at(weights: Floats, fraction: float) -> int:
     It never names a weight of zero. Blocks are summed first, so only one block is walked.
     """
     if len(weights) <= 2 * _BLOCK:
-        running = np.cumsum(weights, dtype=np.float64)
+        running = weights.cumsum(dtype=np.float64)
         return _first_above(running, fraction * running[-1], weights)
-    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
-    running = np.cumsum(sums, dtype=np.float64)
+    sums = _block_sums(weights)
+    running = sums.cumsum()
     target = fraction * running[-1]
     chosen = _first_above(running, target, sums)
     before = running[chosen - 1] if chosen else 0.0
     start = chosen * _BLOCK
     block = weights[start : start + _BLOCK]
-    return start + _first_above(np.cumsum(block, dtype=np.float64), target - before, block)
+    return start + _first_above(block.cumsum(dtype=np.float64), target - before, block)
 
 
-def _first_above(running: NDArray[np.float64], target: float, weights: Floats) -> int:
-    index = int(np.searchsorted(running, target, side="right"))
+def _block_sums(weights: Floats) -> NDArray[np.float64]:
+    """Return the sums of each block's weights, the last of which may be shorter."""
+    num_whole = len(weights) // _BLOCK
+    sums = np.empty(num_whole + 1)
+    whole = weights[: num_whole * _BLOCK].reshape(num_whole, _BLOCK)
+    sums[:num_whole] = np.einsum("ij->i", whole)  # adds along lanes, as `sum` over rows does not
+    sums[num_whole] = weights[num_whole * _BLOCK :].sum()
+    return sums
+
+
+def _first_above(running: NDArray[np.float64], target: float, weights: NDArray[Any]) -> int:
+    index = int(running.searchsorted(target, side="right"))
     # sums that were rounded differently may fall short of the target by a hair
     return index if index < len(running) else int(np.flatnonzero(weights)[-1])

@@ -28,6 +28,12 @@ def test_a_gpu_and_quantized_cells_are_llama_cpps_to_decide() -> None:
     assert choose(EngineConfig(kv_type_k="q8_0")) == Attention("off", 128)
 
 
+def test_many_streams_get_the_form_that_skips_each_others_cells() -> None:
+    assert choose(EngineConfig(parallel=4)) == Attention("off", 128)
+    assert choose(EngineConfig(parallel=5)) == Attention("auto", 512)
+    assert choose(EngineConfig(parallel=8, flash_attention="off")) == Attention("off", 128)
+
+
 def test_idle_prefixes_that_stay_in_the_cells_are_skipped() -> None:
     assert choose(EngineConfig(cache_memory_bytes=0)) == Attention("auto", 512)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -106,6 +107,19 @@ def test_chunks_are_as_long_as_the_time_allows(make: Make) -> None:
     embedder = make(MemoryKind.FULL_ATTENTION)
     embedder._note_rate(1000.0)
     assert [embedder._chunk_length(budget_s) for budget_s in (0.001, 0.02, 1.0)] == [8, 20, MAX_CHUNK]
+
+
+def test_where_llama_cpp_has_no_vectors_the_text_fails_and_the_next_does_not(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = make(MemoryKind.FULL_ATTENTION)
+    expected = embed(embedder, TOKENS[:8])
+    with monkeypatch.context() as patch:
+        null = ctypes.POINTER(ctypes.c_float)()
+        patch.setattr("edgeagent.engine.embedding.lib.llama_get_embeddings", lambda context: null)
+        with pytest.raises(InternalError, match="8 tokens, but has no vectors"):
+            embed(embedder, TOKENS[:8])
+    assert np.array_equal(embed(embedder, TOKENS[:8]), expected)
 
 
 class _Card:

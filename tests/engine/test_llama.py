@@ -11,7 +11,7 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama import LlamaRunner, choose_num_threads
 from edgeagent.engine.model import Model, split_parts
-from edgeagent.engine.runner import DecodeCancelled, Slice
+from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Slice
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
@@ -95,6 +95,38 @@ class TestMemory:
         runner.clear_abort()
         runner.clear(0)
         feed(runner, 0, 0, TOKENS)
+
+
+class TestFilling:
+    """A CPU's batches are filled up with tokens of no meaning, which nobody notices."""
+
+    @pytest.fixture(autouse=True)
+    def quantized(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Model, "file_type", 2)
+
+    def test_three_sequences_are_computed_as_each_alone(self, model: Model) -> None:
+        runner = LlamaRunner(model, CONFIG)
+        for seq_id in range(6):
+            feed(runner, seq_id, 0, TOKENS[: 8 + seq_id % 3])
+        alone = [feed(runner, seq_id, 8 + seq_id, [30 + seq_id]) for seq_id in range(3)]
+        runner.decode([Slice(3 + index, 8 + index, [30 + index], 1) for index in range(3)])
+        for index in range(3):
+            np.testing.assert_allclose(runner.logits(index), alone[index], atol=1e-4)
+        assert [runner.length(seq_id) for seq_id in range(runner.num_sequences + 1)][3:7] == [9, 10, 11, 0]
+        assert runner.length(runner.num_sequences) == 0, "the sequence of those tokens is empty again"
+        runner.close()
+
+    def test_the_last_cells_are_for_tokens_that_matter(self, model: Model) -> None:
+        runner = LlamaRunner(model, CONFIG)
+        at = 0
+        while at < runner.num_cells:  # the last batch is one of three, and there is no cell for a fourth
+            tokens = TOKENS[: min(32, runner.num_cells - at - 3) or 3]
+            feed(runner, 0, at, tokens)
+            at += len(tokens)
+        assert runner.length(0) == runner.num_cells
+        with pytest.raises(OutOfCells):
+            feed(runner, 1, 0, [5])
+        runner.close()
 
 
 class TestModel:

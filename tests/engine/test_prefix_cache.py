@@ -32,7 +32,7 @@ def test_a_continued_prefix_is_taken_over_without_a_copy() -> None:
     first = compute(runner, cache, [1, 2, 3])
     second = compute(runner, cache, [1, 2, 3, 4])
     assert (first, second) == ((first[0], 0), (first[0], 3))
-    assert cache.num_idle == 1
+    assert len(cache.idle_ids) == 1
 
 
 def test_a_branch_shares_cells_and_keeps_both() -> None:
@@ -41,7 +41,7 @@ def test_a_branch_shares_cells_and_keeps_both() -> None:
     compute(runner, cache, [1, 2, 3, 4])
     _, found = compute(runner, cache, [1, 2, 9])
     assert found == 2
-    assert (cache.num_idle, cache.num_cells_used) == (2, 5)
+    assert (len(cache.idle_ids), cache.num_cells_used) == (2, 5)
     assert cache.match("", [1, 2, 3, 4, 5], 5) == 4
 
 
@@ -70,7 +70,7 @@ def test_ids_run_out_before_cells_and_an_idle_one_is_reused() -> None:
     cache = PrefixCache(runner)
     for n in (1, 2, 3, 4):
         compute(runner, cache, [n, n])
-    assert cache.num_idle == 2
+    assert len(cache.idle_ids) == 2
     assert [cache.match("", [n, n], 2) for n in (1, 2, 3, 4)] == [0, 0, 2, 2]
 
 
@@ -87,7 +87,7 @@ def test_what_must_not_be_kept_is_gone() -> None:
     runner = FakeRunner()
     cache = PrefixCache(runner)
     compute(runner, cache, [1, 2, 3], keep=False)
-    assert (cache.num_idle, cache.num_cells_used, cache.match("", [1, 2, 3], 3)) == (0, 0, 0)
+    assert (len(cache.idle_ids), cache.num_cells_used, cache.match("", [1, 2, 3], 3)) == (0, 0, 0)
 
 
 def test_can_hold_counts_what_eviction_would_free() -> None:

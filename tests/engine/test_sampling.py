@@ -147,6 +147,14 @@ def test_same_distribution_as_llama_cpp(params: ResolvedSampling, case: tuple[Fl
     assert_same(our_distribution(logits, params, history), theirs)
 
 
+@pytest.mark.parametrize("peak", [0.3, 9.1, 19.1, 31.9])
+def test_a_logit_just_at_the_edge_of_min_p_counts_whatever_the_other_cuts(peak: float) -> None:
+    edge = np.float32(peak) + np.float32(math.log(0.05))
+    logits = np.array([peak, edge, np.nextafter(edge, np.float32(-np.inf)), -30.0], np.float32)
+    for top_k in (0, 3):
+        assert our_distribution(logits, dataclasses.replace(PLAIN, min_p=0.05, top_k=top_k)).keys() == {0, 1}
+
+
 @settings(max_examples=examples(150))
 @given(mixes(), cases(), st.integers(0, 2**32), st.sampled_from([0.02, 0.5, 0.98]))
 def test_a_constraint_is_a_mask_before_everything(

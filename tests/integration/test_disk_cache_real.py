@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import random
 import signal
 import sys
@@ -15,11 +17,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from edgeagent import cache_folder
 from edgeagent.cli import main
 from edgeagent.credentials import Scope, add_client
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.leaks import status_of
 
 SYSTEM = "You are the guide of a small museum by the sea, and answer in one sentence. " * 16
 WAIT_S = 20.0
@@ -133,6 +138,39 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "them" in capsys.readouterr().out
     assert main(["cache", "purge", *folder]) == 0  # without a daemon, on the folder itself
     assert num_tokens_on_disk(state_dir) == 0
+
+
+def until(socket: Connection, *kinds: str) -> dict[str, Any]:
+    """Return the next event of one of these kinds."""
+    while True:
+        event: dict[str, Any] = json.loads(socket.recv(60))
+        if event["type"] in kinds:
+            return event
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_stream_goes_on_from_blocks_where_its_worker_died(tmp_path: Path) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 500, "maxItems": 500}
+    schema = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
+    text = {"format": {"type": "json_schema", "name": "numbers", "schema": schema, "strict": True}}
+    asked = {"type": "response.create", "instructions": SYSTEM, "input": "Count.", "text": text}
+    state_dir = tmp_path / "state"
+    with (
+        serving(state_dir, "builtin") as daemon,
+        connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket,
+    ):
+        socket.send(json.dumps({**asked, "max_output_tokens": 1200}))
+        until(socket, "response.output_text.delta")
+        wait_for_disk(state_dir, 256)  # while it runs: its worker will have no time to say goodbye
+        os.kill(daemon.worker_pid(), signal.SIGKILL)
+        deadline = time.monotonic() + WAIT_S
+        # The new worker tells of it with a pong.
+        while ((status_of(daemon.url)["models"][0]["worker"] or {}).get("num_tokens_from_disk_total") or 0) < 256:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        socket.send('{"type": "response.cancel"}')
+        end = until(socket, "response.completed", "response.incomplete", "response.failed", "error")
+    assert end["response"]["edgeagent"]["handovers"], end
 
 
 Answer = list[tuple[str, dict[str, float]]]

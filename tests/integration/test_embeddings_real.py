@@ -18,6 +18,7 @@ from ollama import AsyncClient, ResponseError
 from openai import AsyncOpenAI, BadRequestError
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.leaks import status_of
 
 TEXTS = ["What is the weather like?", "How is the weather today?", "Set a timer for five minutes."]
 MODEL = Path(__file__).parents[2] / "models/builtin/edgeagent-mini.gguf"
@@ -146,8 +147,9 @@ async def test_a_stream_beside_embeddings_is_as_alone(steady_client: AsyncOpenAI
     assert np.array_equal(await embedding, await vectors(client, [LONG, LONG]))
 
 
-async def test_who_leaves_holds_up_nobody(client: AsyncOpenAI) -> None:
+async def test_who_leaves_holds_up_nobody(client: AsyncOpenAI, daemon: Daemon) -> None:
     leaving = asyncio.create_task(vectors(client, [LONG] * 200))
-    await asyncio.sleep(0.05)
+    while not (await asyncio.to_thread(status_of, daemon.url))["num_live_requests"]:
+        pass
     leaving.cancel()
     assert (await vectors(client, "Hello")).shape[0] == 1

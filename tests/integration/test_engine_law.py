@@ -249,6 +249,20 @@ def test_random_schedules_over_restarts(setup: Setup, seed: int) -> None:
     naive.close()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_schedules_of_batches_that_are_filled_up(
+    exact_model: ExactModel, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    loaded = Model(exact_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    naive = Naive(loaded)
+    monkeypatch.setattr(Model, "file_type", 2)  # as if its weights were in Q4_0
+    runner = LlamaRunner(loaded, CONFIG)
+    engine = Setup(loaded, CONFIG).engine(runner, None, 400_000)
+    check(run_schedule(loaded, engine, runner, random.Random(20 + seed), 120), naive)
+    for each in (naive, runner, loaded):
+        each.close()
+
+
 class Meddler(threading.Thread):
     """Sets the abort flag again and again from another thread, wherever the decode happens to be."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def chat(text: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
 
 
-ACTIVITIES = [
+Make = Callable[[], bytes]
+
+ACTIVITIES: list[tuple[str, Make]] = [
     ("/tokenize", tokenize),
     ("/apply-template", render),
     ("/v1/chat/completions", compile_schema),
@@ -69,8 +72,7 @@ async def test_what_the_worker_does_is_not_felt(tmp_path: Path) -> None:
         async with running(router, config) as daemon:
             for path, make in ACTIVITIES:
 
-                async def act(path: str = path, make: object = make) -> None:
-                    assert callable(make)
+                async def act(path: str = path, make: Make = make) -> None:
                     status = await asyncio.to_thread(partial(post, daemon.port, path, make()))
                     assert status == 200, path
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 
 from edgeagent import cache_folder
 from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.policy import LITTLE_LEFT
 from edgeagent.errors import ConfigError
 from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import read_private
@@ -71,6 +72,16 @@ class Ledger:
     def now_s(self) -> float:
         """The store's time in seconds."""
         return self._base_s + self._ticks()
+
+    @property
+    def thrift(self) -> str | None:
+        """Why less is written than is offered, where the hour's bytes are nearly used up."""
+        if not self._bytes_per_hour or self.allowance_left > LITTLE_LEFT:
+            return None
+        return (
+            f"{1 - self.allowance_left:.0%} of the {self._bytes_per_hour / 2**20:,.0f} MiB that may be written in an "
+            "hour are used (cache.max_bytes_per_hour): for a while only what matters most is written"
+        )
 
     def open(self) -> bool:
         """Take up the store's time; False where none is known: then no age of a block means anything."""

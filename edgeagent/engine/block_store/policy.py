@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from edgeagent.cache_folder import BlockName
 from edgeagent.engine.blocks import Importance
 
+LITTLE_LEFT = 0.25
+"""Of the hour's allowance: then a conversation that went idle is not written any more, which is worth saying."""
 # What must be left of the hour's allowance and of the queue, for a block to be written: what matters less yields early,
 # so that a flood of prompts seen once leaves room for a system prompt.
 _NEEDED_LEFT = {
     Importance.ONCE: 0.5,
-    Importance.IDLE: 0.25,
+    Importance.IDLE: LITTLE_LEFT,
     Importance.REUSED: 0.1,
     Importance.SYSTEM: 0.0,
     Importance.PINNED: 0.0,

@@ -54,7 +54,7 @@ class BlockStore:
         # Written by the engine's thread.
         self._num_offered = self._num_refused = self._queued_bytes = 0
         # Written by the loader's.
-        self._num_hits = self._num_misses = self._num_bad = 0
+        self._num_hits = self._num_misses = 0
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
         """Leave the processor free while `is_busy`: while tokens are computed."""
@@ -136,7 +136,7 @@ class BlockStore:
             num_dropped=self._num_refused + self._writer.num_lost,
             num_evicted=self._keeper.num_evicted,
             read_bytes_per_s=self._rate.bytes_per_s or self._ledger.read_bytes_per_s,
-            trouble=self.trouble or self._keeper.shortage,
+            trouble=self.trouble or self._keeper.shortage or self._ledger.thrift,
         )
 
     @property
@@ -148,11 +148,6 @@ class BlockStore:
     def num_written(self) -> int:
         """Blocks written so far."""
         return self._writer.num_written
-
-    @property
-    def num_bad(self) -> int:
-        """Files that were not as they were written."""
-        return self._num_bad
 
     def close(self) -> None:
         """See BlockTier; waits for the writer's thread, which ends."""
@@ -173,11 +168,8 @@ class BlockStore:
         started_s = self._ticks()
         try:
             block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
-        except FileNotFoundError:
-            block = None  # evicted by another process, or given another name; the next look at the folder tells
         except (OSError, ValueError, BadBlock):
-            block = None
-            self._num_bad += 1
+            block = None  # damaged; or evicted by another process, or given another name: the next look tells
         if block is None or held.epoch != self._index.epoch(held.name.root):
             held.epoch = -1  # never found again
             self._writer.commands.put(Sweep())
@@ -200,10 +192,4 @@ class BlockStore:
 
     def work(self) -> None:
         """Carry out what has been asked for so far, without a thread; for tests."""
-        self._writer.work()
-
-    def close_now(self) -> None:
-        """Close a store that no thread runs; for tests."""
-        self._writer.close_by_s = self._ticks() + _CLOSE_S
-        self._writer.commands.put(Close())
         self._writer.work()

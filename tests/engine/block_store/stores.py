@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from edgeagent.engine.block_store.format import Seal
 from edgeagent.engine.block_store.keeper import Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.store import BlockStore
+from edgeagent.engine.block_store.writer import Close
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Keyring
 
 SECRET = b"s" * 32
@@ -137,6 +139,13 @@ def make_store(
     ledger = Ledger(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, ticks=times.ticks, wall=times.wall)
     limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
     return BlockStore(files, Seal(secret), ledger, limits, ticks=times.ticks)
+
+
+def close_now(store: BlockStore) -> None:
+    """Close a store that no thread runs."""
+    store._writer.close_by_s = math.inf
+    store._writer.commands.put(Close())
+    store.work()
 
 
 def keyring(secret: bytes = SECRET, fingerprint: bytes = FINGERPRINT) -> Keyring:

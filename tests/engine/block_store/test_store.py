@@ -12,7 +12,7 @@ from edgeagent import cache_folder
 from edgeagent.cache_folder import About
 from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import BLOCK_TOKENS, Times, is_same, keyring, make_chain, make_store
+from tests.engine.block_store.stores import BLOCK_TOKENS, Times, close_now, is_same, keyring, make_chain, make_store
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_files_are_private(folder: Path) -> None:
     for block in make_chain(2):
         store.offer(block, Importance.IDLE)
     store.work()
-    store.close_now()
+    close_now(store)
     names = [path.name for path in folder.iterdir()]
     assert len(names) == 5  # blocks, what their root is, state, lock
     if sys.platform != "win32":
@@ -197,17 +197,21 @@ def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
     times = Times()
     chains = [make_chain(1, seed=seed) for seed in range(64)]
     size = file_bytes(chains[0][0])
+    troubles: list[str | None] = []
 
     def offer_all(importance: Importance) -> int:
         store = make_store(folder, times, bytes_per_hour=16 * size)
         for (block,) in chains:
             store.offer(block, importance)
             store.work()
-        store.close_now()
+        troubles.append(store.stats().trouble)
+        close_now(store)
         return store.num_written
 
     assert offer_all(Importance.ONCE) <= 9  # leaves half to what matters
+    assert troubles == [None]
     assert offer_all(Importance.SYSTEM) in (6, 7, 8)
+    assert "cache.max_bytes_per_hour" in (troubles[-1] or "")
     assert offer_all(Importance.SYSTEM) == 0
     times.pass_s(1800)
     assert offer_all(Importance.SYSTEM) in (7, 8)
@@ -222,5 +226,5 @@ def test_close_writes_down_uses(folder: Path) -> None:
     times.pass_s(500)
     store.touch([block.key])
     store.work()
-    store.close_now()
+    close_now(store)
     assert next(cache_folder.scan(folder)).used_s == pytest.approx(before + 500, abs=1)

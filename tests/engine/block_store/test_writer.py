@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Block, Importance
-from tests.engine.block_store.stores import FaultyFiles, Times, is_same, make_chain, make_store
+from tests.engine.block_store.stores import FaultyFiles, Times, close_now, is_same, make_chain, make_store
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_parent_that_waits_is_written_with_its_child(store: BlockStore) -> Non
 def test_what_waits_is_written_at_the_end(tmp_path: Path, store: BlockStore) -> None:
     (tail,) = make_chain(1, num_tokens=20)
     store.offer(tail, Importance.IDLE)
-    store.close_now()
+    close_now(store)
     later = make_store(tmp_path / "cache")
     later.open()
     assert is_same(later.read(tail.key), tail)

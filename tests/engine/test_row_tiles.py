@@ -1,0 +1,22 @@
+"""Batches of a number of tokens that is quick to compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeagent.engine.row_tiles import choose_tile, num_to_round
+
+Q4_0, Q8_0, F16 = 2, 7, 1
+
+
+@pytest.mark.parametrize(
+    ("file_type", "changed"),
+    [
+        (Q4_0, {3: 4, 7: 8, 11: 12, 13: 16, 14: 16, 15: 16, 19: 20, 23: 24}),
+        (Q8_0, {7: 8, 13: 16, 14: 16, 15: 16, 23: 24}),
+        (F16, {}),
+    ],
+)
+def test_so_many_tokens_are_computed_instead(file_type: int, changed: dict[int, int]) -> None:
+    tile = choose_tile(file_type)
+    assert {count: count + num_to_round(count, tile) for count in range(25) if num_to_round(count, tile)} == changed
