@@ -384,7 +384,6 @@ def model_info(name: str) -> ModelInfo:
         context_length_trained=64,
         max_sequences=4,
         memory_kind=MemoryKind.FULL_ATTENTION,
-        has_chat_template=False,
         supports_tools=False,
         supports_reasoning=False,
         sampling=SamplingParams(temperature=0.0),

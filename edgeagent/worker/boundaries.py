@@ -17,7 +17,6 @@ from edgeagent.types import ChatPrompt, Message
 _OTHER = "\u2042"  # begins like no message that a person would write
 _QUESTION = Message("user", _OTHER)
 
-
 Piece = Callable[[int], bytes]
 """Gives the bytes of a token."""
 
@@ -34,19 +33,15 @@ def find_system_end(
     return _num_shared(template, structs.replace(prompt, messages=(*system, _QUESTION)), text, tokens, piece)
 
 
-def find_boundaries(
+def find_next_turn(
     template: ChatTemplate, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
-) -> tuple[int, ...]:
-    """Return positions in a prompt's tokens, rising: the end of the instructions, and where the next turn will go on.
+) -> int | None:
+    """Return where the next turn of a conversation will go on, None where the template will not tell.
 
     That is before the end where the template writes past turns in another way than a new one.
     """
     next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
-    found = {
-        find_system_end(template, prompt, text, tokens, piece),
-        _num_shared(template, next_turn, text, tokens, piece),
-    }
-    return tuple(sorted(position for position in found if position))
+    return _num_shared(template, next_turn, text, tokens, piece)
 
 
 def _num_shared(
@@ -73,7 +68,7 @@ def _num_equal(text: str, other: str) -> int:
     return low
 
 
-def _num_tokens_within(num_bytes: int, tokens: Sequence[int], piece: Callable[[int], bytes]) -> int:
+def _num_tokens_within(num_bytes: int, tokens: Sequence[int], piece: Piece) -> int:
     """Return how many leading tokens have their text within so many bytes."""
     for index, token in enumerate(tokens):
         num_bytes -= len(piece(token))

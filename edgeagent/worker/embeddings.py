@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgeagent.engine.embedding import Rows, shortened
-from edgeagent.engine.model import Model
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, NotSupported
-from edgeagent.text.long_text import LongTextVocabulary
-from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TokenPrompt
-from edgeagent.worker.prompt import check_tokens
-from edgeagent.worker.protocol import Answer, Failed
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import Embed, Embedding, TextAnswer
+from edgeagent.worker.protocol import Answer, failed
 from edgeagent.worker.writer import Frames
 
 _SHARE = 0.2  # of the time, while something is generated
 _BUDGET_SHARE = 0.3  # of the inter-token-latency budget, for one chunk then
 _IDLE_S = 60.0  # after which the memory is given back
-_MAX_ERROR_CHARS = 4096
 
 
 class Embedder(Protocol):
@@ -95,7 +91,7 @@ class Embeddings:
             self._advance(ask_id, job, self._itl_budget_s * (_BUDGET_SHARE if is_busy else 1.0), num_threads)
         except EdgeAgentError as error:
             self.drop(ask_id)
-            self._frames.put(Failed(ask_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param))
+            self._frames.put(failed(ask_id, error))
         self._used_at_s = self._clock()
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
@@ -127,60 +123,3 @@ class Embeddings:
         if not job.texts:
             self.drop(ask_id)
         self._frames.put(Answer(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))
-
-
-class TextReader:
-    """Makes tokens of an Embed's texts, for any thread."""
-
-    def __init__(self, model: Model, vocabulary: LongTextVocabulary, max_tokens: int, length: int) -> None:
-        """`length` is that of the model's vectors, 0 where it gives none."""
-        self._model = model
-        self._vocabulary = vocabulary
-        self._max_tokens = max_tokens
-        self._length = length
-
-    def read(self, query: Embed) -> list[list[int]]:
-        """Return the tokens of each text; raise InvalidRequest, ContextLengthExceeded or NotSupported."""
-        if self._length == 0:
-            raise NotSupported(
-                "This model gives no embeddings: it ranks, or needs a text all at once. Serve another model.",
-                param="model",
-            )
-        if query.dimensions is not None and query.dimensions > self._length:
-            raise InvalidRequest(
-                f"dimensions is {query.dimensions}, but this model's embeddings have {self._length}", param="dimensions"
-            )
-        is_alone = len(query.inputs) == 1
-        return [
-            self._read(text, "input" if is_alone else f"input[{index}]", truncate=query.truncate)
-            for index, text in enumerate(query.inputs)
-        ]
-
-    def _read(self, prompt: TextPrompt | TokenPrompt, name: str, *, truncate: bool) -> list[int]:
-        """Return a text's tokens, between those that the model wants at both ends, as it was trained.
-
-        Text for control tokens is those tokens, as to llama-server and Ollama. Token ids are taken as they are.
-        """
-        head: list[int] = []
-        tail: list[int] = []
-        match prompt:
-            case TokenPrompt(tokens):
-                check_tokens(self._model, tokens, name)
-                body = list(tokens)
-            case TextPrompt(text):
-                bos, eos = self._model.bos_token, self._model.eos_token
-                body = self._vocabulary.tokenize(text, parse_special=True)
-                # Who writes these tokens does not want them twice.
-                head = [] if bos is None or body[:1] == [bos] else [bos]
-                tail = [] if eos is None or body[-1:] == [eos] else [eos]
-        if not head and not body and not tail:
-            raise InvalidRequest(f"{name} is empty; it must have at least one token.", param=name)
-        num_tokens = len(head) + len(body) + len(tail)
-        if num_tokens > self._max_tokens and not truncate:
-            raise ContextLengthExceeded(
-                f"{name} has {num_tokens} tokens, but at most {self._max_tokens} can be embedded at once. Shorten or "
-                "split it, or start edgeagent with a larger --ctx.",
-                param=name,
-                served_by="local",
-            )
-        return [*head, *body[: self._max_tokens - len(head) - len(tail)], *tail]

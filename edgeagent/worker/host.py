@@ -42,16 +42,16 @@ from edgeagent.types import (
     TextAnswer,
     TextQuery,
     TokenLogprob,
+    Tool,
 )
-from edgeagent.worker.embeddings import TextReader
-from edgeagent.worker.prompt import PromptReader, answer_query, make_template
+from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.protocol import Load
+from edgeagent.worker.text_reader import TextReader
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
 _WARM_UP_TOKENS = 32
 # A draft's cells are this small a part of its target's, about.
 _DRAFT_SHARE = 1 / 8
-_NO_CHAT = ChatPrompt(())
 _OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by then are found later
 
 
@@ -173,65 +173,52 @@ class Host:
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt)
-        tokens, open_reasoning = prompt.tokens, prompt.open_reasoning
-        if not tokens:
+        if not prompt.tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
-        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else _NO_CHAT
-        tools = chat.tools if chat.tool_choice.mode != "none" else ()
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        tools = chat.tools if chat is not None and chat.tool_choice.mode != "none" else ()
+        sampler = self._make_sampler(request, prompt, tools, chat or ChatPrompt(()))
+        output = OutputStream(
+            self.model,
+            stops=request.stop,
+            tool_format=self._template.tool_format if tools else None,
+            tool_names=[tool.name for tool in tools],
+            reasoning=() if chat is None else REASONING,
+            open_reasoning=prompt.open_reasoning,
+        )
+        for token in delivered:
+            sampler.accept(token)
+        output.feed(delivered, [None] * (len(delivered) - len(unsaid)) + list(unsaid))
+        # What was delivered came behind the echo.
+        is_echoed = request.echo and not delivered
+        num_scored = request.logprobs if is_echoed else None
+        echo = None
+        if is_echoed:
+            is_scored = num_scored is not None
+            echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
+        self._introduce(request.cache)
+        spec = _spec(request, prompt, sampler, delivered, num_scored)
+        return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo)
+
+    def _make_sampler(
+        self, request: GenerateRequest, prompt: ReadPrompt, tools: tuple[Tool, ...], chat: ChatPrompt
+    ) -> Sampler:
+        """Return what draws a request's tokens, held to its format and to the `tools` that it may call."""
         constraint = self._grammars.compile(
             request.format,
             tools=tools,
             tool_choice=chat.tool_choice,
             parallel_tool_calls=chat.parallel_tool_calls,
             tool_format=self._template.tool_format,
-            open_reasoning=open_reasoning,
+            open_reasoning=prompt.open_reasoning,
         )
-        sampler = Sampler(
+        return Sampler(
             resolve(request.sampling, self._sampling),
             self.model.num_tokens,
             constraint=constraint,
             num_logprobs=request.logprobs,
-            history=tokens,
+            history=prompt.tokens,
         )
-        self._introduce(request.cache)
-        # What was delivered came behind the echo.
-        is_echoed = request.echo and not delivered
-        num_scored = request.logprobs if is_echoed else None
-        spec = SequenceSpec(
-            id=request.id,
-            prompt=tokens,
-            sampler=sampler,
-            max_tokens=request.max_tokens,
-            tier=request.tier,
-            partition=request.cache.partition,
-            read_cache=request.cache.read and num_scored is None,
-            write_cache=request.cache.write,
-            persist=request.cache.persist,
-            pin=request.cache.pin,
-            prefill_only=request.prefill_only or request.max_tokens == 0,
-            delivered=delivered,
-            num_prompt_logprobs=num_scored,
-            reports_progress=request.reports_progress,
-            boundaries=prompt.boundaries,
-            num_system=prompt.num_system,
-            lane=request.cache.lane,
-        )
-        output = OutputStream(
-            self.model,
-            stops=request.stop,
-            tool_format=self._template.tool_format if tools else None,
-            tool_names=[tool.name for tool in tools],
-            reasoning=REASONING if chat is not _NO_CHAT else (),
-            open_reasoning=open_reasoning,
-        )
-        for token in delivered:
-            sampler.accept(token)
-        output.feed(delivered, [None] * (len(delivered) - len(unsaid)) + list(unsaid))
-        echo = None
-        if is_echoed:
-            is_scored = num_scored is not None
-            echo = PromptEcho(self.model, tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
-        return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo)
 
     def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
         """Return what names this model's blocks, the same after every restart; None where nothing outlives it."""
@@ -295,7 +282,6 @@ class Host:
             context_length_trained=model.context_length_trained,
             max_sequences=self._runner.num_sequences,
             memory_kind=model.memory_kind,
-            has_chat_template=model.chat_template is not None,
             supports_tools=self._template.supports_tools,
             supports_reasoning=self._template.supports_reasoning,
             sampling=self._sampling,
@@ -311,6 +297,32 @@ class Host:
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
         )
+
+
+def _spec(
+    request: GenerateRequest, prompt: ReadPrompt, sampler: Sampler, delivered: Sequence[int], num_scored: int | None
+) -> SequenceSpec:
+    """Return a request in the engine's words; for `num_scored` see its `num_prompt_logprobs`."""
+    cache = request.cache
+    return SequenceSpec(
+        id=request.id,
+        prompt=prompt.tokens,
+        sampler=sampler,
+        max_tokens=request.max_tokens,
+        tier=request.tier,
+        partition=cache.partition,
+        read_cache=cache.read and num_scored is None,
+        write_cache=cache.write,
+        persist=cache.persist,
+        pin=cache.pin,
+        prefill_only=request.prefill_only or request.max_tokens == 0,
+        delivered=delivered,
+        num_prompt_logprobs=num_scored,
+        reports_progress=request.reports_progress,
+        boundaries=prompt.boundaries,
+        num_system=prompt.num_system,
+        lane=cache.lane,
+    )
 
 
 def _warm_up(runner: LlamaRunner) -> None:

@@ -262,7 +262,7 @@ class Ledger:
             return
         started = live.started or Started(0, 0)
         usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, len(live.tokens))
-        live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, Timings()),)))
+        live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, Timings(handovers=live.handovers)),)))
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
@@ -276,10 +276,16 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Mark the workers that a request outlived; the last one cannot tell when its first token came."""
+    """Mark the workers that a request outlived, and time it over all of them.
+
+    Where a former one gave the first token, nobody is left to tell what led to it: the last one's stages are of what it
+    did again, which is part of the time behind that token.
+    """
     if not live.handovers:
         return finished
     timings = replace(finished.timings, handovers=live.handovers)
+    if live.handovers[-1].num_tokens > 0:
+        timings = replace(timings, queue_ms=0.0, load_ms=0.0, render_ms=0.0, cache_ms=0.0, prefill_ms=0.0)
     if live.first_token_at_s is not None:
         first_token_ms = (live.first_token_at_s - live.accepted_at_s) * 1000
         timings = replace(timings, first_token_ms=first_token_ms, decode_ms=(at_s - live.first_token_at_s) * 1000)

@@ -34,11 +34,9 @@ from edgeagent.types import (
 )
 from edgeagent.worker.embeddings import Embeddings
 from edgeagent.worker.host import Host, Prepared
-from edgeagent.worker.protocol import Answer, Ask, Cancel, Drop, Failed, StepItem, Steps, Stop, Submit
+from edgeagent.worker.protocol import Answer, Ask, Cancel, Drop, StepItem, Steps, Stop, Submit, failed
 from edgeagent.worker.writer import Frames
 
-# An error may quote a schema or what a template says; a frame that is too large would cost the worker its life.
-_MAX_ERROR_CHARS = 4096
 # More is held back only of a long beginning of a call that may be none.
 _MAX_UNSAID = 64
 # Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
@@ -196,7 +194,7 @@ class Worker:
     def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
         """End a request with an error."""
         del self._requests[request_id]
-        self._frames.put(Failed(request_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param))
+        self._frames.put(failed(request_id, error))
 
     def _cancel(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
@@ -307,7 +305,6 @@ class Worker:
                 num_draft_tokens=sequence.num_drafted,
                 num_accepted_tokens=sequence.num_accepted,
             ),
-            stop_string=None if reason is FinishReason.CANCELLED else prepared.output.stopped,
         )
 
     @property

@@ -1,10 +1,10 @@
 """The worker process: one model behind a pipe.
 
 Five threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
-thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main
-thread's own at once, where that cannot block). So a long template or
-prompt never holds up other streams, pings are answered in the middle of a step, and delivery never blocks the engine.
-Where prompts' beginnings are kept on disk, one thread reads them and one writes them.
+thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main thread's own
+at once, where that cannot block). So a long template or prompt never holds up other streams, pings are answered in the
+middle of a step, and delivery never blocks the engine. Where prompts' beginnings are kept on disk, one thread reads
+them and one writes them.
 When the daemon goes away, stdin ends and the process exits.
 """
 

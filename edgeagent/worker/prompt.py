@@ -24,7 +24,7 @@ from edgeagent.types import (
     Tokenize,
     TokenPrompt,
 )
-from edgeagent.worker.boundaries import find_boundaries, find_system_end
+from edgeagent.worker.boundaries import find_next_turn, find_system_end
 
 _USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
 
@@ -88,19 +88,18 @@ class PromptReader:
         rendered = self._template.render(prompt)
         self._check_length(rendered.text)
         tokens = tokenize_rendered(rendered, self._vocabulary)
-        num_system = 0
-        boundaries: tuple[int, ...] = ()
-        if self._model.memory_kind is not MemoryKind.FULL_ATTENTION:
-            boundaries = find_boundaries(self._template, prompt, rendered.text, tokens, self._model.piece)
-        if prompt.tools or any(message.role == "system" for message in prompt.messages[:1]):
-            end = find_system_end(self._template, prompt, rendered.text, tokens, self._model.piece)
-            num_system = end or 0
+        place = (self._template, prompt, rendered.text, tokens, self._model.piece)
+        has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
+        # A memory that can be cut anywhere needs no places to be cut at.
+        has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
+        system_end = find_system_end(*place) if has_instructions or has_boundaries else None
+        next_turn = find_next_turn(*place) if has_boundaries else None
         return ReadPrompt(
             tokens,
             rendered.text,
             open_reasoning=rendered.open_reasoning,
-            num_system=num_system,
-            boundaries=boundaries,
+            num_system=(system_end or 0) if has_instructions else 0,
+            boundaries=tuple(sorted({end for end in (system_end, next_turn) if end})) if has_boundaries else (),
         )
 
     def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:
@@ -155,6 +154,7 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: ChatTem
 
 
 def check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:
+    """Raise InvalidRequest, with that param, where a token id is not in the model's vocabulary."""
     bad = next((token for token in tokens if not 0 <= token < model.num_tokens), None)
     if bad is not None:
         raise InvalidRequest(f"Token {bad} is not in the vocabulary of {model.num_tokens} tokens.", param=param)

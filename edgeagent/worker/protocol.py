@@ -15,10 +15,12 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
+from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Delta, GenerateRequest, ModelInfo, TextAnswer, TextQuery, TokenLogprob, WorkerStatus
 
 MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
+_MAX_ERROR_CHARS = 4096
 
 
 class DiskCache(Struct, frozen=True):
@@ -152,6 +154,11 @@ class Failed(Struct, frozen=True, tag="failed"):
     code: str
     message: str
     param: str | None = None
+
+
+def failed(failed_id: str, error: EdgeAgentError) -> Failed:
+    """Return the end of a request or an Ask by an error; it may quote a schema that is longer than a frame may be."""
+    return Failed(failed_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param)
 
 
 class Pong(Struct, frozen=True, tag="pong"):

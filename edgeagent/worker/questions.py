@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed, TextAnswer, TextQuery
-from edgeagent.worker.protocol import Answer, Ask, Failed
+from edgeagent.worker.protocol import Answer, Ask, failed
 from edgeagent.worker.writer import Frames
 
 # What one frame holds of an answer.
@@ -71,10 +71,11 @@ class Questions(threading.Thread):
             if ask.id in self._live:
                 self._frames.put(Answer(ask.id, last, is_last=True))
         except EdgeAgentError as error:
-            self._frames.put(Failed(ask.id, error.code, error.message[:4096], error.param))
+            self._frames.put(failed(ask.id, error))
         except BaseException:  # the thread's edge: one bad question must not end it
             traceback.print_exc()
-            self._frames.put(Failed(ask.id, InternalError.code, "The question could not be answered."))
+            unknown = InternalError("The question could not be answered; the daemon's log has the details.")
+            self._frames.put(failed(ask.id, unknown))
         finally:
             self._live.discard(ask.id)
 

@@ -383,17 +383,12 @@ class Supervisor:
 
     def _send(self, live: LiveRequest) -> None:
         assert self._channel is not None and self._ready_at_s is not None
-        accepted_at_s, load_ms = live.accepted_at_s, 0.0
-        if live.tokens:
-            # The stages that it goes through once more are timed from here.
-            accepted_at_s = self._clock()
-        else:
-            load_ms = max(0.0, self._ready_at_s - accepted_at_s) * 1000
+        load_ms = max(0.0, self._ready_at_s - live.accepted_at_s) * 1000
         if self._ledger.num_sent() == 0:
             self._vitals.on_progress()
         self._has_seen_prompts = True
         self._ledger.mark_sent(live)
-        self._channel.send(Submit(live.request, accepted_at_s, load_ms, tuple(live.tokens), live.unsaid))
+        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, tuple(live.tokens), live.unsaid))
 
     def _tell_cancelled(self, request_id: str) -> None:
         if self._channel is not None:

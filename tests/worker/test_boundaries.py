@@ -6,7 +6,7 @@ import pytest
 
 from edgeagent.text.template import ChatTemplate
 from edgeagent.types import ChatPrompt, Message
-from edgeagent.worker.boundaries import find_boundaries
+from edgeagent.worker.boundaries import find_next_turn, find_system_end
 
 PLAIN = """\
 {%- for m in messages %}{{ '<' + m.role + '>' + m.content + '\\n' }}{% endfor -%}
@@ -25,8 +25,8 @@ def boundaries(source: str, messages: tuple[Message, ...]) -> list[str]:
     template = ChatTemplate(source, bos_text="", eos_text="", architecture="", control_texts=(), marker_texts=())
     prompt = ChatPrompt(messages)
     text = template.render(prompt).text
-    found = find_boundaries(template, prompt, text, [ord(char) for char in text], lambda token: chr(token).encode())
-    return [text[:position] for position in found]
+    place = (template, prompt, text, [ord(char) for char in text], lambda token: chr(token).encode())
+    return [text[:position] for position in (find_system_end(*place), find_next_turn(*place)) if position is not None]
 
 
 def test_instructions_end_before_the_first_question_and_the_next_turn_goes_on_behind_the_prompt() -> None:

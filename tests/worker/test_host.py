@@ -156,7 +156,7 @@ class TestLoad:
         info = host.info
         assert (info.name, info.architecture, info.num_layers) == ("tiny", "llama", 4)
         assert (info.context_length, info.memory_kind) == (CONTEXT, MemoryKind.FULL_ATTENTION)
-        assert info.has_chat_template
+        assert info.chat_template
         assert info.supports_tools
         assert info.load_ms > 0
         assert len(info.llama_cpp_commit) >= 7

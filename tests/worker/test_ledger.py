@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edgeagent.errors import BackendUnavailable, WorkerCrashed
-from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Tier, Timings, Usage
+from edgeagent.types import Finished, FinishReason, Handover, Started, Step, TextDelta, Tier, Timings, Usage, replace
 from edgeagent.worker.ledger import Fate, Ledger
 from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
 from tests.examples import examples
@@ -174,6 +174,36 @@ def test_a_crash_tells_how_much_was_delivered() -> None:
     assert isinstance(error, WorkerCrashed)
     assert (error.num_delivered_tokens, error.served_by) == (2, "local")
     assert error.retry_after_s is not None
+
+
+@pytest.mark.parametrize("num_delivered", [0, 2])
+def test_the_stages_before_a_first_token_are_of_the_worker_that_gave_it(num_delivered: int) -> None:
+    ledger, keeper = Ledger(), Keeper()
+    live = ledger.add(request(""), keeper, 10.0)
+    ledger.mark_sent(live)
+    ledger.on_steps(Steps(11.0, (StepItem("r1", (Started(1, 0),), (1,) * num_delivered),)))
+    ledger.on_death("SIGSEGV", Fate.CRASHED)
+    ledger.mark_sent(live)
+    ledger.on_steps(Steps(14.0, (StepItem("r1", (TextDelta("x"),), (1,)),)))
+    stages = Timings(queue_ms=500.0, load_ms=400.0, render_ms=1.0, cache_ms=2.0, prefill_ms=3000.0, first_token_ms=9.0)
+    ledger.on_steps(Steps(15.0, (StepItem("r1", (replace(END, timings=stages),)),)))
+    (end,) = keeper.ends
+    assert isinstance(end, Finished)
+    first_token_ms = 1000.0 if num_delivered else 4000.0
+    assert (end.timings.first_token_ms, end.timings.decode_ms) == (first_token_ms, 5000.0 - first_token_ms)
+    before = (end.timings.queue_ms, end.timings.load_ms, end.timings.render_ms, end.timings.cache_ms)
+    assert (*before, end.timings.prefill_ms) == ((0.0,) * 5 if num_delivered else (500.0, 400.0, 1.0, 2.0, 3000.0))
+
+
+def test_a_cancel_between_two_workers_tells_of_the_first() -> None:
+    ledger, keeper = Ledger(), Keeper()
+    live = ledger.add(request(""), keeper, 0.0)
+    ledger.mark_sent(live)
+    ledger.on_steps(Steps(0.0, (StepItem("r1", (Started(7, 3),), (1, 2)),)))
+    ledger.on_death("SIGSEGV", Fate.CRASHED)
+    ledger.cancel("r1", 0.0)
+    handed_over = Timings(handovers=(Handover("local", "local", 2, Fate.CRASHED),))
+    assert keeper.ends == [Finished(FinishReason.CANCELLED, Usage(7, 3, 2), handed_over)]
 
 
 def test_of_those_a_worker_died_under_the_most_urgent_goes_first() -> None:
