@@ -14,19 +14,56 @@ from edgeagent.types import Embed, GenerateRequest, ModelStatus, Step, TextAnswe
 
 logger = logging.getLogger(__name__)
 
+
+class Roll:
+    """Who is there, for those who wait until nobody is."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def names(self) -> list[str]:
+        """Return who is there now."""
+        return list(self._names)
+
+    def add(self, name: str) -> None:
+        """Somebody comes."""
+        self._names.add(name)
+        self._empty.clear()
+
+    def discard(self, name: str) -> None:
+        """Somebody leaves; one who is not there is ignored."""
+        self._names.discard(name)
+        if not self._names:
+            self._empty.set()
+
+    async def wait_empty(self, timeout_s: float) -> None:
+        """Wait until nobody is there, at most `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+
+
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Told of each generation's end: what was asked, what was measured, how it ended."""
 
 
 class LiveRequests:
-    """A Service that knows which of its requests are running, and takes no more once it drains."""
+    """A Service that knows which of its requests are running, and takes no more once it drains.
+
+    `undelivered` are requests whose terminal event was made and is not written yet: it may wait for what it tells of to
+    be stored, and for a client that reads slowly.
+    """
 
     def __init__(self, service: Service, trace: Trace | None = None) -> None:
         self._service = service
         self._trace = trace
-        self._live: set[str] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._live = Roll()
+        self.undelivered = Roll()
         self._is_draining = False
         self._num_total = 0
 
@@ -48,7 +85,7 @@ class LiveRequests:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; raise BackendUnavailable while draining."""
         self._refuse_if_draining()
-        self._begin(request.id)
+        self._live.add(request.id)
         self._num_total += 1
         meter, code = Meter(self._label(request.model)), ABANDONED
         try:
@@ -63,7 +100,7 @@ class LiveRequests:
             code = InternalError.code
             raise
         finally:
-            self._end(request.id)
+            self._live.discard(request.id)
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
@@ -76,11 +113,11 @@ class LiveRequests:
         self._refuse_if_draining()
         self._num_total += 1
         request_id = f"embed-{self._num_total}"
-        self._begin(request_id)
+        self._live.add(request_id)
         try:
             return await self._service.ask(model, query)
         finally:
-            self._end(request_id)
+            self._live.discard(request_id)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
@@ -104,28 +141,16 @@ class LiveRequests:
 
     def cancel_all(self) -> None:
         """Cancel every live request politely: each still ends in its one terminal event."""
-        for request_id in list(self._live):
+        for request_id in self._live.names():
             self._service.cancel(request_id)
 
-    async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing runs, at most `timeout_s`; return whether that came about."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        return not self._live
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Wait until nothing runs, at most `timeout_s`."""
+        await self._live.wait_empty(timeout_s)
 
     def _refuse_if_draining(self) -> None:
         if self._is_draining:
             raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
-
-    def _begin(self, request_id: str) -> None:
-        self._live.add(request_id)
-        self._idle.clear()
-
-    def _end(self, request_id: str) -> None:
-        self._live.discard(request_id)
-        if not self._live:
-            self._idle.set()
 
     def _label(self, model: str) -> str:
         """Return the name under which a model is measured: a served one, never a client's own word."""

@@ -31,7 +31,7 @@ async def pull(request: Request) -> Response:
     fields = await read_json_object(request)
     stream = fields.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequest("stream: true or false", param="stream")
+        raise InvalidRequest(f"stream must be true or false, not {stream!r:.80}", param="stream")
     lines = _lines(context, asked_model(fields))
     if stream is not False:
         return LineStream(guarded(_encoded(lines), "pull"))

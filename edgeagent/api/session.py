@@ -177,7 +177,8 @@ class Session:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
         if is_full and lane.is_busy:
             # It keeps its place, so that its error is read as its own; only its body is dropped.
-            error = Overloaded(f"more than {MAX_WAITING} requests wait on this connection; wait for answers")
+            most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
+            error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
             waiting = Waiting(Refused(error))
         if len(lane.waiting) >= MAX_REFUSALS:
             self._actions.append(Close(actions.TOO_MANY, "too many requests are waiting"))
@@ -379,7 +380,8 @@ class Session:
     def _refuse_unknown(self, kind: object) -> None:
         # While a response is under way, an error would be read as its end.
         if not self._lanes.default.is_busy:
-            shown = f"'{kind[:64]}'" if isinstance(kind, str) else "no type"
+            other = "no type" if kind is None else "a type that is no string"
+            shown = f"'{kind[:64]}'" if isinstance(kind, str) else other
             message = f"unknown event type: got {shown}; send response.create, response.cancel or response.steer"
             self._send_error(InvalidRequest(message, param="type"), None)
 

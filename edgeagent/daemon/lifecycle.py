@@ -23,6 +23,7 @@ from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_runtime
+from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
         with held(config.state_dir), listening(config.server) as listeners:
             ensure_token(config.state_dir)
             keys = KeyRing(config.state_dir)
+            ask_for_short_turns()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(_run(config, listeners, keys, reporter, build))
     except StartError as error:

@@ -92,7 +92,8 @@ class ConsoleReporter:
 
 def _described(info: ModelInfo) -> str:
     """Return a model in llama.cpp's words, which has sizes for known models alone."""
-    return info.description.replace("?B", f"{info.num_params / 1e6:.1f}M")
+    millions = info.num_params / 1e6
+    return info.description.replace("?B", f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.1f}B")
 
 
 def _write(stream: Output, line: str) -> None:

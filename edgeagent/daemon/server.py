@@ -31,7 +31,6 @@ PING_S = 20.0
 CANCEL_GRACE_S = 2.0
 # The same where a second signal asked for haste: a cancel takes milliseconds, unless the worker hangs.
 FORCED_CANCEL_GRACE_S = 0.25
-FLUSH_S = 0.1
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
 # How long uvicorn sleeps between its ticks.
@@ -100,15 +99,17 @@ class Drain:
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
         self._reporter.stopping(live.num_live)
-        if not live.num_live:
-            return
         deadline = clock() + self._limit_s
         while live.num_live and clock() < deadline and not self._stop.is_forced:
             await live.wait_idle(min(POLL_S, deadline - clock()))
         if live.num_live:
             live.cancel_all()
-            await live.wait_idle(FORCED_CANCEL_GRACE_S if self._stop.is_forced else CANCEL_GRACE_S)
-        await asyncio.sleep(FLUSH_S)
+            await live.wait_idle(self._grace_s)
+        await live.undelivered.wait_empty(self._grace_s)
+
+    @property
+    def _grace_s(self) -> float:
+        return FORCED_CANCEL_GRACE_S if self._stop.is_forced else CANCEL_GRACE_S
 
 
 class Server(uvicorn.Server):

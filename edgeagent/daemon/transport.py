@@ -69,7 +69,25 @@ class _StallGuard:
         self._transport.abort()
 
 
-class GuardedHttp(HttpToolsProtocol):
+class _Guarded(asyncio.Protocol):
+    """What both protocols do with their guard `_stall`, which they make."""
+
+    _stall: _StallGuard
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stall.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        self._stall.stop()
+        super().resume_writing()
+
+
+class GuardedHttp(_Guarded, HttpToolsProtocol):
     """One HTTP connection."""
 
     def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
@@ -88,16 +106,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head_timer()
-        self._stall.stop()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall.start()
-
-    def resume_writing(self) -> None:
-        self._stall.stop()
-        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_head:
@@ -188,25 +197,13 @@ class GuardedHttp(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
 
 
-class GuardedWebSocket(WebSocketsSansIOProtocol):
+class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # not a check: uvloop's have the methods but not the class
         super().connection_made(stream)
         self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stall.stop()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall.start()
-
-    def resume_writing(self) -> None:
-        self._stall.stop()
-        super().resume_writing()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send; a client that the protocol has closed by itself, for pings without an answer, say, has left."""

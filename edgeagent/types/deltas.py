@@ -53,6 +53,7 @@ class Timings(Struct, frozen=True):
     queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
     cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
     decode: first → last token; delivery: mean from leaving the engine to having been written to the client.
+    Of an answer that was handed over behind its first token, the stages before that token are 0: their worker died.
     """
 
     queue_ms: float = 0.0
@@ -119,12 +120,11 @@ class ToolCallDelta(Struct, frozen=True, tag="args"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The end, exactly once. `stop_string` is the client's stop string that ended it, if one did."""
+    """The end, exactly once."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
-    stop_string: str | None = None
 
 
 Delta = Started | PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Finished

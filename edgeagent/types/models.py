@@ -47,7 +47,6 @@ class ModelInfo(Struct, frozen=True):
     context_length_trained: int
     max_sequences: int
     memory_kind: MemoryKind
-    has_chat_template: bool
     supports_tools: bool
     supports_reasoning: bool
     sampling: SamplingParams

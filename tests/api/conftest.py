@@ -8,21 +8,24 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from edgeagent.backends.fake import FakeBackend, echo
+from edgeagent.backends.fake import echo
+from tests.api.services import Answering
 from tests.daemon.running import Running, running
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def daemon() -> AsyncIterator[Running]:
-    async with running(FakeBackend()) as daemon:
+    async with running(Answering()) as daemon:
         yield daemon
 
 
 @pytest.fixture
-def backend(daemon: Running) -> Iterator[FakeBackend]:
+def backend(daemon: Running) -> Iterator[Answering]:
     """The daemon's backend, as if it were new."""
     backend = daemon.service
-    assert isinstance(backend, FakeBackend)
+    assert isinstance(backend, Answering)
+    backend.reset()
+    backend.queries.clear()
     backend.requests.clear()
     backend.closed.clear()
     yield backend

@@ -20,7 +20,8 @@ from edgeagent.api.app import create_app
 from edgeagent.api.response_store import ResponseStore, stored_limits
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config
-from edgeagent.credentials import Keys, OwnerKey
+from edgeagent.credentials import Keys
+from tests.owner_key import OwnerKey
 
 # Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
 SMALL_BUFFER_BYTES = 32 << 10

@@ -7,13 +7,13 @@ import os
 
 from edgeagent.backends.fake import FakeBackend, Gate, finished
 from edgeagent.types import TextDelta, WorkerState, WorkerStatus
-from tests.api.test_models import INFO, Loading
+from tests.api.services import INFO, OneModel
 from tests.daemon.running import TOKEN, running
 
 
 async def test_status() -> None:
     worker = WorkerStatus(num_running=2, num_waiting=1, num_cells_used=10, num_cells=100, tokens_per_second=12.5)
-    async with running(Loading(WorkerState.READY, info=INFO, worker=worker)) as daemon:
+    async with running(OneModel(WorkerState.READY, info=INFO, worker=worker)) as daemon:
         status = (await daemon.http.get(f"{daemon.url}/edgeagent/status")).json()
     assert status["pid"] == os.getpid()
     assert status["uptime_s"] >= 0
@@ -37,7 +37,7 @@ async def test_status() -> None:
 
 
 async def test_status_without_a_loaded_model() -> None:
-    async with running(Loading(WorkerState.STARTING)) as daemon:
+    async with running(OneModel(WorkerState.STARTING)) as daemon:
         [model] = (await daemon.http.get(f"{daemon.url}/edgeagent/status")).json()["models"]
     assert (model["state"], model["info"], model["worker"]) == ("starting", None, None)
 

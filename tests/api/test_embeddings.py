@@ -5,65 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 from ollama import AsyncClient
 from openai import AsyncOpenAI
 
 from edgeagent.api import schemas_embeddings
 from edgeagent.api.live import LiveRequests
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.errors import Overloaded
-from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TextQuery, TokenPrompt
+from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TokenPrompt
+from tests.api.services import Answering
 from tests.daemon.running import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class Backend(FakeBackend):
-    """A backend whose answer, refusal or silence is set by the test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer: TextAnswer | Exception | None = None
-        self.asked, self.gate = asyncio.Event(), asyncio.Event()
-        self.num_cancelled = 0
-        self.reset()
-
-    def reset(self) -> None:
-        self.answer, self.num_cancelled = None, 0
-        self.asked.clear()
-        self.gate.set()
-        self.queries.clear()
-
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        self.asked.set()
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.num_cancelled += 1
-            raise
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer or await super().ask(model, query)
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def daemon() -> AsyncIterator[Running]:
-    async with running(Backend()) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def backend(daemon: Running) -> Backend:
-    backend = daemon.service
-    assert isinstance(backend, Backend)
-    backend.reset()
-    return backend
 
 
 def live_of(daemon: Running) -> LiveRequests:
@@ -76,7 +32,7 @@ async def post(daemon: Running, path: str, **fields: Any) -> httpx.Response:
 
 
 class TestOpenAI:
-    async def test_the_clients_default_and_plain_numbers(self, client: AsyncOpenAI, backend: Backend) -> None:
+    async def test_the_clients_default_and_plain_numbers(self, client: AsyncOpenAI, backend: Answering) -> None:
         for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
             answer = await client.embeddings.create(model="fake", input=["ab", "c"], **options)  # type: ignore[call-overload]
             assert [entry.index for entry in answer.data] == [0, 1]
@@ -90,7 +46,7 @@ class TestOpenAI:
             assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (3, 3)
             assert (answer.object, answer.model) == ("list", "fake")
 
-    async def test_numbers_unless_base64_is_asked_for(self, daemon: Running, backend: Backend) -> None:
+    async def test_numbers_unless_base64_is_asked_for(self, daemon: Running, backend: Answering) -> None:
         reply = await post(daemon, "/v1/embeddings", input="abc")
         assert reply.headers["content-type"] == "application/json"
         assert reply.json() == {
@@ -109,7 +65,9 @@ class TestOpenAI:
             ([[5], [6, 7]], [TokenPrompt((5,)), TokenPrompt((6, 7))]),
         ],
     )
-    async def test_every_form_of_input(self, daemon: Running, backend: Backend, given: Any, prompts: list[Any]) -> None:
+    async def test_every_form_of_input(
+        self, daemon: Running, backend: Answering, given: Any, prompts: list[Any]
+    ) -> None:
         assert (await post(daemon, "/v1/embeddings", input=given, dimensions=2)).status_code == 200
         assert backend.queries == [Embed(tuple(prompts), dimensions=2)]
 
@@ -132,7 +90,7 @@ class TestOpenAI:
         ],
     )
     async def test_what_is_wrong_is_named(
-        self, daemon: Running, backend: Backend, fields: dict[str, Any], message: str, param: str
+        self, daemon: Running, backend: Answering, fields: dict[str, Any], message: str, param: str
     ) -> None:
         reply = await post(daemon, "/v1/embeddings", **fields)
         error = reply.json()["error"]
@@ -142,18 +100,18 @@ class TestOpenAI:
         assert backend.queries == []
 
     async def test_all_texts_together_are_bounded(
-        self, daemon: Running, backend: Backend, monkeypatch: pytest.MonkeyPatch
+        self, daemon: Running, backend: Answering, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(schemas_embeddings, "MAX_CHARS", 8)
         assert (await post(daemon, "/v1/embeddings", input=["abcd", "efgh"])).status_code == 200
         reply = await post(daemon, "/v1/embeddings", input=["abcd", "efghi"])
         assert (reply.status_code, "9 characters; at most 8" in reply.text) == (400, True)
 
-    async def test_an_unknown_model(self, daemon: Running, backend: Backend) -> None:
+    async def test_an_unknown_model(self, daemon: Running, backend: Answering) -> None:
         reply = await post(daemon, "/v1/embeddings", input="a", model="nope")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
-    async def test_a_full_queue(self, daemon: Running, backend: Backend) -> None:
+    async def test_a_full_queue(self, daemon: Running, backend: Answering) -> None:
         backend.answer = Overloaded("16 requests for embeddings are waiting", retry_after_s=2.0)
         reply = await post(daemon, "/v1/embeddings", input="a")
         assert (reply.status_code, reply.headers["retry-after"]) == (429, "2")
@@ -162,33 +120,32 @@ class TestOpenAI:
 
     @pytest.mark.parametrize("vectors", [(), (b"\0" * 4, b"\0" * 8), (b"\0" * 3, b"\0" * 3)])
     async def test_what_a_worker_may_not_answer(
-        self, daemon: Running, backend: Backend, vectors: tuple[bytes, ...]
+        self, daemon: Running, backend: Answering, vectors: tuple[bytes, ...]
     ) -> None:
         backend.answer = TextAnswer(embeddings=tuple(Embedding(vector, 1) for vector in vectors))
         assert (await post(daemon, "/v1/embeddings", input=["a", "b"])).status_code == 500
 
-    async def test_numbers_that_are_none(self, daemon: Running, backend: Backend) -> None:
+    async def test_numbers_that_are_none(self, daemon: Running, backend: Answering) -> None:
         backend.answer = TextAnswer(embeddings=(Embedding(struct.pack("<2f", float("nan"), 1.0), 1),))
         reply = await post(daemon, "/v1/embeddings", input="a")
         assert reply.json()["data"][0]["embedding"] == [None, 1.0]
 
     @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
-    async def test_the_clients_leaving_cancels(self, daemon: Running, backend: Backend, path: str) -> None:
+    async def test_the_clients_leaving_cancels(self, daemon: Running, backend: Answering, path: str) -> None:
         backend.gate.clear()
         leaving = asyncio.create_task(post(daemon, path, input="a", model="fake"))
         await backend.asked.wait()
         leaving.cancel()
-        while not backend.num_cancelled:  # noqa: ASYNC110 a socket's end is noticed when it is
-            await asyncio.sleep(0.002)
+        await backend.left.wait()
 
-    async def test_requests_are_counted_by_route(self, daemon: Running, backend: Backend) -> None:
+    async def test_requests_are_counted_by_route(self, daemon: Running, backend: Answering) -> None:
         await post(daemon, "/v1/embeddings", input="a")
         text = (await daemon.http.get(f"{daemon.url}/metrics")).text
         assert 'route="/v1/embeddings"' in text
 
 
 class TestOllama:
-    async def test_embed(self, daemon: Running, backend: Backend) -> None:
+    async def test_embed(self, daemon: Running, backend: Answering) -> None:
         client = AsyncClient(host=daemon.url)
         one = await client.embed("fake", "abc")
         assert (one.model, one.embeddings, one.prompt_eval_count) == ("fake", [[3.0, 0.25, -1.5, 0.0]], 3)
@@ -202,14 +159,14 @@ class TestOllama:
         ]
         await client._client.aclose()
 
-    async def test_the_older_form(self, daemon: Running, backend: Backend) -> None:
+    async def test_the_older_form(self, daemon: Running, backend: Answering) -> None:
         client = AsyncClient(host=daemon.url)
         answer = await client.embeddings("fake", "abc")
         assert list(answer.embedding) == [3.0, 0.25, -1.5, 0.0]
         assert backend.queries == [Embed((TextPrompt("abc"),), truncate=True)]
         await client._client.aclose()
 
-    async def test_dimensions_of_zero_are_all(self, daemon: Running, backend: Backend) -> None:
+    async def test_dimensions_of_zero_are_all(self, daemon: Running, backend: Answering) -> None:
         reply = await post(daemon, "/api/embed", model="fake", input="a", dimensions=0)
         assert len(reply.json()["embeddings"][0]) == 4
 
@@ -226,20 +183,20 @@ class TestOllama:
         ],
     )
     async def test_what_is_wrong_is_named(
-        self, daemon: Running, backend: Backend, path: str, fields: dict[str, Any], message: str
+        self, daemon: Running, backend: Answering, path: str, fields: dict[str, Any], message: str
     ) -> None:
         reply = await post(daemon, f"/api/{path}", model="fake", **fields)
         assert reply.status_code == 400
         assert message in reply.json()["error"]
 
-    async def test_an_unknown_model(self, daemon: Running, backend: Backend) -> None:
+    async def test_an_unknown_model(self, daemon: Running, backend: Answering) -> None:
         for path, fields in (("embed", {"input": "a"}), ("embeddings", {"prompt": "a"})):
             reply = await post(daemon, f"/api/{path}", model="nope", **fields)
             assert (reply.status_code, "model 'nope' not found" in reply.json()["error"]) == (404, True)
 
 
 async def test_a_drain_waits_for_what_runs_and_refuses_what_comes() -> None:
-    backend = Backend()
+    backend = Answering()
     backend.gate.clear()
     async with running(backend) as daemon:
         live = live_of(daemon)
@@ -252,4 +209,5 @@ async def test_a_drain_waits_for_what_runs_and_refuses_what_comes() -> None:
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
         backend.gate.set()
         assert (await first).json()["usage"]["prompt_tokens"] == 2
-        assert await live.wait_idle(5.0)
+        await live.wait_idle(5.0)
+        assert live.num_live == 0

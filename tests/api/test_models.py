@@ -10,54 +10,9 @@ from openai import AsyncOpenAI, NotFoundError
 from edgeagent.api import probe
 from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
-from edgeagent.types import (
-    CachePolicy,
-    DeviceInfo,
-    GenerateRequest,
-    MemoryKind,
-    ModelInfo,
-    ModelStatus,
-    SamplingParams,
-    TextDelta,
-    TextPrompt,
-    WorkerState,
-    WorkerStatus,
-)
+from edgeagent.types import CachePolicy, GenerateRequest, SamplingParams, TextDelta, TextPrompt, WorkerState
+from tests.api.services import INFO, OneModel
 from tests.daemon.running import running
-
-INFO = ModelInfo(
-    name="org/repo:Q4_K_M",
-    path="/models/x.gguf",
-    architecture="llama",
-    description="llama 5M",
-    size_bytes=1,
-    num_params=2,
-    num_vocab=3,
-    context_length=4096,
-    context_length_trained=8192,
-    max_sequences=8,
-    memory_kind=MemoryKind.FULL_ATTENTION,
-    has_chat_template=True,
-    supports_tools=True,
-    supports_reasoning=False,
-    sampling=SamplingParams(),
-    devices=(DeviceInfo("CPU", "a processor", "cpu", 10, 5),),
-    llama_cpp_commit="abc1234",
-    load_ms=1234.56,
-)
-
-
-class Loading(FakeBackend):
-    """A backend whose one model is in a given state."""
-
-    def __init__(
-        self, state: WorkerState, *, info: ModelInfo | None = None, worker: WorkerStatus | None = None
-    ) -> None:
-        super().__init__(models=("org/repo:Q4_K_M",))
-        self.status = ModelStatus("org/repo:Q4_K_M", state, 0.5, info, worker, 4711, 2, "signal 9")
-
-    def models(self) -> list[ModelStatus]:
-        return [self.status]
 
 
 async def test_the_list_of_models() -> None:
@@ -77,7 +32,7 @@ async def test_the_list_of_models() -> None:
 
 
 async def test_what_a_loaded_model_says() -> None:
-    async with running(Loading(WorkerState.READY, info=INFO)) as daemon:
+    async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
         [model] = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
         assert model["edgeagent"] == {"state": "ready", "context_length": 4096, "supports_tools": True}
 
@@ -91,7 +46,7 @@ async def test_what_a_loaded_model_says() -> None:
     ],
 )
 async def test_health_before_a_model_is_ready(state: WorkerState, message: str) -> None:
-    async with running(Loading(state)) as daemon:
+    async with running(OneModel(state)) as daemon:
         reply = await daemon.http.get(f"{daemon.url}/health")
         assert reply.status_code == 503
         assert reply.json() == {"error": {"code": 503, "message": message, "type": "unavailable_error"}}
@@ -174,7 +129,7 @@ async def test_a_stranger_who_leaves_does_not_end_the_probe() -> None:
 
 
 async def test_versions() -> None:
-    async with running(Loading(WorkerState.READY, info=INFO)) as daemon:
+    async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
         body = (await daemon.http.get(f"{daemon.url}/version")).json()
     assert set(body) == {"version", "llama_cpp_commit", "llama_cpp_python", "python"}
     assert body["llama_cpp_commit"] == "abc1234"
@@ -182,10 +137,10 @@ async def test_versions() -> None:
 
 
 async def test_probes_may_ask_for_the_head_alone() -> None:
-    async with running(Loading(WorkerState.READY, info=INFO)) as daemon:
+    async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
         for path in ("/health", "/ready"):
             reply = await daemon.http.head(f"{daemon.url}{path}")
             assert reply.status_code == 200
             assert reply.content == b""
-    async with running(Loading(WorkerState.STARTING)) as daemon:
+    async with running(OneModel(WorkerState.STARTING)) as daemon:
         assert (await daemon.http.head(f"{daemon.url}/health")).status_code == 503

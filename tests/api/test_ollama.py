@@ -43,8 +43,9 @@ from edgeagent.types import (
     ToolCallDelta,
     ToolCallStarted,
     WorkerState,
+    replace,
 )
-from tests.api.test_models import INFO
+from tests.api.services import INFO, Answering
 from tests.daemon.running import TOKEN, Running, exchange, running
 from tests.hub_server import HubServer, hub_server, sha256
 from tests.store.gguf_bytes import small_model
@@ -63,7 +64,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def daemon(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     folder = tmp_path_factory.mktemp("ollama")
     config = Config(model="fake", state_dir=folder, store=StoreConfig(models_dir=folder / "models"))
-    async with running(FakeBackend(models=("fake", "org/repo:Q4_K_M")), config) as daemon:
+    async with running(Answering(models=("fake", "org/repo:Q4_K_M")), config) as daemon:
         yield daemon
 
 
@@ -503,12 +504,8 @@ class Loaded(FakeBackend):
     def models(self) -> list[ModelStatus]:
         path = str(builtin_model().path)
         sampling = SamplingParams(temperature=0.8, top_k=40)
-        info = replace_info(path=path, sampling=sampling)
+        info = replace(INFO, path=path, sampling=sampling)
         return [ModelStatus("mine", WorkerState.READY, info=info), ModelStatus("other", WorkerState.STARTING)]
-
-
-def replace_info(**changes: Any) -> Any:
-    return type(INFO)(**({name: getattr(INFO, name) for name in INFO.__struct_fields__} | changes))
 
 
 class TestModels:

@@ -180,7 +180,15 @@ def test_a_failure_after_created_is_a_failed_response_and_no_envelope() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not valid JSON"), ("[]", "object"), ('"hi"', "object"), ("[" * 99 + "]" * 99, "nested"), ("{}", "no type")],
+    [
+        ("{", "not valid JSON"),
+        ("[]", "object"),
+        ('"hi"', "object"),
+        ("[" * 99 + "]" * 99, "nested"),
+        ("{}", "got no type;"),
+        ('{"type":5}', "got a type that is no string;"),
+        ('{"type":"x"}', "got 'x'; send response.create"),
+    ],
 )
 def test_frames_that_are_none(text: str, words: str) -> None:
     client = Client()

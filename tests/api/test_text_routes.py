@@ -2,75 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from edgeagent.api import text_routes
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.errors import Overloaded
 from edgeagent.types import (
     Detokenize,
-    MemoryKind,
-    ModelInfo,
-    ModelStatus,
     RenderPrompt,
     SamplingParams,
     TextAnswer,
-    TextQuery,
     Tokenize,
     WorkerState,
     WorkerStatus,
+    replace,
 )
+from tests.api.services import INFO, Answering, OneModel
 from tests.daemon.running import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class Backend(FakeBackend):
-    """A backend whose answer, refusal or silence is set by the test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer: TextAnswer | Exception | None = None
-        self.is_silent = False
-        self.num_cancelled = 0
-
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        if self.is_silent:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.num_cancelled += 1
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer or await super().ask(model, query)
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def daemon() -> AsyncIterator[Running]:
-    async with running(Backend()) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def backend(daemon: Running) -> Backend:
-    backend = daemon.service
-    assert isinstance(backend, Backend)
-    backend.answer, backend.is_silent, backend.num_cancelled = None, False, 0
-    backend.queries.clear()
-    return backend
 
 
 async def post(daemon: Running, path: str, fields: Any) -> httpx.Response:
     return await daemon.http.post(f"{daemon.url}{path}", json=fields)
 
 
-async def test_tokenize(daemon: Running, backend: Backend) -> None:
+async def test_tokenize(daemon: Running, backend: Answering) -> None:
     assert (await post(daemon, "/tokenize", {"content": "ab"})).json() == {"tokens": [97, 98]}
     fields = {"content": "ab", "add_special": True, "parse_special": False, "model": "fake"}
     assert (await post(daemon, "/tokenize", fields)).json() == {"tokens": [94, 97, 98]}
@@ -82,7 +41,7 @@ async def test_tokenize(daemon: Running, backend: Backend) -> None:
     ]
 
 
-async def test_tokenize_with_pieces_gives_bytes_where_there_is_no_text(daemon: Running, backend: Backend) -> None:
+async def test_tokenize_with_pieces_gives_bytes_where_there_is_no_text(daemon: Running, backend: Answering) -> None:
     backend.answer = TextAnswer(tokens=(1, 2, 3), pieces=(b" a", b"\xc3", b"\xa9"))
     reply = await post(daemon, "/tokenize", {"content": " aé", "with_pieces": True})
     assert reply.json() == {
@@ -90,13 +49,13 @@ async def test_tokenize_with_pieces_gives_bytes_where_there_is_no_text(daemon: R
     }
 
 
-async def test_detokenize(daemon: Running, backend: Backend) -> None:
+async def test_detokenize(daemon: Running, backend: Answering) -> None:
     assert (await post(daemon, "/detokenize", {"tokens": [97, 98]})).json() == {"content": "ab"}
     assert (await post(daemon, "/detokenize", {"tokens": []})).json() == {"content": ""}
     assert backend.queries == [Detokenize((97, 98)), Detokenize(())]
 
 
-async def test_apply_template(daemon: Running, backend: Backend) -> None:
+async def test_apply_template(daemon: Running, backend: Answering) -> None:
     fields = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"enable_thinking": False}}
     assert (await post(daemon, "/apply-template", fields)).json() == {"prompt": "<user>Hi"}
     (query,) = backend.queries
@@ -120,75 +79,44 @@ async def test_apply_template(daemon: Running, backend: Backend) -> None:
         ("/apply-template", {"messages": [{"role": "nobody"}]}, "messages[0].role"),
     ],
 )
-async def test_bad_fields_are_named(daemon: Running, backend: Backend, path: str, fields: Any, param: str) -> None:
+async def test_bad_fields_are_named(daemon: Running, backend: Answering, path: str, fields: Any, param: str) -> None:
     reply = await post(daemon, path, fields)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert not backend.queries
 
 
-async def test_an_unknown_model_is_not_found(daemon: Running, backend: Backend) -> None:
+async def test_an_unknown_model_is_not_found(daemon: Running, backend: Answering) -> None:
     reply = await post(daemon, "/tokenize", {"content": "a", "model": "other"})
     assert reply.status_code == 404
 
 
-async def test_a_refusal_keeps_its_status(daemon: Running, backend: Backend) -> None:
+async def test_a_refusal_keeps_its_status(daemon: Running, backend: Answering) -> None:
     backend.answer = Overloaded("full", retry_after_s=2)
     reply = await post(daemon, "/tokenize", {"content": "a"})
     assert reply.status_code == 429
     assert reply.headers["retry-after"] == "2"
 
 
-async def test_waiting_has_an_end(daemon: Running, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_has_an_end(daemon: Running, backend: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_routes, "TIMEOUT_S", 0.01)
-    backend.is_silent = True
+    backend.gate.clear()
     reply = await post(daemon, "/tokenize", {"content": "a"})
     assert reply.status_code == 504
-    assert backend.num_cancelled == 1
+    assert backend.left.is_set()
 
 
-async def test_a_client_that_leaves_ends_the_question(daemon: Running, backend: Backend) -> None:
-    backend.is_silent = True
+async def test_a_client_that_leaves_ends_the_question(daemon: Running, backend: Answering) -> None:
+    backend.gate.clear()
     with pytest.raises(httpx.ReadTimeout):
         await daemon.http.post(f"{daemon.url}/tokenize", json={"content": "a"}, timeout=0.1)
-    while backend.num_cancelled == 0:  # noqa: ASYNC110 the server has no event for it
-        await asyncio.sleep(0.001)
-
-
-class Loaded(FakeBackend):
-    """A backend whose model tells of itself."""
-
-    def __init__(self, info: ModelInfo | None, num_running: int = 0) -> None:
-        super().__init__()
-        self._status = ModelStatus("fake", WorkerState.READY, 1.0, info, WorkerStatus(num_running=num_running))
-
-    def models(self) -> list[ModelStatus]:
-        return [self._status]
-
-
-INFO = ModelInfo(
-    name="fake",
-    path="/models/x.gguf",
-    architecture="llama",
-    description="llama 5M",
-    size_bytes=1,
-    num_params=2,
-    num_vocab=3,
-    context_length=4096,
-    context_length_trained=8192,
-    max_sequences=8,
-    memory_kind=MemoryKind.FULL_ATTENTION,
-    has_chat_template=True,
-    supports_tools=True,
-    supports_reasoning=False,
-    sampling=SamplingParams(temperature=0.7),
-    chat_template="{{ messages }}",
-    supports_infill=True,
-)
+    await backend.left.wait()
 
 
 async def test_props_and_slots_tell_of_the_model_and_of_nobody() -> None:
-    async with running(Loaded(INFO, num_running=2)) as daemon:
+    sampling = SamplingParams(temperature=0.7)
+    info = replace(INFO, sampling=sampling, chat_template="{{ messages }}", supports_infill=True)
+    async with running(OneModel(WorkerState.READY, info=info, worker=WorkerStatus(num_running=2))) as daemon:
         props = (await daemon.http.get(f"{daemon.url}/props")).json()
         assert props["chat_template"] == "{{ messages }}"
         assert props["default_generation_settings"]["n_ctx"] == 4096
@@ -203,7 +131,7 @@ async def test_props_and_slots_tell_of_the_model_and_of_nobody() -> None:
 
 
 async def test_props_wait_for_the_model() -> None:
-    async with running(Loaded(None)) as daemon:
+    async with running(OneModel(WorkerState.READY)) as daemon:
         for path in ("/props", "/slots"):
             reply = await daemon.http.get(f"{daemon.url}{path}")
             assert reply.status_code == 503

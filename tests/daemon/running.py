@@ -15,12 +15,13 @@ import httpx
 from edgeagent.api.live import Trace
 from edgeagent.api.service import Service
 from edgeagent.config import Config
-from edgeagent.credentials import Keys, OwnerKey
+from edgeagent.credentials import Keys
 from edgeagent.daemon.lifecycle import Stop
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus
+from tests.owner_key import OwnerKey
 
 TOKEN = "x" * 43
 

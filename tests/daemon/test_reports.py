@@ -10,7 +10,7 @@ import pytest
 from edgeagent.daemon.reporter import ConsoleReporter
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus, WorkerState, replace
-from tests.api.test_models import INFO
+from tests.api.services import INFO
 
 RUNTIME = Runtime(1, 2.0, 8127, "http://127.0.0.1:8127", "0.1.0", token="hidden")
 
@@ -45,10 +45,13 @@ def test_the_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:
     assert "hidden" not in out.getvalue() + err.getvalue()
 
 
-def test_a_model_whose_size_llama_cpp_has_no_name_for(streams: tuple[io.StringIO, io.StringIO]) -> None:
-    info = replace(INFO, description="llama ?B Q8_0", num_params=4_987_136)
+@pytest.mark.parametrize(("num_params", "size"), [(4_987_136, "5.0M"), (12_345_678_901, "12.3B")])
+def test_a_model_whose_size_llama_cpp_has_no_name_for(
+    streams: tuple[io.StringIO, io.StringIO], num_params: int, size: str
+) -> None:
+    info = replace(INFO, description="llama ?B Q8_0", num_params=num_params)
     ConsoleReporter(*streams).ready(ModelStatus("m", WorkerState.READY, 1.0, info))
-    assert streams[0].getvalue() == "m ready in 1.2 s: llama 5.0M Q8_0, context 4096\n"
+    assert streams[0].getvalue() == f"m ready in 1.2 s: llama {size} Q8_0, context 4096\n"
 
 
 def test_progress_takes_few_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:

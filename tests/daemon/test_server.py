@@ -9,6 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from edgeagent.api.response_store import ResponseStore
 from edgeagent.backends.fake import FakeBackend, Gate, finished
 from edgeagent.config import Config, ServerConfig
 from edgeagent.types import Started, TextDelta
@@ -82,6 +83,30 @@ async def test_what_does_not_finish_in_time_is_cancelled() -> None:
         await daemon.serving
     assert len(backend.cancelled) == 3
     assert backend.closed == []
+
+
+async def test_a_terminal_event_that_waits_for_the_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, is_asked = Gate(), asyncio.Event()
+    stored = asyncio.get_running_loop().create_future()
+
+    def add(*_: object) -> asyncio.Future[None]:
+        is_asked.set()
+        return stored
+
+    monkeypatch.setattr(ResponseStore, "add", add)
+    async with running(gated(gate)) as daemon:
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+            await socket.send(json.dumps({"type": "response.create", "input": "hi"}))
+            await gate.reached.wait()
+            daemon.stop.request()
+            await draining(daemon)
+            gate.opened.set()
+            await is_asked.wait()
+            await asyncio.sleep(0.3)  # a server that owes nothing closes its connections sooner
+            stored.set_result(None)
+            events = [json.loads(event) async for event in _until_closed(socket)]
+            assert events[-1]["type"] == "response.completed"
+        await daemon.serving
 
 
 async def test_nothing_new_is_taken_while_draining() -> None:

@@ -1,0 +1,79 @@
+"""Backends that stand for the whole service behind the API, and the model they tell of."""
+
+from __future__ import annotations
+
+import asyncio
+
+from edgeagent.backends.fake import FakeBackend
+from edgeagent.types import (
+    DeviceInfo,
+    MemoryKind,
+    ModelInfo,
+    ModelStatus,
+    SamplingParams,
+    TextAnswer,
+    TextQuery,
+    WorkerState,
+    WorkerStatus,
+)
+
+INFO = ModelInfo(
+    name="org/repo:Q4_K_M",
+    path="/models/x.gguf",
+    architecture="llama",
+    description="llama 5M",
+    size_bytes=1,
+    num_params=2,
+    num_vocab=3,
+    context_length=4096,
+    context_length_trained=8192,
+    max_sequences=8,
+    memory_kind=MemoryKind.FULL_ATTENTION,
+    supports_tools=True,
+    supports_reasoning=False,
+    sampling=SamplingParams(),
+    devices=(DeviceInfo("CPU", "a processor", "cpu", 10, 5),),
+    llama_cpp_commit="abc1234",
+    load_ms=1234.56,
+)
+
+
+class OneModel(FakeBackend):
+    """A backend whose one model is in a given state."""
+
+    def __init__(
+        self, state: WorkerState, *, info: ModelInfo | None = None, worker: WorkerStatus | None = None
+    ) -> None:
+        super().__init__(models=(INFO.name,))
+        self.status = ModelStatus(INFO.name, state, 0.5, info, worker, 4711, 2, "signal 9")
+
+    def models(self) -> list[ModelStatus]:
+        return [self.status]
+
+
+class Answering(FakeBackend):
+    """A backend that answers questions with `answer`, raises it, or is silent until `gate` is set."""
+
+    def __init__(self, models: tuple[str, ...] = ("fake",)) -> None:
+        super().__init__(models=models)
+        self.answer: TextAnswer | Exception | None = None  # None: as FakeBackend does
+        self.asked, self.gate, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.gate.set()
+
+    def reset(self) -> None:
+        """Be as if new, but for what is still asked."""
+        self.answer = None
+        self.asked.clear()
+        self.gate.set()
+        self.left.clear()
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        self.asked.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer or await super().ask(model, query)

@@ -1,0 +1,55 @@
+"""Short turns are asked for by a thread, and are its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+import threading
+
+import pytest
+
+from edgeagent.short_turns import ask_for_short_turns
+
+SCHED_GETATTR = {"x86_64": 315, "aarch64": 275, "riscv64": 275}
+
+
+def slice_ns() -> int:
+    """Return this thread's slice as Linux tells it (0 before 6.12)."""
+    room = ctypes.create_string_buffer(48)
+    assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], 0, room, len(room), 0) == 0
+    return int(struct.unpack("=IIQiIQQQ", room.raw)[5])
+
+
+def in_thread(*steps: object) -> list[object]:
+    """Call functions on a thread of their own; return what they gave."""
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.extend(step() for step in steps))  # type: ignore[operator]
+    thread.start()
+    thread.join()
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() not in SCHED_GETATTR, reason="Linux's own call")
+def test_a_thread_asks_for_itself_and_not_for_its_children() -> None:
+    before = slice_ns()
+    nice, taken, own, niceness, child = in_thread(
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        ask_for_short_turns,
+        slice_ns,
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        lambda: in_thread(slice_ns)[0],
+    )
+    assert taken == (nice >= 0)  # type: ignore[operator]
+    assert niceness == nice
+    if before and taken:  # a kernel that has slices of one's own
+        assert own == 100_000
+        assert child == before
+    assert slice_ns() == before
+
+
+def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not ask_for_short_turns()
