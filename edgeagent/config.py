@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import platformdirs
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from edgeagent.errors import ConfigError
+from edgeagent.home import with_home
 
 ENV_PREFIX = "EDGEAGENT_"
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
@@ -41,6 +42,8 @@ def _split_commas(value: object) -> object:
 
 Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
+# Files, variables and `--flag=~/x` come without a shell that would have filled in the home folder.
+UserPath = Annotated[Path, AfterValidator(with_home)]
 
 
 class Section(BaseModel):
@@ -59,11 +62,11 @@ class ServerConfig(Section):
     """Address to listen on. Anything but loopback makes a token mandatory, and needs TLS."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8127
     """TCP port; 0 takes a free one and prints it."""
-    unix: Path | None = None
+    unix: UserPath | None = None
     """Listen on this Unix socket too, for programs of this user alone, which need no token there."""
-    tls_certificate: Path | None = None
+    tls_certificate: UserPath | None = None
     """PEM file with the certificate (and its chain) to serve HTTPS with."""
-    tls_key: Path | None = None
+    tls_key: UserPath | None = None
     """PEM file with the certificate's private key."""
     plaintext: bool = False
     """Let other machines in without TLS: whoever is on the way reads the token and everything else."""
@@ -113,8 +116,8 @@ class EngineConfig(Section):
 
     ctx: Annotated[int, Field(ge=0)] = 0
     """Tokens of KV cache, shared by all requests of a model (0: what the model was trained for, at most 8192)."""
-    parallel: Annotated[int, Field(ge=1, le=64)] = 8
-    """Requests that run at the same time; more wait."""
+    parallel: Annotated[int, Field(ge=1, le=64)] = 4
+    """Requests that run at the same time; more wait. Above 4 attention is computed in the form for many streams."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads (0: a core each, fewer while other programs use them)."""
     batch: Annotated[int, Field(ge=32)] = 512
@@ -126,7 +129,7 @@ class EngineConfig(Section):
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    """Flash attention (auto: not on the CPU, where plain attention is quicker, unless that takes much memory)."""
+    """Flash attention (auto: on the CPU only for `parallel` above 4, or where plain attention takes much memory)."""
     kv_type_k: KvType = "f16"
     """Type of the K cache."""
     kv_type_v: KvType = "f16"
@@ -158,7 +161,7 @@ class CacheConfig(Section):
 
     disk_bytes: Annotated[int, Field(ge=0)] = 8 << 30
     """Disk space for prompts' beginnings, of all models together (0: none is written)."""
-    dir: Path | None = None
+    dir: UserPath | None = None
     """Folder for them, private to the user (default: `cache` in the state folder)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
     """Disk space to leave free; where there is less, the cache gives way."""
@@ -171,7 +174,7 @@ class CacheConfig(Section):
 class StoreConfig(Section):
     """Model files."""
 
-    models_dir: Path | None = None
+    models_dir: UserPath | None = None
     """Folder for downloaded models (default: the shared Hugging Face cache)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     """Disk space a download must leave free."""
@@ -214,7 +217,7 @@ class Config(BaseSettings):
     """The model to serve: a path to a .gguf, org/repo[:QUANT], or builtin."""
     draft: str | None = None
     """A small model that speculates for it (same vocabulary); builtin's own is used with builtin."""
-    state_dir: Path = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
+    state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
     """Folder for the token, the runtime file and caches; private to the user."""
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
@@ -320,7 +323,7 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
 
 def _config_file(file: Path | None) -> tuple[Path, bool]:
     named = file or (Path(value) if (value := os.environ.get(CONFIG_FILE_VARIABLE)) else None)
-    return (named.expanduser(), True) if named else (default_config_file(), False)
+    return (with_home(named), True) if named else (default_config_file(), False)
 
 
 def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, str]]:

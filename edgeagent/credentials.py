@@ -55,17 +55,6 @@ class Keys(Protocol):
         ...
 
 
-class OwnerKey:
-    """One token that opens everything."""
-
-    def __init__(self, token: str) -> None:
-        self._digest = digest(token.encode())
-
-    def find(self, token: bytes) -> Client | None:
-        """Return the owner for the owner's token."""
-        return OWNER if hmac.compare_digest(digest(token), self._digest) else None
-
-
 class KeyRing:
     """The tokens of a state folder, read again when its files have changed."""
 

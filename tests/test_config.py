@@ -55,6 +55,18 @@ def test_text_names_several_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.server.allowed_origins == ("http://a", "http://b")
 
 
+def test_the_home_folder_is_filled_in(config_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("EDGEAGENT_STATE_DIR", "~/state")
+    config_file.write_text('store = { models_dir = "~/models" }\nserver = { unix = "~/socket" }\n')
+    config = load_config({"cache.dir": Path("~/cache")}).config
+    assert config.state_dir == tmp_path / "state"
+    assert config.cache_dir == tmp_path / "cache"
+    assert config.store.models_dir == tmp_path / "models"
+    assert config.server.unix == tmp_path / "socket"
+
+
 def test_a_file_may_name_several_values_and_nest_as_it_likes(config_file: Path) -> None:
     config_file.write_text(
         'server.allowed_hosts = ["a", "b"]\nlog = {level = "debug"}\n[engine]\ntensor_split = [1, 2]\n'

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -57,18 +57,14 @@ class Server:
 
 
 async def find_server(
-    url: str,
-    key: str | None,
-    transport: Transport | Literal["auto"],
-    model: str | None,
-    certificate: str | None = None,
+    address: Address, transport: Transport | Literal["auto"] = "auto", model: str | None = None
 ) -> Server:
     """Ask a server for its models and how it can be spoken to. Raises EdgeAgentError where it does not answer.
 
-    A ws:// URL means the WebSocket; for another, `auto` takes the WebSocket where the server is an edgeagent.
-    `certificate` is as in Address.
+    A ws:// URL means the WebSocket; for another, `auto` takes the WebSocket where the server is an edgeagent. A URL
+    without a scheme is one of http://. `model` None: the first that the server lists.
     """
-    address = Address(_checked(url), key, certificate)
+    address = replace(address, url=_checked(address.url))
     server = Server(address, "http", model)
     served = await _served_models(server)
     ids = [str(entry.get("id")) for entry in served]
@@ -223,7 +219,7 @@ def _http(server: Server) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         # A proxy from the environment is for the network, not for this machine.
         trust_env=not is_loopback(server.http_base),
-        # Reading the certificates of the world takes 30 ms, and here nobody shows one.
+        # Without TLS there is nothing to verify, and reading the certificates of the world takes 30 ms.
         verify=server.address.tls() or False,
     )
 

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.
         return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
     except typer.TyperException as error:
-        _complain(f"{error.format_message()} (see `{_usage_context(error)} --help`)")
+        # typer passes on how pydantic begins the message of a value that is not among the choices.
+        message = error.format_message().replace(": Value error, ", ": ")
+        _complain(f"{message} (see `{_usage_context(error)} --help`)")
         return error.exit_code
     except EdgeAgentError as error:
         _complain(error.message)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgeagent.cli import bench_options as flags
-from edgeagent.cli.bench_options import ScenarioName, Transport
+from edgeagent.cli.bench_options import ScenarioName
 from edgeagent.cli.options import ConfigFile
 from edgeagent.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
 
-    from edgeagent.bench.client import Server
     from edgeagent.bench.measure import Progress, Run
     from edgeagent.bench.scenario import Scenario
     from edgeagent.client import Address
@@ -72,10 +71,13 @@ def bench(
     that it ends early shorten a round and are counted. Ctrl-C prints what has been measured so far.
     """
     import asyncio
+    from dataclasses import replace
 
+    from edgeagent.bench.client import find_server
     from edgeagent.bench.measure import Run
     from edgeagent.bench.plot import check_plot, save_plot
     from edgeagent.bench.scenario import Load
+    from edgeagent.client import Address
 
     if plot is not None:
         check_plot(plot)
@@ -87,10 +89,12 @@ def bench(
         _address(url, model, state_dir, config, progress, is_killed=is_killed) as (address, name, restart),
         asyncio.Runner() as runner,
     ):
-        asked = [(address.url, api_key or address.token, transport, name, address.certificate)]
-        asked += [(against, against_api_key, transport, against_model, None)] if against else []
+        ours = runner.run(find_server(replace(address, token=api_key or address.token), transport, name))
+        servers = [replace(ours, restart=restart)]
+        if against:
+            servers.append(runner.run(find_server(Address(against, against_api_key), transport, against_model)))
         run = Run(
-            _servers(runner, asked, restart),
+            servers,
             _scenarios(scenario),
             Load(prompt_tokens, max_tokens, parallel, connections, conversations),
             rounds,
@@ -110,20 +114,6 @@ def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
     from edgeagent.bench.scenarios import SCENARIOS
 
     return [each for each in SCENARIOS.values() if (each.name in names if names else each.is_default)]
-
-
-def _servers(
-    runner: asyncio.Runner,
-    asked: list[tuple[str, str | None, Transport, str | None, str | None]],
-    restart: Callable[[], None] | None,
-) -> list[Server]:
-    """Find the servers by their address, token, transport, model and certificate; `restart` is of the first."""
-    from dataclasses import replace
-
-    from edgeagent.bench.client import find_server
-
-    first, *others = [runner.run(find_server(*each)) for each in asked]
-    return [replace(first, restart=restart), *others]
 
 
 def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeagent.home import with_home
+
 
 def model_names(incomplete: str) -> list[str]:
     """Return what MODEL may be: builtin, models in the Hugging Face cache, .gguf files and folders."""
@@ -25,7 +27,7 @@ def _downloaded() -> Iterator[str]:
 
 def _files(incomplete: str) -> Iterator[str]:
     typed_folder, _, start = incomplete.rpartition("/")
-    folder = Path(f"{typed_folder}/" if "/" in incomplete else ".").expanduser()
+    folder = with_home(Path(f"{typed_folder}/" if "/" in incomplete else "."))
     try:
         entries = [entry for entry in folder.iterdir() if entry.name.startswith(start)]
     except OSError:

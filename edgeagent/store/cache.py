@@ -31,7 +31,7 @@ class HubCache:
     def of(cls, store: StoreConfig) -> HubCache:
         """Return the configured folder, or the one that HF_HUB_CACHE, HF_HOME or the platform names."""
         if store.models_dir is not None:
-            return cls(store.models_dir.expanduser())
+            return cls(store.models_dir)
         from huggingface_hub import constants
 
         return cls(Path(constants.HF_HUB_CACHE))

@@ -58,7 +58,6 @@ class GgufHeader:
     tokenizer: str
     pre_tokenizer: str
     num_vocab: int
-    has_chat_template: bool
     split: Split | None
     size_bytes: int
     data_bytes: int
@@ -169,7 +168,6 @@ def _header(
         tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.model")),
         pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
         num_vocab=_num_vocab(reader, metadata),
-        has_chat_template=any(key.startswith("tokenizer.chat_template") for key in metadata),
         split=_split(reader, metadata),
         size_bytes=reader.size_bytes,
         data_bytes=tensors.data_bytes,

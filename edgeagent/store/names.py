@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.errors import InvalidRequest, ModelNotFound
+from edgeagent.home import with_home
 
 MAX_NAME_CHARS = 1024
 
@@ -75,7 +76,7 @@ def parse_name(name: str) -> ModelName:
     if name == "builtin":
         return BuiltinName()
     if _is_path(name):
-        return LocalPath(Path(name).expanduser())
+        return LocalPath(with_home(Path(name)))
     match name.count("/"):
         case 0 | 1 if name.lower().endswith(".gguf"):
             raise ModelNotFound(f"there is no file {name}: check the path", param="model")

@@ -105,19 +105,19 @@ async def test_a_failure_in_mid_stream_is_raised(transport: str) -> None:
 async def test_ours_is_recognised_however_its_url_is_written(url: str, transport: str, expected: str) -> None:
     async with running(FakeBackend(models=("big", "small"))) as daemon:
         address = url.format(host=f"127.0.0.1:{daemon.port}")
-        server = await find_server(address, None, transport, None)  # type: ignore[arg-type]
+        server = await find_server(Address(address), transport)  # type: ignore[arg-type]
         assert (server.transport, server.model, server.kind, server.writes_on) == (expected, "big", "edgeagent", False)
         assert server.http_base == f"{daemon.url}/v1"
         assert (await asked(server)).counts == Counts(6, 0, 4)
-        assert (await find_server(address, None, "auto", "small")).model == "small"
+        assert (await find_server(Address(address), model="small")).model == "small"
         with pytest.raises(ModelNotFound, match="it has big, small"):
-            await find_server(address, None, "auto", "huge")
+            await find_server(Address(address), model="huge")
 
 
 async def test_a_server_without_a_list_of_models_is_asked_for_its_default() -> None:
     async with scripted() as script:
         script.models = None
-        server = await find_server(script.url, None, "auto", None)
+        server = await find_server(Address(script.url))
         await asked(server)
     assert (server.transport, server.model, server.kind) == ("http", None, "unknown")
     assert "model" not in script.requests[0]
@@ -125,7 +125,7 @@ async def test_a_server_without_a_list_of_models_is_asked_for_its_default() -> N
 
 async def test_what_is_sent_to_others() -> None:
     async with scripted() as script:
-        server = await find_server(script.url, "secret", "auto", None)
+        server = await find_server(Address(script.url, "secret"))
         trace = await asked(server)
     assert server.writes_on
     assert script.requests[0] == {
@@ -145,7 +145,7 @@ async def test_what_is_sent_to_others() -> None:
 async def test_an_unknown_server_is_sent_no_extras() -> None:
     async with scripted() as script:
         script.owner = "someone"
-        await asked(await find_server(script.url, None, "auto", None))
+        await asked(await find_server(Address(script.url)))
     assert "ignore_eos" not in script.requests[0]
 
 
@@ -180,13 +180,13 @@ async def test_a_missing_key_is_said() -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1/v1", "ws://127.0.0.1:1"])
 async def test_nobody_there_is_said(url: str) -> None:
     with pytest.raises(BackendUnavailable, match="cannot be reached"):
-        await find_server(url, None, "auto", None)
+        await find_server(Address(url))
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://127.0.0.1", "http://", "http://127.0.0.1:x", ""])
 async def test_what_is_no_url_is_said(url: str) -> None:
     with pytest.raises(ConfigError, match="is no server's URL"):
-        await find_server(url, None, "auto", None)
+        await find_server(Address(url))
 
 
 def test_events_are_found_however_they_are_cut() -> None:

@@ -59,7 +59,7 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["srve"], "No such command 'srve'. Did you mean 'serve'?"),
         (["config", "show", "--prot", "1"], "--port"),
-        (["config", "show", "--flash-attention", "maybe"], "auto"),
+        (["config", "show", "--flash-attention", "maybe"], "'--flash-attention': 'maybe' is not one of 'auto', "),
         (["config", "show", "--port", "99999"], "server.port = '99999' from --port: "),
         (["config", "show", "--config", "/no/such/file.toml"], "no such config file"),
     ],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,32 +19,18 @@ from edgeagent.cli import bench, main
 from edgeagent.cli.bench_options import ScenarioName
 from edgeagent.client import Address
 from edgeagent.runtime_file import Runtime
-from tests.daemon.running import Running, running
+from tests.cli.threads import in_thread
+from tests.daemon.running import running
 
 QUICK = ["--rounds", "1", "--prompt-tokens", "64", "--max-tokens", "8", "--parallel", "2"]
 Serve = Callable[[FakeBackend], str]
-
-
-@contextmanager
-def _daemon_in_thread(backend: FakeBackend) -> Iterator[Running]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    manager = running(backend)
-    try:
-        yield asyncio.run_coroutine_threadsafe(manager.__aenter__(), loop).result()
-    finally:
-        asyncio.run_coroutine_threadsafe(manager.__aexit__(None, None, None), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Return a function that serves a backend until the test ends, and returns its URL."""
     with ExitStack() as stack:
-        yield lambda backend: stack.enter_context(_daemon_in_thread(backend)).url
+        yield lambda backend: stack.enter_context(in_thread(running(backend))).url
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -12,7 +12,7 @@ from edgeagent.cache_folder import About, list_parts
 from edgeagent.cli import cache, main
 from edgeagent.engine.blocks import Importance
 from edgeagent.runtime_file import Runtime
-from tests.engine.block_store.stores import make_chain, make_store
+from tests.engine.block_store.stores import close_now, make_chain, make_store
 
 TIER = {
     "num_blocks": 3,
@@ -35,7 +35,7 @@ def state_dir(tmp_path: Path) -> Path:
         store.introduce(chain[0].root, About("tiny", client))
         for block in chain:
             store.offer(block, Importance.IDLE)
-        store.close_now()
+        close_now(store)
     return tmp_path
 
 

@@ -47,7 +47,7 @@ def test_a_small_model_is_read(tmp_path: Path) -> None:
     assert (header.context_length, header.num_layers, header.num_vocab) == (512, 2, 4)
     assert header.num_params == 32 * 4 + 32
     assert dict(header.tensor_types) == {"Q8_0": 1, "F32": 1}
-    assert (header.tokenizer, header.pre_tokenizer, header.has_chat_template) == ("gpt2", "qwen2", True)
+    assert (header.tokenizer, header.pre_tokenizer) == ("gpt2", "qwen2")
     assert header.split is None
     assert (header.size_bytes, header.data_bytes) == (path.stat().st_size, 160 + 128)
 
@@ -70,7 +70,6 @@ def test_a_file_written_by_the_reference_library_is_read(tmp_path: Path) -> None
     header = validate_model(path)
     assert (header.architecture, header.name, header.context_length) == ("qwen2", "Reference", 4096)
     assert (header.num_vocab, header.num_params, header.quant) == (1000, 8007, "F16")
-    assert not header.has_chat_template
 
 
 def test_block_sizes_agree_with_the_reference_library() -> None:
