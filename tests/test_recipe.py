@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from models.builtin.recipe.corpus import EVALUATION, evaluation_set, prompt_key, question_key, stream
 from models.builtin.recipe.held_out import HELD_OUT
 from models.builtin.recipe.met import is_met
+from models.builtin.recipe.respelling import Respelling
 from models.builtin.recipe.samples import Draw, Pool, is_held_out, is_sealed, lines
 from models.builtin.recipe.sealed import check_sealed, named_pools, sealed_wordings
 
@@ -83,3 +85,11 @@ def test_the_sets_share_nothing_with_each_other_or_with_training() -> None:
     for one, other in (("eval", "test"), ("train", "eval"), ("train", "test")):
         for left, right in zip(keys[one], keys[other], strict=True):
             assert not left & right
+
+
+def test_a_spelling_lesson_quotes_the_words_as_they_were_said() -> None:
+    respelling, rng = Respelling(["ba", "lo", "mir", "tes"]), np.random.default_rng(1)
+    for _ in range(3000):
+        said, quoted, _ = respelling.drill(rng)
+        words = quoted.removesuffix('"')
+        assert words in said or words[:1].upper() + words[1:] in said, (said, quoted)

@@ -47,6 +47,8 @@ IDLE_TOKENS = 400
 REST_S = 1.5
 PONG_S = 1.3
 """A worker tells its counts with its pongs, of which there is one a second."""
+SMALL_MIB = 128
+"""Memory for prompts beside the KV cells, where both servers get the same: about ten conversations."""
 WRITTEN_TOKENS = 2400
 """Of the prompt that is being written while streams run: enough blocks for as long as they do."""
 
@@ -128,22 +130,22 @@ def edgeagent(setup: Setup, context: int, *flags: str, transport: str = "ws") ->
         try:
             runtime = find_daemon(state)
             assert runtime is not None
-            server = asyncio.run(find_server(f"http://127.0.0.1:{port}", runtime.token, transport, None))  # type: ignore[arg-type]
+            server = asyncio.run(find_server(Address(f"http://127.0.0.1:{port}", runtime.token), transport))  # type: ignore[arg-type]
             yield replace(server, restart=child.restart)
         finally:
             child.stop()
 
 
 @contextmanager
-def llama_server(setup: Setup, context: int) -> Iterator[Server]:
+def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
     """Start llama.cpp's server with its own slots and its own cache in RAM; yield it as a server to measure."""
     port = free_port()
     command = [str(setup.llama_server), "-m", str(setup.model), "-c", str(context), "--port", str(port)]
-    command += ["-t", str(setup.threads), "-tb", str(setup.threads)]
+    command += ["-t", str(setup.threads), "-tb", str(setup.threads), *flags]
     with tempfile.TemporaryDirectory() as folder:
         child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/health")
         try:
-            server = asyncio.run(find_server(f"http://127.0.0.1:{port}", None, "http", None))
+            server = asyncio.run(find_server(Address(f"http://127.0.0.1:{port}"), "http"))
             yield replace(server, restart=child.restart)
         finally:
             child.stop()
@@ -322,13 +324,17 @@ def writer(setup: Setup) -> Section:
 
 
 def conversations(setup: Setup) -> Section:
-    """More conversations than the cells hold."""
-    with edgeagent(setup, 9216) as ours, llama_server(setup, 9216) as theirs:
-        scenario = scenarios.SCENARIOS["conversations"]
-        load = Load(1000, 64, NUM_LIVE, conversations=setup.conversations)
-        done, samples = measured([ours, theirs], scenario, load, setup.turns, setup.seed)
+    """More conversations than the cells hold: at both defaults, and with the same little memory for prompts."""
+    scenario = scenarios.SCENARIOS["conversations"]
+    load = Load(1000, 64, NUM_LIVE, conversations=setup.conversations)
     title = f"{setup.conversations} conversations of 1,000 tokens by turns, cells for nine: first token of a next turn"
-    return [versus(done, caches.NEXT, title, "≤ 0.2")], samples
+    rows, samples = [], {}
+    small = (("--cache-memory-bytes", str(SMALL_MIB << 20)), ("--cache-ram", str(SMALL_MIB)))
+    for memory, (our_flags, their_flags) in {"defaults": ((), ()), f"{SMALL_MIB} MiB each": small}.items():
+        with edgeagent(setup, 9216, *our_flags) as ours, llama_server(setup, 9216, *their_flags) as theirs:
+            done, samples[memory] = measured([ours, theirs], scenario, load, setup.turns, setup.seed)
+        rows.append(versus(done, caches.NEXT, f"{title}, {memory}", "≤ 0.2"))
+    return rows, samples
 
 
 def shared_prefix(setup: Setup) -> Section:

@@ -79,9 +79,11 @@ def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:
         submit(host, worker, GenerateRequest(f"r{turn}", "m", prompt, sampling, max_tokens=NUM_TOKENS))
         worker.turn()  # the prompt; all of it the first time, its last token later
         timed.seconds, started = 0.0, time.perf_counter()
-        while host.engine.num_live:  # what is tidied up afterwards is no part of a step
+        while host.engine.num_live:
             worker.turn()
         shares.append(1 - timed.seconds / (time.perf_counter() - started))
+        while host.engine.has_work:  # what is tidied up when nothing runs is no part of a step
+            worker.turn()
     return statistics.median(shares[1:])
 
 

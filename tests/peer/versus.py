@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ from edgeagent.bench.client import find_server
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, ratio_of, summary_of
 from edgeagent.bench.scenario import Load, Metric
+from edgeagent.client import Address
 from edgeagent.runtime_file import find_daemon
 from tests.peer.build import binary, default_folder
 
 START_S = 120.0
 PREFIX_TOKENS = 1400
-NUM_SEQUENCES = 8
+NUM_SEQUENCES = 4  # both servers' default; more where a scenario has more
+NUM_STREAMS = 8
 NUM_LIVE = 4
 
 
@@ -57,11 +59,12 @@ class Setup:
     llama_server: Path
     threads: int
     context: int
+    num_sequences: int = NUM_SEQUENCES
 
 
 LOADS = {
     "decode": Load(PREFIX_TOKENS, 128, NUM_SEQUENCES),
-    "parallel": Load(PREFIX_TOKENS, 64, NUM_SEQUENCES),
+    "parallel": Load(PREFIX_TOKENS, 64, NUM_STREAMS),
     "ttft": Load(PREFIX_TOKENS, 64, NUM_SEQUENCES),
     "hol": Load(PREFIX_TOKENS, 64, NUM_LIVE + 1),
     "connect": Load(PREFIX_TOKENS, 64, NUM_SEQUENCES),
@@ -69,8 +72,8 @@ LOADS = {
 }
 ROWS = (
     Row("one stream", "decode", scenarios.RATE),
-    Row(f"{NUM_SEQUENCES} streams together, prompts included", "parallel", scenarios.ALL_RATE),
-    Row(f"{NUM_SEQUENCES} streams together, while all run", "parallel", scenarios.LIVE_RATE),
+    Row(f"{NUM_STREAMS} streams together, prompts included", "parallel", scenarios.ALL_RATE),
+    Row(f"{NUM_STREAMS} streams together, while all run", "parallel", scenarios.LIVE_RATE),
     Row(f"first token, {PREFIX_TOKENS:,} tokens, warm but for the end", "ttft", scenarios.WARM),
     Row(f"first token, {PREFIX_TOKENS:,} tokens, cold", "ttft", scenarios.COLD),
     Row(f"{NUM_LIVE} live streams' gap while {PREFIX_TOKENS:,} tokens arrive, p95", "hol", scenarios.ITL_DURING, "p95"),
@@ -87,7 +90,7 @@ ROWS = (
 def edgeagent(setup: Setup) -> Iterator[str]:
     """Start our daemon; yield its WebSocket's URL."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--threads", str(setup.threads), "--ctx", str(setup.context), "--parallel", str(NUM_SEQUENCES)]
+        flags = ["--threads", str(setup.threads), "--ctx", str(setup.context), "--parallel", str(setup.num_sequences)]
         command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), *flags]
         with started([*command, "--port", "0", "--state-dir", folder], Path(folder) / "log") as wait:
             wait(lambda: " ready in " in (Path(folder) / "log").read_text(encoding="utf-8"))
@@ -101,7 +104,16 @@ def llama_server(setup: Setup) -> Iterator[str]:
     """Start llama.cpp's server with one KV cache for all sequences, as ours has; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    flags = ["-t", str(setup.threads), "-tb", str(setup.threads), "-c", str(setup.context), "-np", str(NUM_SEQUENCES)]
+    flags = [
+        "-t",
+        str(setup.threads),
+        "-tb",
+        str(setup.threads),
+        "-c",
+        str(setup.context),
+        "-np",
+        str(setup.num_sequences),
+    ]
     command = [str(setup.llama_server), "-m", str(setup.model), *flags, "--kv-unified", "--port", str(port)]
     with tempfile.TemporaryDirectory() as folder, started(command, Path(folder) / "log") as wait:
         wait(lambda: is_healthy(f"http://127.0.0.1:{port}/health"))
@@ -148,12 +160,13 @@ def measured(setup: Setup, name: str, num_rounds: int, seed: int) -> tuple[Measu
     """Measure one scenario on both servers, started for it."""
 
     async def run() -> Run:
-        servers = [await find_server(ours, None, "auto", None), await find_server(theirs, None, "http", None)]
+        servers = [await find_server(Address(ours)), await find_server(Address(theirs), "http")]
         done = Run(servers, [scenarios.SCENARIOS[name]], LOADS[name], num_rounds, seed)
         await measure(done, lambda label, at, of: print(f"\r{label} {at}/{of}    ", end="", file=sys.stderr))
         return done
 
-    with edgeagent(setup) as ours, llama_server(setup) as theirs:
+    roomy = replace(setup, num_sequences=max(NUM_SEQUENCES, LOADS[name].parallel))
+    with edgeagent(roomy) as ours, llama_server(roomy) as theirs:
         done = asyncio.run(run())
     return done.measurements[0], as_object(done)
 

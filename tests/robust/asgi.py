@@ -14,7 +14,7 @@ from typing import Any
 from edgeagent.api.app import create_app
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, StoreConfig
-from edgeagent.credentials import OwnerKey
+from tests.owner_key import OwnerKey
 
 PORT = 8127
 TOKEN = "x" * 43

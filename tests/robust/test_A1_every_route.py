@@ -17,8 +17,9 @@ from edgeagent.api.access import RULES, rule_of
 from edgeagent.api.app import create_app
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import OwnerKey, Scope
+from edgeagent.credentials import Scope
 from tests.daemon.running import TOKEN, Running, running
+from tests.owner_key import OwnerKey
 from tests.robust.raw import PAGE, get, upgrade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

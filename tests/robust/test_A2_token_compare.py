@@ -15,8 +15,9 @@ import pytest
 from edgeagent import credentials
 from edgeagent.api import access
 from edgeagent.api.access import FAILURES_WINDOW_S, MAX_FAILURES, Access
-from edgeagent.credentials import KeyRing, OwnerKey, Scope, add_client, ensure_token
+from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
 from edgeagent.errors import Overloaded, Unauthorized
+from tests.owner_key import OwnerKey
 
 
 @pytest.mark.parametrize("module", [credentials, access])
@@ -75,10 +76,10 @@ def test_wrong_tokens_are_limited_and_the_right_one_is_not() -> None:
 
 
 @pytest.mark.slow
-def test_the_time_says_nothing_about_the_token() -> None:
+def test_the_time_says_nothing_about_the_token(tmp_path: Path) -> None:
     """Welch's t between two kinds of wrong token: one has all but its last character in common with the right."""
-    right = "k" * 43
-    key, near, far = OwnerKey(right), (right[:-1] + "x").encode(), ("x" + right[1:]).encode()
+    right = ensure_token(tmp_path)
+    key, near, far = KeyRing(tmp_path), f"{right[:-1]}~".encode(), f"~{right[1:]}".encode()
     samples: dict[bytes, list[int]] = {near: [], far: []}
     for _ in range(100_000):
         token = random.choice((near, far))

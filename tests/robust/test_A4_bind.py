@@ -85,7 +85,7 @@ async def test_tls_from_end_to_end(tmp_path: Path, certificate: tuple[Path, Path
         async with connect(state_dir=daemon.state_dir) as client:
             assert (await client.respond("one two").finish()).text == "one two"
         for transport in TRANSPORTS:
-            server = await find_server(found.url, found.token, transport, None, found.certificate)
+            server = await find_server(Address(found.url, found.token, found.certificate), transport)
             async with connection_to(server) as connection:
                 trace = Trace()
                 await connection.ask(Ask("one two", max_tokens=4), trace)

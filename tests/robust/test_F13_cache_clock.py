@@ -10,7 +10,7 @@ import pytest
 from edgeagent import cache_folder
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import DAY_S, Times, make_chain, make_store
+from tests.engine.block_store.stores import DAY_S, Times, close_now, make_chain, make_store
 
 YEAR_S = 365 * DAY_S
 CHAIN = make_chain(2)
@@ -49,7 +49,7 @@ def test_a_step_while_it_runs(tmp_path: Path, step_s: float) -> None:
 @pytest.mark.parametrize("step_s", STEPS)
 def test_a_step_between_runs(tmp_path: Path, step_s: float) -> None:
     times, folder = Times(), tmp_path / "cache"
-    _filled(folder, times).close_now()
+    close_now(_filled(folder, times))
     times.wall.at_s += step_s
     store = _reopened(folder, times)
     assert store.stats().num_blocks == 2
@@ -62,7 +62,7 @@ def test_a_step_between_runs(tmp_path: Path, step_s: float) -> None:
 def test_a_clock_that_begins_anew_at_every_start(tmp_path: Path) -> None:
     """A board without a battery thinks it is 1970 until the network tells it better."""
     times, folder = Times(), tmp_path / "cache"
-    _filled(folder, times).close_now()
+    close_now(_filled(folder, times))
     for day in range(9):
         times.wall.at_s = 0.0
         store = _reopened(folder, times)
@@ -70,16 +70,16 @@ def test_a_clock_that_begins_anew_at_every_start(tmp_path: Path) -> None:
         times.wall.at_s += 50 * YEAR_S
         times.pass_s(DAY_S + 1)
         store.work()
-        store.close_now()
+        close_now(store)
 
 
 def test_unused_ones_go_after_a_long_pause_and_use(tmp_path: Path) -> None:
     times, folder = Times(), tmp_path / "cache"
-    _filled(folder, times).close_now()
+    close_now(_filled(folder, times))
     times.wall.at_s += 30 * DAY_S  # switched off for a month: counts for half a lifetime, since it may be a wrong clock
     store = _reopened(folder, times)
     assert store.stats().num_blocks == 2
-    store.close_now()
+    close_now(store)
     times.wall.at_s += 30 * DAY_S
     store = _reopened(folder, times)
     times.pass_s(1200)
@@ -90,7 +90,7 @@ def test_unused_ones_go_after_a_long_pause_and_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"now_s": NaN}', b"[" * 50_000])
 def test_without_a_known_time_all_begin_anew_in_their_order(tmp_path: Path, content: bytes) -> None:
     times, folder = Times(), tmp_path / "cache"
-    _filled(folder, times).close_now()
+    close_now(_filled(folder, times))
     before = [found.name for found in sorted(cache_folder.scan(folder), key=lambda found: found.used_s)]
     (folder / cache_folder.STATE_FILE).write_bytes(content)
     times.wall.at_s += YEAR_S
@@ -105,7 +105,7 @@ def test_without_a_known_time_all_begin_anew_in_their_order(tmp_path: Path, cont
 
 def test_a_time_of_use_that_lies_ahead_is_drawn_back(tmp_path: Path) -> None:
     times, folder = Times(), tmp_path / "cache"
-    _filled(folder, times).close_now()
+    close_now(_filled(folder, times))
     for path in folder.glob("*.kv"):
         os.utime(path, (2**33, 2**33))
     store = _reopened(folder, times)

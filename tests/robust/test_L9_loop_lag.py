@@ -31,11 +31,11 @@ def brief() -> FakeBackend:
     return FakeBackend(lambda _: (Started(1, 0), TextDelta("one"), finished()))
 
 
-def largest_tools(**also: object) -> list[dict[str, Any]]:
-    """Return as many tools as large as are taken."""
+def largest_tools(*, is_flat: bool = False) -> list[dict[str, Any]]:
+    """Return as many tools as large as are taken: as a chat completion has them, or flat, as a response's create."""
     schema = {"type": "object", "properties": {f"field{number}": {"type": "string"} for number in range(1500)}}
     tools = [{"name": f"f{number}", "parameters": schema} for number in range(128)]
-    return [{"type": "function", **tool} if also else {"type": "function", "function": tool} for tool in tools]
+    return [{"type": "function", **(tool if is_flat else {"function": tool})} for tool in tools]
 
 
 def body(**fields: object) -> bytes:
@@ -55,7 +55,7 @@ BODIES: dict[str, bytes] = {
 }
 FRAMES: dict[str, dict[str, object]] = {
     "a long text": {"input": "word " * (3 * MIB)},
-    "large tools": {"input": "x", "tools": largest_tools(flat=True)},
+    "large tools": {"input": "x", "tools": largest_tools(is_flat=True)},
     "many items": {"input": [{"role": "user", "content": "x" * 3000}] * 4096},
 }
 

@@ -14,7 +14,7 @@ def rows() -> set[str]:
     """Return the rows of the tables; L1–L6 are six."""
     named: set[str] = set()
     for cell in re.findall(r"^\| ([^|]+) \|", README, re.MULTILINE):
-        for letter, first, last in re.findall(r"([ABFIL])(\d+)(?:–[ABFIL](\d+))?", cell):
+        for letter, first, last in re.findall(r"([ABCFIL])(\d+)(?:–[ABCFIL](\d+))?", cell):
             named |= {f"{letter}{number}" for number in range(int(first), int(last or first) + 1)}
     return named
 
@@ -28,6 +28,10 @@ def test_every_file_that_is_named_exists() -> None:
 def test_every_row_is_there() -> None:
     assert {f"A{number}" for number in range(1, 8)} <= rows()
     assert {f"B{number}" for number in range(1, 16)} <= rows()
+    assert {f"C{number}" for number in range(1, 8)} <= rows()
+    assert {f"F{number}" for number in (1, 2, 3, 4, 5, 7, 8, 11, 13, *range(16, 22))} <= rows()
+    assert {f"I{number}" for number in range(1, 9)} <= rows()
+    assert {f"L{number}" for number in range(1, 7)} <= rows()
 
 
 def test_every_test_is_named() -> None:

@@ -14,13 +14,12 @@ from schemathesis.specs.openapi import checks
 from edgeagent.api import ollama_pull
 from edgeagent.api.app import create_app
 from edgeagent.api.documents import openapi_document
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, StoreConfig
-from edgeagent.credentials import OwnerKey
 from edgeagent.errors import ModelNotFound
-from edgeagent.types import ModelStatus, WorkerState
-from tests.api.test_models import INFO
+from edgeagent.types import WorkerState
+from tests.api.services import INFO, OneModel
 from tests.examples import examples
+from tests.owner_key import OwnerKey
 
 EXAMPLES = examples(18)
 CHECKS = [
@@ -40,13 +39,6 @@ OPERATIONS = {
 }
 
 
-class Loaded(FakeBackend):
-    """A backend whose model is loaded and described."""
-
-    def models(self) -> list[ModelStatus]:
-        return [ModelStatus("fake", WorkerState.READY, progress=1.0, info=INFO)]
-
-
 class NoPuller:
     """A hub that has nothing."""
 
@@ -60,7 +52,7 @@ class NoPuller:
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
     folder: Path = tmp_path_factory.mktemp("state")
     config = Config(state_dir=folder, store=StoreConfig(models_dir=folder / "models"))
-    app = create_app(config, Loaded(), keys=OwnerKey("x" * 43))
+    app = create_app(config, OneModel(WorkerState.READY, info=INFO), keys=OwnerKey("x" * 43))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ollama_pull, "Puller", NoPuller)
         loaded = schemathesis.openapi.from_dict(DOCUMENT)

@@ -200,19 +200,20 @@ def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
         return plan.focus[step % 10 % len(plan.focus)], 8, 512
     if step < plan.copying_steps and step % 4 != 0:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
-    if step % DRILL_EVERY == 3:
+    turn = step // 10 if plan.focus else step  # counts the steps that come here, so that each kind has its turn
+    if turn % DRILL_EVERY == 3:
         return "drill", 8, 512
-    if step % DRILL_EVERY == 11:
+    if turn % DRILL_EVERY == 11:
         return "spelling", 8, 512
-    if step % (2 * LONG_EVERY) == 1:
+    if turn % (2 * LONG_EVERY) == 1:
         return "induction", 8, 512
-    if step % LONG_EVERY == 0:
+    if turn % LONG_EVERY == 0:
         return "long", 2, 2048
-    if step % 8 == 2:
-        return ("matching", "presence", "matching", "unseen")[step // 8 % 4], 8, 512
-    if step % 8 == 6:
-        return ("values", "foreign")[step // 8 % 2], 8, 512
-    if step % 8 == 5:
+    if turn % 8 == 2:
+        return ("matching", "presence", "matching", "unseen")[turn // 8 % 4], 8, 512
+    if turn % 8 == 6:
+        return ("values", "foreign")[turn // 8 % 2], 8, 512
+    if turn % 8 == 5:
         return "pairs", 8, 512
     return "mixture", 8, 512
 

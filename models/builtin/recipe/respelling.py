@@ -86,12 +86,14 @@ class Respelling:
     def drill(self, rng: np.random.Generator) -> tuple[str, str, str]:
         """Return a lesson in three parts: words that are said, the same words quoted (to be learnt), the rest."""
         words = " ".join(self._word(rng) for _ in range(int(rng.choice((1, 1, 1, 2, 2, 3)))))
-        said = _SAID[int(rng.integers(len(_SAID)))].format(x=words)
+        wording = _SAID[int(rng.integers(len(_SAID)))]
         key = _KEYS[int(rng.integers(len(_KEYS)))]
-        if rng.random() < 0.3:
-            said = said[:1].upper() + said[1:]
+        begins_large = rng.random() < 0.3
         if rng.random() < 0.1:
-            words, said = words.title(), said.replace(words, words.title())
+            words = words.title()
+        said = wording.format(x=words)
+        if begins_large:
+            said = said[:1].upper() + said[1:]
         return f'user\n{said}\n{{"{key}": "', f'{words}"', "}\n"
 
     def apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
