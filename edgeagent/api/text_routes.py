@@ -6,8 +6,9 @@ import asyncio
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from edgeagent.api.context import context_of
@@ -21,6 +22,7 @@ from edgeagent.types import ChatPrompt, Detokenize, RenderPrompt, TextAnswer, Te
 
 MAX_TEXT_CHARS = 1 << 20
 TIMEOUT_S = 60.0
+_MAX_TOKENS_A_STEP = 4096
 
 router = APIRouter()
 
@@ -45,15 +47,15 @@ class DetokenizeBody(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request) -> JSONResponse:
+async def tokenize(request: Request) -> Response:
     """Return the tokens of a text; control tokens' texts are those tokens unless parse_special is false."""
     body = validate(TokenizeBody, await read_json_object(request))
-    query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False)
+    with_pieces = bool(body.with_pieces)
+    query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False, with_pieces)
     answer = await _ask(request, body.model, query)
-    if not body.with_pieces:
-        return JSONResponse({"tokens": answer.tokens})
-    pairs = zip(answer.tokens, answer.pieces, strict=True)
-    return JSONResponse({"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in pairs]})
+    # Of a long text there are a quarter of a million: the loop does not wait for that.
+    json = await asyncio.to_thread(_tokens_json, answer, with_pieces=with_pieces)
+    return Response(json, media_type="application/json")
 
 
 @router.post("/detokenize")
@@ -82,6 +84,19 @@ async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAns
             return await unless_disconnected(request.receive, service.ask(model or service.default_model(), query))
     except TimeoutError:
         raise RequestTimeout(f"no answer came within {TIMEOUT_S:g} s") from None
+
+
+def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
+    """Return the reply's body, made in steps between which other threads have their turns."""
+    steps: list[bytes] = []
+    for start in range(0, len(answer.tokens), _MAX_TOKENS_A_STEP):
+        step = slice(start, start + _MAX_TOKENS_A_STEP)
+        items: object = answer.tokens[step]
+        if with_pieces:
+            pairs = zip(answer.tokens[step], answer.pieces[step], strict=True)
+            items = [{"id": token, "piece": _piece(piece)} for token, piece in pairs]
+        steps.append(msgspec.json.encode(items)[1:-1])
+    return b'{"tokens":[' + b",".join(steps) + b"]}"
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -8,11 +8,15 @@ from edgeagent.types.requests import ChatPrompt, TextPrompt, TokenPrompt
 
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):
-    """The tokens of a text. add_bos: the beginning token first, where the model wants one."""
+    """The tokens of a text.
+
+    add_bos: the beginning token first, where the model wants one. with_pieces: the bytes of each token too.
+    """
 
     text: str
     add_bos: bool = False
     parse_special: bool = True
+    with_pieces: bool = False
 
 
 class Detokenize(Struct, frozen=True, tag="detokenize"):
@@ -55,7 +59,7 @@ class Embedding(Struct, frozen=True):
 
 
 class TextAnswer(Struct, frozen=True):
-    """What a TextQuery asked for: tokens with the bytes of each, or text, or both; or embeddings."""
+    """What a TextQuery asked for: tokens, with the bytes of each where asked, or text, or both; or embeddings."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()

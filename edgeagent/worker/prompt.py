@@ -140,9 +140,9 @@ class PromptReader:
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: ChatTemplate, query: TextQuery) -> TextAnswer:
     """Answer a question about text; raise InvalidRequest where it names tokens that there are not."""
     match query:
-        case Tokenize(text, add_bos, parse_special):
-            tokens = vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
-            return TextAnswer(tokens=tuple(tokens), pieces=tuple(map(model.piece, tokens)))
+        case Tokenize(text, add_bos, parse_special, with_pieces):
+            tokens = tuple(vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos))
+            return TextAnswer(tokens=tokens, pieces=tuple(map(model.piece, tokens)) if with_pieces else ())
         case Detokenize(tokens):
             check_tokens(model, tokens, "tokens")
             return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 
 from edgeagent.errors import EdgeAgentError, Overloaded, from_code
 from edgeagent.types import Embed, TextAnswer, TextQuery
@@ -117,7 +117,7 @@ class Queries:
 def _join(parts: list[TextAnswer]) -> TextAnswer:
     return TextAnswer(
         "".join(part.text for part in parts),
-        tuple(token for part in parts for token in part.tokens),
-        tuple(piece for part in parts for piece in part.pieces),
-        tuple(embedding for part in parts for embedding in part.embeddings),
+        tuple(chain.from_iterable(part.tokens for part in parts)),
+        tuple(chain.from_iterable(part.pieces for part in parts)),
+        tuple(chain.from_iterable(part.embeddings for part in parts)),
     )

@@ -16,7 +16,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
 from tests.daemon.running import Running, running
-from tests.robust.frames import CLOSE, FIN, open_websocket, text
+from tests.robust.frames import CLOSE, FIN, close, open_websocket, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -68,3 +68,17 @@ async def test_a_client_that_answers_no_pings_has_left_and_is_no_failure_of_ours
         peer.writer.transport.abort()
         await backend.until(lambda backend: backend.num_live == 0)
     assert "failed" not in caplog.text
+
+
+async def test_a_stop_in_the_moment_a_client_closes() -> None:
+    async with running(FakeBackend()) as daemon:
+        peer = await open_websocket(daemon)
+        (protocol,) = (
+            each for each in daemon.server.server_state.connections if isinstance(each, transport.GuardedWebSocket)
+        )
+        # Both before the loop's next turn, in which the connection is lost.
+        protocol.data_received(close(1000))
+        protocol.shutdown()
+        assert await peer.receive() == (FIN | CLOSE, struct.pack("!H", 1000))
+        assert await peer.reader.read() == b""
+        peer.writer.transport.abort()

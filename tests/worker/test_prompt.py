@@ -81,8 +81,9 @@ def test_questions(tools: Tools) -> None:
         return answer_query(tools.model, tools.vocabulary, tools.template, query)
 
     control, *_ = tools.model.tokenize("<|im_end|>", parse_special=True)
-    answer = answer_query(tools.model, tools.vocabulary, tools.template, Tokenize("<|im_end|>é"))
+    answer = answer_query(tools.model, tools.vocabulary, tools.template, Tokenize("<|im_end|>é", with_pieces=True))
     assert answer.tokens[0] == control
+    assert ask(Tokenize("<|im_end|>é")) == type(answer)(tokens=answer.tokens)
     assert b"".join(answer.pieces).decode() == "<|im_end|>é"
     assert ask(Detokenize(answer.tokens)) == type(answer)("<|im_end|>é")
     assert ask(Detokenize((answer.tokens[1],))) == type(answer)("\ufffd")
