@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.embedding import MAX_CHUNK, Embedder, Pooling, Rows, choose_pooling, shortened
@@ -18,6 +20,7 @@ from edgeagent.engine.model import Model
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
+from tests.models import make_tiny_model
 
 CONFIG = EngineConfig(threads=1, flash_attention="on")
 TOKENS = [20 + 7 * i % 200 for i in range(150)]
@@ -39,14 +42,15 @@ print(json.dumps(vectors))
 KINDS = {Pooling.MEAN: 1, Pooling.FIRST: 2, Pooling.LAST: 3}
 
 Make = Callable[[MemoryKind], Embedder]
+MakeOf = Callable[[Path], Embedder]
 
 
 @pytest.fixture
-def make(tiny_model: TinyModel) -> Iterator[Make]:
+def make_of() -> Iterator[MakeOf]:
     opened: list[tuple[Embedder, Model]] = []
 
-    def make_one(kind: MemoryKind) -> Embedder:
-        model = Model(tiny_model(kind), CONFIG)
+    def make_one(path: Path) -> Embedder:
+        model = Model(path, CONFIG)
         opened.append((Embedder(model, CONFIG, MAX_TOKENS), model))
         return opened[-1][0]
 
@@ -54,6 +58,22 @@ def make(tiny_model: TinyModel) -> Iterator[Make]:
     for embedder, model in opened:
         embedder.close()
         model.close()
+
+
+@pytest.fixture
+def make(make_of: MakeOf, tiny_model: TinyModel) -> Make:
+    return lambda kind: make_of(tiny_model(kind))
+
+
+@pytest.fixture(scope="module")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Return a function to the path of a model in F32 of that kind.
+
+    A CPU may sum one token's products in another order than those of many: a difference of 1e-5 behind cells of 16
+    bits. Where activations are rounded to 8 bits, as for quantized weights, the next layers may make 1e-2 of it.
+    """
+    folder = tmp_path_factory.mktemp("exact")
+    return lambda kind: make_tiny_model(folder / f"{kind}.gguf", kind, matrix_type=GGMLQuantizationType.F32)
 
 
 def embed(embedder: Embedder, tokens: list[int], chunk: int = MAX_CHUNK) -> Rows:
@@ -67,14 +87,17 @@ def embed(embedder: Embedder, tokens: list[int], chunk: int = MAX_CHUNK) -> Rows
 
 @pytest.mark.parametrize("pooling", Pooling)
 @pytest.mark.parametrize("kind", MemoryKind, ids=str)
-def test_a_vector_does_not_depend_on_its_chunks(make: Make, kind: MemoryKind, pooling: Pooling) -> None:
-    embedder = make(kind)
+def test_a_vector_does_not_depend_on_its_chunks(
+    make_of: MakeOf, exact_model: TinyModel, kind: MemoryKind, pooling: Pooling
+) -> None:
+    embedder = make_of(exact_model(kind))
     embedder.pooling = pooling
     whole = embed(embedder, TOKENS[:60])
     assert whole.shape == (64,)
     assert np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-6)
     for chunk in (1, 7, 32):
-        assert np.allclose(embed(embedder, TOKENS[:60], chunk), whole, atol=1e-5)
+        assert np.allclose(embed(embedder, TOKENS[:60], chunk), whole, atol=1e-4)
+    # A tenth of what one forgotten token would change.
     assert not np.allclose(embed(embedder, TOKENS[1:60]), whole, atol=1e-3)
     # What came before leaves nothing behind.
     assert np.array_equal(embed(embedder, TOKENS[:60]), whole)
