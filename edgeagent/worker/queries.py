@@ -16,6 +16,7 @@ from edgeagent.worker.protocol import Answer, Ask, Failed, ProtocolError
 MAX_QUERIES = 64
 MAX_EMBEDS = 16
 _MAX_PARTS = 4096
+_ID_PREFIX = "ask-"  # no request's id begins so
 
 
 class Query:
@@ -43,12 +44,14 @@ class Queries:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, ask_id: str) -> bool:
-        return ask_id in self._open
+    @staticmethod
+    def has_id(some_id: str) -> bool:
+        """Whether this is a question's id, be it open or not."""
+        return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
         """Take a question; raise Overloaded where too many are open."""
-        added = Query(Ask(f"ask-{next(self._numbers)}", query))
+        added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
         num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
             what = "requests for embeddings" if added.is_embed else "questions about text"
@@ -91,8 +94,10 @@ class Queries:
             self._settle(query, _join(query.parts))
 
     def on_failed(self, failed: Failed) -> None:
-        """End an open question with the worker's error."""
-        self._settle(self._open[failed.id], from_code(failed.code, failed.message, param=failed.param))
+        """End a question with the worker's error; one of a question that was dropped is thrown away."""
+        query = self._open.get(failed.id)
+        if query is not None:
+            self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
         """End the questions that the worker has."""

@@ -340,7 +340,7 @@ class Supervisor:
             case Answer():
                 self._queries.on_answer(message)
                 self._send_waiting()
-            case Failed(id=failed_id) if failed_id in self._queries:
+            case Failed(id=failed_id) if self._queries.has_id(failed_id):
                 self._queries.on_failed(message)
                 self._send_waiting()
             case Failed():

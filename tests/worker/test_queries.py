@@ -57,6 +57,15 @@ async def test_who_stops_waiting_holds_up_nobody(make: Make) -> None:
     assert (await behind).text == "ask-0"
 
 
+async def test_the_refusal_of_a_question_that_nobody_waits_for_is_no_fault(make: Make, lives: Path) -> None:
+    supervisor = await ready(make())
+    waiting = asyncio.create_task(supervisor.ask(Tokenize("fail not_supported")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert (await supervisor.ask(Tokenize("answer 0"))).text == "ask-0"
+    assert num_lives(lives) == 1
+
+
 async def test_the_question_under_which_a_worker_dies_fails_and_others_go_on(make: Make, lives: Path) -> None:
     supervisor = await ready(make())
     deadly = asyncio.create_task(supervisor.ask(Tokenize("die")))
