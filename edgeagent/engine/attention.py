@@ -16,10 +16,10 @@ from edgeagent.config import EngineConfig
 
 # Plain attention's matrices should stay near the caches: 1,400 tokens in micro-batches of 128 took 0.91 of the time
 # that 512 took, and 0.97 of flash attention's.
-MICRO_BATCH = 128
+_MICRO_BATCH = 128
 _MIN_MICRO_BATCH = 64
 _MAX_SCORES_BYTES = 192 << 20
-MAX_PLAIN_PARALLEL = 4
+_MAX_PLAIN_PARALLEL = 4  # also in the words of EngineConfig.parallel
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 
 
@@ -35,12 +35,12 @@ def choose_attention(config: EngineConfig, *, num_heads: int, num_cells: int, is
     """Return what suits a context of `num_cells`; a form that was asked for is kept."""
     if config.flash_attention == "on":
         return Attention("on", config.batch)
-    sizes = [size for size in (MICRO_BATCH, _MIN_MICRO_BATCH) if 4 * num_heads * num_cells * size <= _MAX_SCORES_BYTES]
+    sizes = [size for size in (_MICRO_BATCH, _MIN_MICRO_BATCH) if 4 * num_heads * num_cells * size <= _MAX_SCORES_BYTES]
     if config.flash_attention == "off":
         return Attention("off", min(config.batch, sizes[0] if sizes else _MIN_MICRO_BATCH))
     is_plain_fit = (
         not is_on_gpu
-        and config.parallel <= MAX_PLAIN_PARALLEL
+        and config.parallel <= _MAX_PLAIN_PARALLEL
         and config.cache_memory_bytes != 0  # idle prefixes must have somewhere to go
         and config.kv_type_v in _PLAIN_TYPES  # llama.cpp cannot lay out a quantized V cache for it
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.bindings import lib
 from edgeagent.engine.llama import LlamaRunner, choose_num_threads
 from edgeagent.engine.model import Model, split_parts
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Slice
@@ -114,6 +115,25 @@ class TestFilling:
             np.testing.assert_allclose(runner.logits(index), alone[index], atol=1e-4)
         assert [runner.length(seq_id) for seq_id in range(runner.num_sequences + 1)][3:7] == [9, 10, 11, 0]
         assert runner.length(runner.num_sequences) == 0, "the sequence of those tokens is empty again"
+        runner.close()
+
+    @pytest.fixture
+    def counts(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Return the numbers of tokens that llama.cpp is given, as they come."""
+        found: list[int] = []
+        decode = lib.llama_decode
+        monkeypatch.setattr(lib, "llama_decode", lambda *args: found.append(args[1].n_tokens) or decode(*args))
+        return found
+
+    def test_only_where_another_sequence_changes_nothing(self, runner: LlamaRunner, counts: list[int]) -> None:
+        feed(runner, 0, 0, TOKENS[:3])
+        assert counts == [4 if runner.memory_kind is MemoryKind.FULL_ATTENTION else 3]
+
+    def test_not_where_a_gpu_computes(self, model: Model, counts: list[int]) -> None:
+        model.num_gpu_layers = 1
+        runner = LlamaRunner(model, CONFIG)
+        feed(runner, 0, 0, TOKENS[:3])
+        assert counts == [3]
         runner.close()
 
     def test_the_last_cells_are_for_tokens_that_matter(self, model: Model) -> None:

@@ -45,7 +45,7 @@ class _State:
 
 
 class Ledger:
-    """The store's clock and its allowance. Used by the writer's thread alone, but for `now_s` and `allowance_left`."""
+    """The store's clock and its allowance. The writer's thread alone uses it, but for its attributes and properties."""
 
     def __init__(
         self,
