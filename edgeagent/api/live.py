@@ -45,7 +45,8 @@ class Roll:
         """Wait until nobody is there, at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
+                while self._names:  # somebody may come again before the waiting one has its turn
+                    await self._empty.wait()
 
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
@@ -55,8 +56,8 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 class LiveRequests:
     """A Service that knows which of its requests are running, and takes no more once it drains.
 
-    `undelivered` are requests whose terminal event was made and is not written yet: it may wait for what it tells of to
-    be stored, and for a client that reads slowly.
+    `undelivered` are requests over sockets that were taken up and whose terminal event is not written yet: they may
+    wait for their turn, for what that event tells of to be stored, and for a client that reads slowly.
     """
 
     def __init__(self, service: Service, trace: Trace | None = None) -> None:
@@ -147,6 +148,12 @@ class LiveRequests:
     async def wait_idle(self, timeout_s: float) -> None:
         """Wait until nothing runs, at most `timeout_s`."""
         await self._live.wait_empty(timeout_s)
+
+    async def wait_delivered(self, timeout_s: float) -> None:
+        """Wait until the ends of all that does not run any more are written, at most `timeout_s`."""
+        for request_id in self._live.names():
+            self.undelivered.discard(request_id)
+        await self.undelivered.wait_empty(timeout_s)
 
     def _refuse_if_draining(self) -> None:
         if self._is_draining:

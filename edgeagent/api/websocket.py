@@ -209,11 +209,14 @@ class Connection:
 
     def _hold(self, turn: Turn) -> None:
         self._held.add(turn.request.id)
+        self._service.undelivered.add(turn.request.id)
         self._turns.add(turn, partial(self._cancel, turn.request.id))
 
     def _release(self, request_id: str) -> None:
         self._held.discard(request_id)
         self._turns.remove(request_id)
+        if request_id not in self._undelivered:
+            self._service.undelivered.discard(request_id)  # it was refused: no terminal event is to come
 
     def _cancel(self, request_id: str) -> None:
         self._perform(self._session.cancel(request_id))

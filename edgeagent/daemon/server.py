@@ -95,7 +95,7 @@ class Drain:
         self._reporter = reporter
 
     async def run(self) -> None:
-        """Return once nothing is live, or no one wants to wait any longer."""
+        """Return once nothing is live and each end is written, or no one wants to wait any longer."""
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
         self._reporter.stopping(live.num_live)
@@ -105,7 +105,7 @@ class Drain:
         if live.num_live:
             live.cancel_all()
             await live.wait_idle(self._grace_s)
-        await live.undelivered.wait_empty(self._grace_s)
+        await live.wait_delivered(self._grace_s)
 
     @property
     def _grace_s(self) -> float:

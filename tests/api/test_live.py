@@ -75,3 +75,22 @@ async def test_draining() -> None:
     assert live.num_live == 0
     assert backend.cancelled == ["a"]
     assert len(await running) == 2
+
+
+async def test_an_end_is_waited_for_but_not_that_of_what_hangs() -> None:
+    gate = Gate()
+    live = LiveRequests(FakeBackend(lambda _: (TextDelta("x"), gate, finished())))
+    hanging = live.generate(request("hangs"))
+    await anext(hanging)
+    for name in ("hangs", "ended"):
+        live.undelivered.add(name)
+    waiting = asyncio.create_task(live.wait_delivered(60.0))
+    await asyncio.sleep(0)
+    live.undelivered.discard("ended")
+    live.undelivered.add("next")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    live.undelivered.discard("next")
+    await waiting
+    await hanging.aclose()

@@ -9,6 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from edgeagent.api import session
 from edgeagent.api.response_store import ResponseStore
 from edgeagent.backends.fake import FakeBackend, Gate, finished
 from edgeagent.config import Config, ServerConfig
@@ -106,6 +107,26 @@ async def test_a_terminal_event_that_waits_for_the_store_is_waited_for(monkeypat
             stored.set_result(None)
             events = [json.loads(event) async for event in _until_closed(socket)]
             assert events[-1]["type"] == "response.completed"
+        await daemon.serving
+
+
+async def test_responses_that_wait_for_their_turn_have_their_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_ACTIVE", 1)
+    gate, num_lanes, num_queued = Gate(), 12, 0
+    async with running(gated(gate)) as daemon:
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+            for lane in range(num_lanes):
+                create = {"type": "response.create", "input": "hi", "store": False, "stream_id": f"lane-{lane}"}
+                await socket.send(json.dumps(create))
+            while num_queued < num_lanes - 1:
+                num_queued += json.loads(await socket.recv())["type"] == "response.queued"
+            await gate.reached.wait()
+            daemon.stop.request()
+            await draining(daemon)
+            gate.opened.set()
+            types = [json.loads(event)["type"] async for event in _until_closed(socket)]
+            assert types.count("response.completed") == 1
+            assert types.count("response.failed") == num_lanes - 1
         await daemon.serving
 
 
