@@ -155,8 +155,9 @@ class FakeBackend:
         self.queries.append(query)
         self._check_model(model)
         await asyncio.sleep(0)
+        has_pieces = True
         match query:
-            case Tokenize(text, add_bos):
+            case Tokenize(text, add_bos, with_pieces=has_pieces):
                 text = f"^{text}" if add_bos else text
             case Detokenize(tokens):
                 text = "".join(map(chr, tokens))
@@ -166,7 +167,8 @@ class FakeBackend:
                 text = "0"
             case Embed():
                 return TextAnswer(embeddings=tuple(_embedding(prompt, query.dimensions) for prompt in query.inputs))
-        return TextAnswer(text, tuple(map(ord, text)), tuple(char.encode() for char in text))
+        pieces = tuple(char.encode() for char in text) if has_pieces else ()
+        return TextAnswer(text, tuple(map(ord, text)), pieces)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request; an unknown or finished id is ignored."""

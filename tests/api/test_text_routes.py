@@ -34,10 +34,13 @@ async def test_tokenize(daemon: Running, backend: Answering) -> None:
     fields = {"content": "ab", "add_special": True, "parse_special": False, "model": "fake"}
     assert (await post(daemon, "/tokenize", fields)).json() == {"tokens": [94, 97, 98]}
     assert (await post(daemon, "/tokenize", {"content": ""})).json() == {"tokens": []}
+    reply = await post(daemon, "/tokenize", {"content": "b", "with_pieces": True})
+    assert reply.json() == {"tokens": [{"id": 98, "piece": "b"}]}
     assert backend.queries == [
         Tokenize("ab", add_bos=False, parse_special=True),
         Tokenize("ab", add_bos=True, parse_special=False),
         Tokenize(""),
+        Tokenize("b", with_pieces=True),
     ]
 
 
