@@ -6,10 +6,10 @@ import asyncio
 from functools import partial
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
+from pydantic_core import to_json
 
 from edgeagent.api.context import context_of
 from edgeagent.api.fields import Body, validate
@@ -95,7 +95,7 @@ def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
         if with_pieces:
             pairs = zip(answer.tokens[step], answer.pieces[step], strict=True)
             items = [{"id": token, "piece": _piece(piece)} for token, piece in pairs]
-        steps.append(msgspec.json.encode(items)[1:-1])
+        steps.append(to_json(items)[1:-1])
     return b'{"tokens":[' + b",".join(steps) + b"]}"
 
 

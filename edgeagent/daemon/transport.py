@@ -14,7 +14,6 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.protocol import State
 
 from edgeagent import metrics
 from edgeagent.api.security import MAX_HEADER_BYTES
@@ -252,7 +251,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         """Close with 1001, which clients take as a reason to connect again elsewhere or later."""
         if self.handshake_complete and not self.close_sent:
             self.stop_keepalive()
-            if self.conn.state is not State.OPEN:
+            if self.conn.close_rcvd is not None:
                 return  # the client has just closed it, and has had its answer: the transport ends by itself
             self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
             self.conn.send_close(GOING_AWAY, "the daemon is stopping")
