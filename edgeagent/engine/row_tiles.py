@@ -10,6 +10,8 @@ from __future__ import annotations
 
 _LARGE_TILE = 16
 _MAX_ADDED = 3
+# From so many tokens on another kernel computes, which rounds otherwise: whether it does is not to hang on what is added.
+_OTHER_KERNEL = 64
 # By llama_ftype. Weights that llama.cpp lays out anew for the CPU are computed in fours.
 _UNQUANTIZED = {0: "F32", 1: "F16", 32: "BF16"}
 _REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
@@ -26,7 +28,7 @@ def num_to_round(num_tokens: int, tile: int) -> int:
     """Return how many tokens to add to so many (at most 3); 0 where that would not be quicker."""
     if tile == 0:
         return 0
-    to_large = -num_tokens % _LARGE_TILE
-    if to_large <= _MAX_ADDED:
-        return to_large
-    return 1 if -num_tokens % tile == 1 else 0
+    added = -num_tokens % _LARGE_TILE
+    if added > _MAX_ADDED:
+        added = 1 if -num_tokens % tile == 1 else 0
+    return 0 if num_tokens < _OTHER_KERNEL <= num_tokens + added else added

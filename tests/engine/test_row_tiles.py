@@ -20,3 +20,9 @@ Q4_0, Q8_0, F16 = 2, 7, 1
 def test_so_many_tokens_are_computed_instead(file_type: int, changed: dict[int, int]) -> None:
     tile = choose_tile(file_type)
     assert {count: count + num_to_round(count, tile) for count in range(25) if num_to_round(count, tile)} == changed
+
+
+@pytest.mark.parametrize("file_type", [Q4_0, Q8_0])
+def test_what_is_added_does_not_bring_another_kernel(file_type: int) -> None:
+    tile = choose_tile(file_type)
+    assert [count + num_to_round(count, tile) for count in (45, 60, 61, 62, 63, 64, 77)] == [48, 60, 61, 62, 63, 64, 80]
