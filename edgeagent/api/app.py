@@ -30,7 +30,7 @@ from edgeagent.api import (
 )
 from edgeagent.api.context import Context
 from edgeagent.api.envelope import Envelope
-from edgeagent.api.errors import error_body, error_headers, http_status, printable
+from edgeagent.api.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
 from edgeagent.api.limits import BodyLimit
 from edgeagent.api.live import LiveRequests, Trace
 from edgeagent.api.probe import Probe
@@ -46,6 +46,7 @@ _MODULES = (
     *(responses, compaction, stored_responses, websocket, models, ollama, admin, cache_routes, metrics),
 )
 ROUTERS = tuple(module.router for module in _MODULES)
+_PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
 logger = logging.getLogger(__name__)
 
@@ -104,32 +105,37 @@ def create_app(
     return app
 
 
-def _error_response(error: EdgeAgentError, status: int | None = None) -> JSONResponse:
-    return JSONResponse(
-        {"error": error_body(error)}, status_code=status or http_status(error), headers=error_headers(error)
-    )
+def _error_response(path: str, error: EdgeAgentError) -> JSONResponse:
+    body = refusal(path, error_body(error))
+    return JSONResponse(body, status_code=http_status(error), headers=error_headers(error))
 
 
 async def _answer_unhandled(scope: Scope, receive: Receive, send: Send) -> None:
-    await _error_response(InternalError("unhandled"))(scope, receive, send)
+    await _error_response(scope["path"], InternalError("unhandled"))(scope, receive, send)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, EdgeAgentError)
     if http_status(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.message)
-    return _error_response(error)
+    return _error_response(request.scope["path"], error)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    path = request.scope["path"]
+    path: str = request.scope["path"]
+    places = "/api/chat, /api/generate, /api/tags" if path.startswith(OLLAMA_PREFIX) else _PLACES
     code, message = {
         HTTPStatus.NOT_FOUND: (
             "not_found",
-            f"there is no {path[:256]}; see /v1/models, /v1/responses, /v1/chat/completions",
+            f"there is no {path[:256]}; see {places}",
         ),
         HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", f"{request.method} is not possible on {path[:256]}"),
     }.get(HTTPStatus(error.status_code), ("invalid_value", str(error.detail)))
-    body = {"message": printable(message), "type": "invalid_request_error", "param": None, "code": code}
-    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+    body: dict[str, str | None] = {
+        "message": printable(message),
+        "type": "invalid_request_error",
+        "param": None,
+        "code": code,
+    }
+    return JSONResponse(refusal(path, body), status_code=error.status_code, headers=error.headers)

@@ -14,6 +14,7 @@ from typing import Any
 from edgeagent import errors
 from edgeagent.errors import EdgeAgentError
 
+OLLAMA_PREFIX = "/api/"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
 MAX_RETRY_AFTER_S = 120.0
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -74,7 +75,7 @@ def http_status(error: EdgeAgentError) -> int:
 
 
 def error_body(error: EdgeAgentError) -> dict[str, str | None]:
-    """Return {"message", "type", "param", "code"}; HTTP wraps it as {"error": …}."""
+    """Return {"message", "type", "param", "code"}; `refusal` wraps it for HTTP."""
     is_internal = type(error) in (EdgeAgentError, errors.InternalError)
     return {
         "message": _INTERNAL_MESSAGE if is_internal else printable(error.message),
@@ -82,6 +83,11 @@ def error_body(error: EdgeAgentError) -> dict[str, str | None]:
         "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
+
+
+def refusal(path: str, error: dict[str, str | None]) -> dict[str, Any]:
+    """Return the body of an HTTP answer with this error_body: where Ollama's clients ask, they want its text alone."""
+    return {"error": error["message"] if path.startswith(OLLAMA_PREFIX) else error}
 
 
 def error_event(error: EdgeAgentError, stream_id: str | None) -> dict[str, Any]:

@@ -154,7 +154,9 @@ def _invalid(details: ErrorDetails, path: str) -> InvalidRequest:
         elif part not in ("str", "bool", "int", "float"):  # a union's branch, not a field
             path += f".{part}" if path else part
     value = details["input"]
-    shown = "" if details["type"] == "missing" or not isinstance(value, str | int | float | None) else repr(value)[:80]
+    shown = ""
+    if details["type"] != "missing" and isinstance(value, str | int | float | None):
+        shown = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
     return InvalidRequest(f"{path} {_demand(details)}" + (f", not {shown}" if shown else ""), param=path)
 
 

@@ -21,14 +21,17 @@ router = APIRouter(route_class=OllamaRoute)
 
 @router.post("/api/embed")
 async def create(request: Request) -> Response:
-    """Return a vector for each text, with durations in nanoseconds; the client's leaving cancels it."""
+    """Return a vector for each text, with durations in nanoseconds; the client's leaving cancels it.
+
+    Without a text the model is loaded, and nothing else.
+    """
     began_ns = time.monotonic_ns()
     context = context_of(request)
     body, query = await read_body(request, read_ollama_embed)
     model = served_name(context, body.model)
     await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
     loaded_ns = time.monotonic_ns()
-    embeddings = await unless_disconnected(request.receive, embed(context.service, model, query))
+    embeddings = await unless_disconnected(request.receive, embed(context.service, model, query)) if query else ()
     vectors = await vectors_json(embeddings)
     fields = {
         "model": body.model,
@@ -41,10 +44,13 @@ async def create(request: Request) -> Response:
 
 @router.post("/api/embeddings")
 async def create_one(request: Request) -> Response:
-    """Return one text's vector; the client's leaving cancels it."""
+    """Return one text's vector, an empty one where there is no text; the client's leaving cancels it."""
     context = context_of(request)
     body, query = await read_body(request, read_ollama_embeddings)
     model = served_name(context, body.model)
+    if query is None:
+        await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
+        return Response(b'{"embedding":[]}', media_type="application/json")
     embeddings = await unless_disconnected(request.receive, embed(context.service, model, query))
     [vector] = await vectors_json(embeddings)
     return Response(b'{"embedding":%s}' % vector, media_type="application/json")

@@ -47,7 +47,7 @@ class ListedModel:
     is_loaded: bool = False
 
 
-@router.get("/api/tags")
+@router.api_route("/api/tags", methods=["GET", "HEAD"])
 async def tags(request: Request) -> JSONResponse:
     """List every model that is served or on disk."""
     models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())

@@ -33,31 +33,35 @@ class EmbeddingsBody(Body):
 
 
 class OllamaEmbedBody(Body):
-    """Ollama's: a text or several. A text that is too long is cut unless `truncate` is false."""
+    """Ollama's: a text or several, or none. A text that is too long is cut unless `truncate` is false."""
 
     model: Model
-    input: str | list[str]
+    input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, between(0, MAX_INT32)] | None = None
     options: dict[str, Any] | None = None
     keep_alive: float | str | None = None
 
-    def query(self) -> Embed:
-        """Return the question; raise InvalidRequest that names the input at fault."""
+    def query(self) -> Embed | None:
+        """Return the question, None where only the model is to be loaded; raise InvalidRequest for a wrong input."""
+        if not self.input:
+            return None
         inputs = _read_inputs(self.input, "input")
         return Embed(inputs, truncate=self.truncate is not False, dimensions=self.dimensions or None)
 
 
 class OllamaEmbeddingsBody(Body):
-    """Ollama's older one: one text, cut where it is too long."""
+    """Ollama's older one: one text or none, cut where it is too long."""
 
     model: Model
-    prompt: str
+    prompt: str | None = None
     options: dict[str, Any] | None = None
     keep_alive: float | str | None = None
 
-    def query(self) -> Embed:
-        """Return the question; raise InvalidRequest where the prompt is empty or too long."""
+    def query(self) -> Embed | None:
+        """Return the question, None where only the model is to be loaded; raise InvalidRequest for a long prompt."""
+        if not self.prompt:
+            return None
         return Embed(_read_inputs(self.prompt, "prompt"), truncate=True)
 
 
@@ -67,14 +71,14 @@ def read_embeddings(fields: Fields) -> tuple[EmbeddingsBody, Embed]:
     return body, body.query()
 
 
-def read_ollama_embed(fields: Fields) -> tuple[OllamaEmbedBody, Embed]:
-    """Return Ollama's body, checked, and its question."""
+def read_ollama_embed(fields: Fields) -> tuple[OllamaEmbedBody, Embed | None]:
+    """Return Ollama's body, checked, and its question, if there is one."""
     body = validate(OllamaEmbedBody, fields)
     return body, body.query()
 
 
-def read_ollama_embeddings(fields: Fields) -> tuple[OllamaEmbeddingsBody, Embed]:
-    """Return the body of Ollama's older route, checked, and its question."""
+def read_ollama_embeddings(fields: Fields) -> tuple[OllamaEmbeddingsBody, Embed | None]:
+    """Return the body of Ollama's older route, checked, and its question, if there is one."""
     body = validate(OllamaEmbeddingsBody, fields)
     return body, body.query()
 

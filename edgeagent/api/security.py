@@ -19,12 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
 from edgeagent.api.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_unix, values
-from edgeagent.api.errors import error_body, error_headers, http_status
+from edgeagent.api.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
 from edgeagent.config import ServerConfig
 from edgeagent.credentials import OWNER, Client, Keys
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
-OLLAMA_PREFIX = "/api/"
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 
@@ -256,9 +255,7 @@ async def _answer_preflight(send: Send, origin: bytes) -> None:
 
 async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
     """Answer with plain HTTP, a WebSocket too: a client must not take a refusal for a socket that opened and fell."""
-    error = error_body(refused.error)
-    is_ollama = scope["path"].startswith(OLLAMA_PREFIX)
-    body = json.dumps({"error": error["message"] if is_ollama else error}).encode()
+    body = json.dumps(refusal(scope["path"], error_body(refused.error))).encode()
     headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refused.origin is not None:

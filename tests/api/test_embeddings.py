@@ -173,13 +173,10 @@ class TestOllama:
     @pytest.mark.parametrize(
         ("path", "fields", "message"),
         [
-            ("embed", {}, "input is required"),
-            ("embed", {"input": ""}, "input is empty"),
             ("embed", {"input": ["a", ""]}, "input[1] is empty"),
             ("embed", {"input": [1]}, "must be a valid string"),
             ("embed", {"input": "a", "truncate": "no"}, "truncate must be"),
-            ("embeddings", {"prompt": ""}, "prompt is empty"),
-            ("embeddings", {"input": "a"}, "prompt is required"),
+            ("embeddings", {"prompt": ["a"]}, "prompt must be a valid string"),
         ],
     )
     async def test_what_is_wrong_is_named(
@@ -189,8 +186,21 @@ class TestOllama:
         assert reply.status_code == 400
         assert message in reply.json()["error"]
 
+    @pytest.mark.parametrize("fields", [{}, {"input": None}, {"input": ""}, {"input": []}])
+    async def test_without_a_text_a_model_is_only_loaded(
+        self, daemon: Running, backend: Answering, fields: dict[str, Any]
+    ) -> None:
+        body = (await post(daemon, "/api/embed", model="fake", **fields)).json()
+        assert (body["model"], body["embeddings"], body["prompt_eval_count"]) == ("fake", [], 0)
+        older = await post(daemon, "/api/embeddings", model="fake", prompt=fields.get("input") or "")
+        assert (older.status_code, older.json()) == (200, {"embedding": []})
+        assert backend.queries == []
+
     async def test_an_unknown_model(self, daemon: Running, backend: Answering) -> None:
-        for path, fields in (("embed", {"input": "a"}), ("embeddings", {"prompt": "a"})):
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("embed", {"input": "a"}), ("embed", {}), ("embeddings", {"prompt": "a"}), ("embeddings", {})
+        ]  # fmt: skip
+        for path, fields in asked:
             reply = await post(daemon, f"/api/{path}", model="nope", **fields)
             assert (reply.status_code, "model 'nope' not found" in reply.json()["error"]) == (404, True)
 

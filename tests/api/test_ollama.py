@@ -642,7 +642,7 @@ class TestRest:
 
     async def test_who_is_there(self, daemon: Running) -> None:
         assert (await daemon.http.get(daemon.url)).text == "Ollama is running"
-        for path in ("/", "/api/version"):
+        for path in ("/", "/api/version", "/api/tags"):
             reply = await daemon.http.head(daemon.url + path)
             assert (reply.status_code, reply.content) == (200, b"")
         version = (await daemon.http.get(f"{daemon.url}/api/version")).json()
@@ -662,6 +662,12 @@ class TestRest:
         reply = await daemon.http.request(method, f"{daemon.url}/api/{path}", json={"model": "fake", "input": "a"})
         assert reply.status_code == 501
         assert set(reply.json()) == {"error"} and isinstance(reply.json()["error"], str)
+
+    @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/api/nothing", 404), ("GET", "/api/chat", 405)])
+    async def test_a_wrong_path_is_a_text_here(self, daemon: Running, method: str, path: str, status: int) -> None:
+        reply = await daemon.http.request(method, daemon.url + path)
+        assert reply.status_code == status
+        assert path in reply.json()["error"] and "/v1/" not in reply.json()["error"]
 
     @pytest.mark.parametrize("body", ["", "[]", "{", '{"model": "fake", "model": "fake"}', '{"model": NaN}'])
     @pytest.mark.parametrize("path", ["chat", "generate", "show", "pull"])

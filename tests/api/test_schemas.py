@@ -80,7 +80,8 @@ def test_one_field_beside_a_message(name: str, value: Any) -> None:
         ({"stream_options": "x"}, "stream_options must be an object, not 'x'"),
         ({"model": ""}, "model must have at least 1 characters, not ''"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias must hold at most 1024 items"),
-        ({"n": True}, "n must be a valid integer, not True"),
+        ({"n": True}, "n must be a valid integer, not true"),
+        ({"messages": None}, "messages must be a list, not null"),
     ],
 )
 def test_a_refusal_speaks_of_json(fields: dict[str, Any], message: str) -> None:

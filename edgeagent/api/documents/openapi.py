@@ -75,6 +75,7 @@ OPERATIONS: dict[str, Operation] = {
     "GET /api/version": Operation("ollama", answer=answers_ollama.OllamaVersion),
     "HEAD /api/version": Operation("ollama"),
     "GET /api/tags": Operation("ollama", answer=answers_ollama.OllamaModels),
+    "HEAD /api/tags": Operation("ollama"),
     "GET /api/ps": Operation("ollama", answer=answers_ollama.OllamaModels),
     "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, answers_ollama.OllamaDescription),
     "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers_ollama.OllamaChat, LINES),
