@@ -6,7 +6,7 @@ import contextlib
 import io
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
@@ -23,14 +23,21 @@ class Output(Protocol):
     def flush(self) -> object: ...
 
 
+def dropped_lines(num: int) -> str:
+    """Return the line that stands for lines that were dropped."""
+    return f"({num} lines were dropped: nobody read them)"
+
+
 class Console:
     """A text stream in front of another. Its thread alone writes to that one, past its buffer.
 
-    Past the buffer, since the interpreter's last flush would wait for a buffer that a blocked thread holds, and abort.
+    `describe` makes the line that says how many were dropped. Past the buffer, since the interpreter's last flush would
+    wait for a buffer that a blocked thread holds, and abort.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> None:
         self._stream = stream
+        self._describe = describe
         self._raw = _raw(stream)
         self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
         self._num_dropped = 0
@@ -63,7 +70,7 @@ class Console:
             with contextlib.suppress(OSError, ValueError):
                 if self._num_dropped:
                     num_dropped, self._num_dropped = self._num_dropped, 0
-                    self._put(f"({num_dropped} lines were dropped: nobody read them)\n")
+                    self._put(f"{self._describe(num_dropped)}\n")
                 self._put(text)
 
     def _put(self, text: str) -> None:
@@ -77,9 +84,9 @@ class Console:
 
 
 @contextmanager
-def console(stream: TextIO) -> Iterator[Console]:
+def console(stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> Iterator[Console]:
     """Provide a Console in front of a stream, and finish it at the end."""
-    lines = Console(stream)
+    lines = Console(stream, describe)
     try:
         yield lines
     finally:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from edgeagent import __version__
 from edgeagent.api.service import Service
 from edgeagent.credentials import KeyRing, Keys, ensure_token
-from edgeagent.daemon.console import console
+from edgeagent.daemon.console import console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, listening
-from edgeagent.daemon.logs import configure_logging, log_unhandled
-from edgeagent.daemon.reporter import ConsoleReporter, Reporter
+from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
+from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
@@ -65,9 +65,11 @@ def serve(
 ) -> int:
     """Run the daemon until it is told to stop; return the exit status (ExitCode). Call from the main thread."""
     _forbid_cores()
-    with console(sys.stdout) as out, console(sys.stderr) as err:
+    is_json = config.log.format == "json"
+    with console(sys.stdout) as out, console(sys.stderr, dropped_record if is_json else dropped_lines) as err:
         configure_logging(config.log, err)
-        return _serve_and_say_how_it_went(config, reporter or ConsoleReporter(out, err), build)
+        ours = LogReporter(out) if is_json else ConsoleReporter(out, err)
+        return _serve_and_say_how_it_went(config, reporter or ours, build)
 
 
 def _forbid_cores() -> None:

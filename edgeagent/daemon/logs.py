@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgeagent.api.request_id import REQUEST_ID
+from edgeagent.daemon.console import dropped_lines
 
 if TYPE_CHECKING:
     from edgeagent.config import LogConfig
@@ -110,6 +111,12 @@ class JsonLines(_Lines):
         elif hasattr(record, PLACES):
             line["traceback"] = getattr(record, PLACES)
         return json.dumps(line)
+
+
+def dropped_record(num: int) -> str:
+    """Return the object that stands for lines that were dropped."""
+    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, dropped_lines(num), (), None)
+    return JsonLines().format(record)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelInfo, ModelStatus
 
 _PROGRESS_STEP = 0.1
+
+logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
@@ -60,7 +63,7 @@ class ConsoleReporter:
         """Print the progress, a line for each tenth."""
         if model.progress >= self._shown.get(model.name, -1.0) + _PROGRESS_STEP:
             self._shown[model.name] = model.progress
-            self._print_error(f"loading {model.name}: {model.progress:.0%}")
+            self._report(logging.INFO, f"loading {model.name}: {model.progress:.0%}")
 
     def ready(self, model: ModelStatus) -> None:
         """Print the model and how long it took."""
@@ -72,22 +75,30 @@ class ConsoleReporter:
     def failed(self, model: ModelStatus) -> None:
         """Print the cause."""
         self._shown.pop(model.name, None)
-        self._print_error(f"{model.name} failed: {model.cause or 'no cause is known'}")
+        self._report(logging.ERROR, f"{model.name} failed: {model.cause or 'no cause is known'}")
 
     def stopping(self, num_live: int) -> None:
         """Print how many requests are waited for."""
         waiting = f", waiting for {num_live} live requests (a second signal ends them)" if num_live else ""
-        self._print_error(f"stopping{waiting}")
+        self._report(logging.INFO, f"stopping{waiting}")
 
     def error(self, message: str) -> None:
         """Print the message."""
-        self._print_error(f"error: {message}")
+        self._report(logging.ERROR, f"error: {message}")
 
     def _print(self, line: str) -> None:
         _write(self._out, line)
 
-    def _print_error(self, line: str) -> None:
+    def _report(self, level: int, line: str) -> None:
+        del level
         _write(self._err, line)
+
+
+class LogReporter(ConsoleReporter):
+    """What is reached on stdout, all else as records of the log: for logs that machines read."""
+
+    def _report(self, level: int, line: str) -> None:
+        logger.log(level, "%s", line)
 
 
 def _described(info: ModelInfo) -> str:

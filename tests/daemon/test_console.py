@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from typing import TextIO
 
 import pytest
 
 from edgeagent.daemon import console as module
-from edgeagent.daemon.console import Console, console
+from edgeagent.daemon.console import Console, console, dropped_lines
+from edgeagent.daemon.logs import dropped_record
 
 
 def pipe() -> tuple[int, TextIO]:
@@ -42,12 +44,15 @@ def test_a_reader_that_has_gone() -> None:
         lines.write("two\n")
 
 
-def test_a_reader_that_does_not_read_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("describe", [dropped_lines, dropped_record])
+def test_a_reader_that_does_not_read_costs_lines_and_no_time(
+    monkeypatch: pytest.MonkeyPatch, describe: Callable[[int], str]
+) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_LINES", 3)
     monkeypatch.setattr(module, "CLOSE_S", 0.0)
     reading, stream = pipe()
     with stream:
-        lines = Console(stream)
+        lines = Console(stream, describe)
         for _ in range(64):
             lines.write("x" * 65536)
         lines.finish()

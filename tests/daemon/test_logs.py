@@ -12,7 +12,7 @@ import pytest
 
 from edgeagent.api.request_id import REQUEST_ID
 from edgeagent.backends.fake import FakeBackend
-from edgeagent.daemon.logs import ConsoleLines, JsonLines, log_unhandled
+from edgeagent.daemon.logs import ConsoleLines, JsonLines, dropped_record, log_unhandled
 from tests.daemon.logged import logged
 from tests.daemon.running import exchange, running
 
@@ -29,6 +29,11 @@ def record(message: str, *values: object, **extra: object) -> logging.LogRecord:
 def test_console_lines_hold_no_control_characters() -> None:
     line = ConsoleLines().format(record("path %s", "/\x1b[2J\r\n\x00\x9b\u202e\u2028x"))
     assert line.endswith("WARNING edgeagent.x: path /\\x1b[2J\\r\\n\\x00\\x9b\\u202e\\u2028x")
+
+
+def test_dropped_lines_are_told_in_json() -> None:
+    fields = json.loads(dropped_record(3))
+    assert (fields["level"], fields["message"]) == ("warning", "(3 lines were dropped: nobody read them)")
 
 
 def test_json_lines() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
 
-from edgeagent.daemon.reporter import ConsoleReporter
+from edgeagent.daemon.reporter import ConsoleReporter, LogReporter
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus, WorkerState, replace
 from tests.api.services import INFO
+from tests.daemon.logged import logged
 
 RUNTIME = Runtime(1, 2.0, 8127, "http://127.0.0.1:8127", "0.1.0", token="hidden")
 
@@ -43,6 +45,25 @@ def test_the_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:
         "error: no",
     ]
     assert "hidden" not in out.getvalue() + err.getvalue()
+
+
+def test_a_log_for_machines_has_no_other_lines() -> None:
+    out = io.StringIO()
+    with logged() as log:
+        reporter = LogReporter(out)
+        reporter.listening(RUNTIME, None)
+        reporter.loading(ModelStatus("m", WorkerState.STARTING, 0.5))
+        reporter.failed(ModelStatus("m", WorkerState.FAILED))
+        reporter.stopping(0)
+        reporter.error("100% no")
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("info", "loading m: 50%"),
+        ("error", "m failed: no cause is known"),
+        ("info", "stopping"),
+        ("error", "error: 100% no"),
+    ]
+    assert out.getvalue().startswith("edgeagent 0.1.0 listening on ")
 
 
 @pytest.mark.parametrize(("num_params", "size"), [(4_987_136, "5.0M"), (12_345_678_901, "12.3B")])
