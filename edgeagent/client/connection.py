@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from typing import Any, Self
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 
 from edgeagent.client.address import Address, address_of_daemon, is_loopback
 from edgeagent.client.answer import Answer, Event
@@ -216,7 +218,7 @@ async def _open(address: Address) -> ClientConnection:
             proxy=None if is_loopback(address.websocket_url) else True,
         )
     except InvalidStatus as refused:
-        raise _refusal(address, refused.response.status_code) from None
+        raise _refusal(address, refused.response) from None
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise BackendUnavailable(
             f"no daemon answers at {address.websocket_url} ({error}); start one with `edgeagent serve`",
@@ -226,14 +228,26 @@ async def _open(address: Address) -> ClientConnection:
         raise BackendUnavailable(f"{address.websocket_url} is no WebSocket address: {error}") from None
 
 
-def _refusal(address: Address, status: int) -> EdgeAgentError:
-    match status:
+def _refusal(address: Address, response: Response) -> EdgeAgentError:
+    match response.status_code:
         case 401:
             return Unauthorized(f"{address.websocket_url} asks for a token; it is in the daemon's state folder")
         case 403:
             return Forbidden(f"{address.websocket_url} refuses this host name or origin; see server.allowed_hosts")
-        case _:
+        case 429 | 503:
+            reason = _message(response.body) or f"HTTP {response.status_code}"
+            return BackendUnavailable(f"{address.websocket_url}: {reason}", retry_after_s=RETRY_DELAYS_S[0])
+        case status:
             return BackendUnavailable(f"{address.websocket_url} answers with HTTP {status}: is that an edgeagent?")
+
+
+def _message(body: bytes | bytearray) -> str | None:
+    """Return what the daemon says in the body of a refusal; whatever else answers there need not say anything."""
+    with suppress(ValueError):
+        match json.loads(body):
+            case {"error": {"message": str(message)}}:
+                return message
+    return None
 
 
 def connect(url: str | None = None, token: str | None = None, state_dir: Path | None = None) -> Client:

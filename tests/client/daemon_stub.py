@@ -15,18 +15,21 @@ Act = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 
 
 class DaemonStub:
-    """Messages received on all connections, in order, and the Authorization headers that came with the connections."""
+    """Messages received on all connections, in order, and the Authorization headers that came with the connections.
+
+    `refusals` are the statuses and bodies that the next handshakes get.
+    """
 
     def __init__(self) -> None:
         self.url = ""
         self.received: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
         self.script: list[Act] = []
-        self.refuse_with: int | None = None
+        self.refusals: list[tuple[int, str]] = []
 
     def check(self, connection: ServerConnection, request: Request) -> Response | None:
         self.authorizations.append(request.headers.get("Authorization"))
-        return connection.respond(self.refuse_with, "no") if self.refuse_with else None
+        return connection.respond(*self.refusals.pop(0)) if self.refusals else None
 
     async def converse(self, connection: ServerConnection) -> None:
         try:

@@ -192,8 +192,28 @@ async def test_a_daemon_that_ignores_a_cancel_loses_the_connection(monkeypatch: 
 @pytest.mark.parametrize(("status", "error"), [(401, Unauthorized), (403, Forbidden), (500, BackendUnavailable)])
 async def test_a_refused_connection_says_why(status: int, error: type[Exception]) -> None:
     async with running_stub() as stub:
-        stub.refuse_with = status
+        stub.refusals = [(status, "no")]
         with pytest.raises(error):
+            await connect(stub.url).open()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_refusal_that_may_pass_is_tried_again(status: int) -> None:
+    async with running_stub(sending(text_events("resp_1", "late"))) as stub:
+        client = connect(stub.url)
+        stub.refusals = [(status, '{"error": {"message": "too many"}}')] * 2
+        with pytest.raises(BackendUnavailable, match="too many"):
+            await client.open()
+        assert (await client.ask("Hi")).text == "late"
+        assert len(stub.authorizations) == 3
+        await client.close()
+
+
+@pytest.mark.parametrize("body", ["no", "[]", "{}", '{"error": "busy"}'])
+async def test_a_refusal_in_other_words_is_told_by_its_status(body: str) -> None:
+    async with running_stub() as stub:
+        stub.refusals = [(503, body)]
+        with pytest.raises(BackendUnavailable, match="HTTP 503"):
             await connect(stub.url).open()
 
 
