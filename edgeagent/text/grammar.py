@@ -185,7 +185,7 @@ class Constraint:
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
-            raise InvalidRequest(f"the output format is too complex to follow: {_first_line(matcher.get_error())}")
+            raise InvalidRequest(f"the output format is too complex to follow: {_reason(matcher.get_error())}")
 
 
 class _TokenizerAdapter:
@@ -292,7 +292,7 @@ class GrammarCompiler:
             # A grammar without any sentence (a schema that refers to itself, say) shows only when it is used.
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise error_type(f"the schema cannot be followed: {_first_line(matcher.get_error())}", param=param)
+            raise error_type(f"the schema cannot be followed: {_reason(matcher.get_error())}", param=param)
         return matcher
 
 
@@ -322,5 +322,10 @@ def _joined(start: str, grammars: Sequence[Grammar]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": start}, *grammars]})
 
 
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:300] if text.strip() else "unknown reason"
+def _reason(text: str) -> str:
+    """Return what is wrong, in a line: the first, with the last where that one only announces it (a regex's error)."""
+    lines = text.strip().splitlines() or ["unknown reason"]
+    reason = lines[0]
+    if reason.endswith(":") and len(lines) > 1:
+        reason = f"{reason} {lines[-1].removeprefix('error: ')}"
+    return reason[:300]

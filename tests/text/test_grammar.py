@@ -307,6 +307,10 @@ def test_schemas_that_cannot_be_followed_are_refused() -> None:
         refused(schema)
 
 
+def test_a_pattern_s_error_is_said_whole() -> None:
+    assert refused({"type": "string", "pattern": "("}).message.endswith("regex parse error: unclosed group")
+
+
 def test_keywords_that_are_not_known_are_ignored_when_not_strict() -> None:
     schema = '{"type": "string", "not": {"const": "a"}}'
     assert accepts(constraint(JsonSchemaFormat(schema, strict=False)), '"b"')
