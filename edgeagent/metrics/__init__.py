@@ -35,7 +35,8 @@ requests_total = Counter(
 )
 refused_total = Counter(
     "edgeagent_refused_total",
-    "Requests and connections that were turned away before anything was generated, by error code.",
+    "What the daemon's door (connections, Host, Origin, token), a queue or a model turned away, by error code; "
+    "a body that is wrong is among the requests, by its status.",
     ["reason"],
     registry=REGISTRY,
 )
@@ -102,6 +103,9 @@ slow_clients_cut_total = Counter(
     ["transport"],
     registry=REGISTRY,
 )
+# Both from the beginning: a rate would not see the first cut of a series that begins with it.
+for _transport in ("http", "websocket"):
+    slow_clients_cut_total.labels(_transport)
 loop_lag_seconds = Tally(
     "edgeagent_loop_lag_seconds",
     "How late the daemon's event loop came to what was due, ten times a second.",

@@ -80,6 +80,13 @@ async def test_numbers_move_as_they_should() -> None:
     assert change.after["edgeagent_open_connections", frozenset()] >= 1
 
 
+async def test_what_may_never_happen_is_there_from_the_beginning() -> None:
+    async with running(FakeBackend()) as server:
+        samples = await scrape(server)
+    for transport in ("http", "websocket"):
+        assert ("edgeagent_slow_clients_cut_total", frozenset({("transport", transport)})) in samples
+
+
 async def test_websockets() -> None:
     async with running(FakeBackend()) as server:
         before = await scrape(server)
