@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import platformdirs
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -33,6 +42,7 @@ ENV_PREFIX = "EDGEAGENT_"
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+UNQUANTIZED_KV_TYPES = ("f32", "f16", "bf16")
 
 
 def _split_commas(value: object) -> object:
@@ -152,6 +162,14 @@ class EngineConfig(Section):
     """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """A step that takes longer than this (and 20 times the usual) is a hang: the worker is replaced."""
+
+    @field_validator("kv_type_v")
+    @classmethod
+    def _is_possible_without_flash_attention(cls, kv_type: str, fields: ValidationInfo) -> str:
+        """Refuse at once what llama.cpp would refuse at the end of the load."""
+        if kv_type not in UNQUANTIZED_KV_TYPES and fields.data.get("flash_attention") == "off":
+            raise ValueError("a quantized V cache needs flash attention: let it be auto or on, or take f16")
+        return kv_type
 
 
 class CacheConfig(Section):
@@ -399,5 +417,6 @@ def _complaints(error: ValidationError, sources: Mapping[str, str]) -> Iterator[
     for problem in error.errors(include_url=False, include_context=False):
         name = ".".join(str(part) for part in problem["loc"])
         source = next((text for option, text in sources.items() if name == option or name.startswith(f"{option}.")), "")
-        message = problem["msg"][0].lower() + problem["msg"][1:]
+        text = problem["msg"].removeprefix("Value error, ")
+        message = text[0].lower() + text[1:]
         yield f"{name} = {problem['input']!r} from {source or 'the configuration'}: {message}"

@@ -126,6 +126,16 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
     assert "65535" in message
 
 
+def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_loads() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"engine.flash_attention": "off", "engine.kv_type_v": "q8_0"})
+    assert caught.value.message.startswith(
+        "engine.kv_type_v = 'q8_0' from --kv-type-v: a quantized V cache needs flash"
+    )
+    assert load_config({"engine.kv_type_k": "q8_0", "engine.flash_attention": "off"}).config.engine.kv_type_k == "q8_0"
+    assert load_config({"engine.kv_type_v": "q8_0"}).config.engine.kv_type_v == "q8_0"
+
+
 def test_a_section_that_is_no_table_is_an_error(config_file: Path) -> None:
     config_file.write_text("engine = 3\n")
     with pytest.raises(ConfigError, match=r"config\.toml:1.*engine"):

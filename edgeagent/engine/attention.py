@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeagent.config import EngineConfig
+from edgeagent.config import UNQUANTIZED_KV_TYPES, EngineConfig
 
 # Plain attention's matrices should stay near the caches: 1,400 tokens in micro-batches of 128 took 0.91 of the time
 # that 512 took, and 0.97 of flash attention's.
@@ -20,7 +20,6 @@ _MICRO_BATCH = 128
 _MIN_MICRO_BATCH = 64
 _MAX_SCORES_BYTES = 192 << 20
 _MAX_PLAIN_PARALLEL = 4  # also in the words of EngineConfig.parallel
-_PLAIN_TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,6 @@ def choose_attention(config: EngineConfig, *, num_heads: int, num_cells: int, is
         not is_on_gpu
         and config.parallel <= _MAX_PLAIN_PARALLEL
         and config.cache_memory_bytes != 0  # idle prefixes must have somewhere to go
-        and config.kv_type_v in _PLAIN_TYPES  # llama.cpp cannot lay out a quantized V cache for it
+        and config.kv_type_v in UNQUANTIZED_KV_TYPES  # llama.cpp cannot lay out a quantized V cache for it
     )
     return Attention("off", min(config.batch, sizes[0])) if sizes and is_plain_fit else Attention("auto", config.batch)

@@ -58,7 +58,7 @@ class LlamaRunner:
         self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
         if not self._context:
             raise ModelLoadFailed(
-                f"llama.cpp could not make a context of {config.ctx or 'default'} tokens for {model.path}: "
+                f"llama.cpp could not make a context of {num_cells} tokens for {model.path}: "
                 f"{last_error() or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
             )
         self._memory = lib.llama_get_memory(self._context)
