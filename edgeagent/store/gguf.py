@@ -66,6 +66,8 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Return one file's header. Raise ModelNotFound, or ModelLoadFailed saying what is wrong with the file."""
     with open_model_file(path) as reader:
+        if reader.size_bytes == 0:
+            reader.fail("it is empty; download it again")
         magic = reader.take(min(4, reader.size_bytes))
         if magic != b"GGUF":
             reader.fail(f"it begins with {magic!r}, so it is not a GGUF file (those begin with b'GGUF')")

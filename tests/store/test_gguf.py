@@ -98,7 +98,7 @@ def huge(name: str, element_kind: int, count: int) -> bytes:
 
 
 BROKEN = {
-    "empty file": (b"", "not a GGUF"),
+    "empty file": (b"", "it is empty"),
     "another format": (b"PK\x03\x04" + bytes(100), "not a GGUF"),
     "only a magic": (b"GGUF", "ends at byte 4"),
     "version 1": (GgufBytes(version=1).to_bytes(), "version is 1"),
