@@ -71,6 +71,7 @@ def build_app(wanted: str | None) -> typer.Typer:
     app = typer.Typer(
         name="edgeagent",
         help="A low-latency on-device inference daemon for GGUF models.",
+        context_settings={"help_option_names": ["--help", "-h"]},
         rich_markup_mode=None,  # rich would double the start-up time
         pretty_exceptions_enable=False,
     )

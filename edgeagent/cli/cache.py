@@ -17,6 +17,7 @@ from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.stages import aligned
 from edgeagent.cli.status import AsJson, StateDir, duration
 from edgeagent.config import Config, load_config
+from edgeagent.credentials import clients
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
 
@@ -87,8 +88,11 @@ def warm(
     config: ConfigFile = None,
 ) -> None:
     """Compute a prompt and keep it, so that who begins with it finds it there. FILE is a system prompt, or JSON."""
+    settings = _settings(state_dir, config)
     body = {**_prompt(file), "client": client or "", "pin": pin}
-    usage = _call(_settings(state_dir, config), "/edgeagent/cache/warm", body, WARM_TIMEOUT_S)
+    if client and client not in {known.name for known in clients(settings.state_dir)}:
+        raise ConfigError(f"no client is named {client!r:.80}, so nobody would find it; see `edgeagent token list`")
+    usage = _call(settings, "/edgeagent/cache/warm", body, WARM_TIMEOUT_S)
     computed = usage["num_prompt_tokens"] - usage["num_cached_tokens"]
     typer.echo(f"{usage['num_prompt_tokens']} tokens are kept, of which {computed} were computed now.")
 
@@ -96,8 +100,12 @@ def warm(
 def _prompt(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8: {error}") from None
+    if not text.strip():
+        raise ConfigError(f"{file} is empty")
     if file.suffix.lower() != ".json":
         return {"messages": [{"role": "system", "content": text}]}
     try:

@@ -23,6 +23,9 @@ from edgeagent.config import Config, load_config
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.catalog import load_catalog
 
+DEFAULT_MODEL = "default"
+"""What clients of the wire may call the model that the daemon serves."""
+
 
 def run(
     model: Annotated[
@@ -53,6 +56,8 @@ def run(
     settings = load_config(overrides, config).config
     if prompt is None and model is not None and not is_model(model, _known_names(settings)):
         model, prompt = None, model
+    if model == DEFAULT_MODEL:
+        model = None
     question = _question(prompt)
     if as_json and question is None:
         raise typer.BadParameter("--json needs a PROMPT or piped text")
@@ -76,7 +81,7 @@ def run(
 
 def _known_names(settings: Config) -> set[str]:
     """Return the names that stand for a model here: the catalog's, and those that the daemon serves."""
-    names = {"builtin", "default", settings.model, *load_catalog()}
+    names = {"builtin", DEFAULT_MODEL, settings.model, *load_catalog()}
     found = find_daemon(settings.state_dir)
     if found is not None:
         names |= set(_served_names(address_of(found)))

@@ -70,7 +70,7 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     settings = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
     if found is None:
-        typer.echo("No daemon runs.")
+        typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
         return
     process = psutil.Process(found.pid)
     ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
@@ -134,7 +134,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
             lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")
     if model.get("num_restarts"):
-        lines.append(f"{model['name']}: its worker was restarted {model['num_restarts']} times; last: {model['cause']}")
+        times = "once" if model["num_restarts"] == 1 else f"{model['num_restarts']} times"
+        lines.append(f"{model['name']}: its worker was restarted {times}; last: {model['cause']}")
     elif model.get("cause"):
         lines.append(f"{model['name']}: {model['cause']}")
     if model.get("retry_after_s") is not None:

@@ -43,6 +43,12 @@ def test_every_command_exists_and_explains_itself(name: str, capsys: pytest.Capt
     assert "--help" in output
 
 
+@pytest.mark.parametrize("arguments", [["-h"], ["list", "-h"], ["cache", "-h"], ["cache", "stats", "-h"]])
+def test_help_as_people_ask_for_it(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("Usage: edgeagent")
+
+
 def test_the_version_as_people_ask_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"edgeagent {__version__}")

@@ -10,6 +10,7 @@ import pytest
 
 from edgeagent.cache_folder import About, list_parts
 from edgeagent.cli import cache, main
+from edgeagent.credentials import Scope, add_client
 from edgeagent.engine.blocks import Importance
 from edgeagent.runtime_file import Runtime
 from tests.engine.block_store.stores import close_now, make_chain, make_store
@@ -124,6 +125,7 @@ def test_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     daemon = Daemon(monkeypatch)
     (tmp_path / "prompt.txt").write_text("Be brief.")
     (tmp_path / "prompt.json").write_text('{"prompt": "Once"}')
+    add_client(tmp_path, "kiosk", [Scope.INFER])
     assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--pin", "--client", "kiosk") == 0
     assert "900 tokens are kept, of which 800 were computed now." in capsys.readouterr().out
     assert run(tmp_path, "warm", str(tmp_path / "prompt.json")) == 0
@@ -134,7 +136,17 @@ def test_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     ]
 
 
-@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff"])
+def test_warm_for_a_client_that_nobody_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = Daemon(monkeypatch)
+    (tmp_path / "prompt.txt").write_text("Be brief.")
+    assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--client", "kisok") == 2
+    assert "no client is named 'kisok'" in capsys.readouterr().err
+    assert daemon.asked == []
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b"", b" \n"])
 def test_warm_with_a_file_that_is_none(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prompt.json").write_bytes(content)
     assert run(tmp_path, "warm", str(tmp_path / "prompt.json")) == 2

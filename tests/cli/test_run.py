@@ -92,6 +92,18 @@ def test_the_running_daemon_is_used_for_a_model_it_serves(
     assert stub.received[0]["model"] == "tiny"
 
 
+def test_default_is_what_the_daemon_serves_or_would(start_stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = (sending(text_events(response_id, "ok")) for response_id in ("resp_1", "resp_2"))
+    stub = start_stub(*answers)
+    started = _startable(monkeypatch, stub)
+    assert main(["run", "default", "Hi"]) == 0
+    assert started == [["builtin"]]
+    _running(monkeypatch, stub, "tiny")
+    assert main(["run", "default", "Hi"]) == 0
+    assert len(started) == 1
+    assert [("model" in request) for request in stub.received] == [False, False]
+
+
 def test_another_model_gets_a_daemon_of_its_own(
     start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,17 @@ def test_status_tells_models_speed_devices_and_restarts(
     assert "builtin: prefix cache, disk: nothing more is written: the disk has 0.5 MiB free" in output
 
 
+def test_one_restart_is_told_as_such(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    (ours, *others) = REPORT["models"]
+    report = {**REPORT, "models": [{**ours, "num_restarts": 1}, *others]}
+    monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, report))
+    assert main(["status"]) == 0
+    assert "builtin: its worker was restarted once; last: died of signal 11" in capsys.readouterr().out
+
+
 def test_status_tells_of_a_quarantine_and_of_the_sandbox(
     daemon: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +223,7 @@ def test_stop_without_a_daemon_is_done_already(
 ) -> None:
     monkeypatch.setattr(status, "find_daemon", lambda state_dir: None)
     assert main(["stop"]) == 0
-    assert capsys.readouterr().out == "No daemon runs.\n"
+    assert capsys.readouterr().out.startswith("No daemon runs with the state folder ")
 
 
 def test_an_error_body_becomes_the_error_it_names(daemon: Any) -> None:
