@@ -133,18 +133,23 @@ async def _serve(
     runtime = _runtime(config.server, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
+    watch: asyncio.Task[None] | None = None
+
     def on_listening() -> None:
+        nonlocal watch
         write_runtime(config.state_dir, runtime)
         reporter.listening(runtime, token_file)
+        # From here on, so that the first thing told is where it listens.
+        watch = asyncio.create_task(_watch(router, reporter, stop))
 
     server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace)
-    watch = asyncio.create_task(_watch(router, reporter, stop))
     try:
         await server.serve(sockets=[listeners.tcp])
-        if watch.done():
+        if watch is not None and watch.done():
             await watch
     finally:
-        watch.cancel()
+        if watch is not None:
+            watch.cancel()
         remove_runtime(config.state_dir, runtime.pid)
         with suppress(TimeoutError):
             async with asyncio.timeout(STORE_CLOSE_S):

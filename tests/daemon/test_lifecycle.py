@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -18,9 +19,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon import lifecycle, listeners
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.state import ExitCode, StartError
 from edgeagent.runtime_file import Runtime, find_daemon
+from edgeagent.types import ModelStatus
+from tests.daemon.fake_daemon import SlowToLoad
+from tests.daemon.running import TOKEN, RecordingReporter
+from tests.owner_key import OwnerKey
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPABLE = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to a process")
@@ -175,6 +182,20 @@ def test_progress_and_failure_are_told(tmp_path: Path) -> None:
         lines = [process.stderr.readline() for _ in range(6)]
         assert lines == [f"loading fake: {share}%\n" for share in (0, 25, 50, 75, 100)] + ["fake failed: signal 9\n"]
         assert process.poll() is None
+
+
+def test_where_it_listens_is_told_before_how_far_the_load_is(tmp_path: Path) -> None:
+    class Stopping(RecordingReporter):
+        def failed(self, model: ModelStatus) -> None:
+            super().failed(model)
+            signal.raise_signal(signal.SIGTERM)
+
+    reporter, config = Stopping(), Config(state_dir=tmp_path, server=ServerConfig(port=0))
+    with listeners.listening(config.server) as found:
+        asyncio.run(lifecycle._run(config, found, OwnerKey(TOKEN), reporter, lambda _: SlowToLoad()))
+    told = [event.split()[0] for event in reporter.events]
+    assert told[:2] == ["listening", "loading"]
+    assert told[-2:] == ["failed", "stopping"]
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "nowhere.invalid", "192.0.2.1"])
