@@ -38,15 +38,15 @@ def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
         raw = data.encode() if isinstance(data, str) else data
         text = raw.decode()
     except UnicodeError as error:
-        raise InvalidRequest("the body is not valid UTF-8") from error
+        raise InvalidRequest("the text is not valid UTF-8") from error
     if raw.startswith(b"\xef\xbb\xbf"):
-        raise InvalidRequest("the body starts with a byte-order mark; send plain UTF-8")
+        raise InvalidRequest("the text starts with a byte-order mark; send plain UTF-8")
     _check_size(raw)
     try:
         value: object = _decoder.decode(text)
     except json.JSONDecodeError as error:
         raise InvalidRequest(
-            f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            f"the text is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from error
     except RecursionError as error:
         raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels") from error
