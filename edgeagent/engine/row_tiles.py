@@ -10,7 +10,7 @@ from __future__ import annotations
 
 _LARGE_TILE = 16
 _MAX_ADDED = 3
-# From so many tokens on another kernel computes, which rounds otherwise: whether it does is not to hang on what is added.
+# From so many tokens on another kernel computes, which rounds otherwise; what is added is not to bring it.
 _OTHER_KERNEL = 64
 # By llama_ftype. Weights that llama.cpp lays out anew for the CPU are computed in fours.
 _UNQUANTIZED = {0: "F32", 1: "F16", 32: "BF16"}
