@@ -80,9 +80,9 @@ class Machine:
 def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: str) -> None:
     if kv_type != "f16" and kind is MemoryKind.RECURRENT:
         pytest.skip("it has no KV cells to quantize")
-    # Heads must be 32 wide for quantized cells; below 64 tokens a batch, sums are exact.
+    # Heads must be 32 wide for quantized cells; below 64 tokens a batch, sums are exact with flash attention.
     model = make_tiny_model(tmp_path / "tiny.gguf", kind, num_heads=2)
-    config = EngineConfig(ctx=1024, batch=32, threads=1, kv_type_k=kv_type, kv_type_v=kv_type)
+    config = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on", kv_type_k=kv_type, kv_type_v=kv_type)
     folder = tmp_path / "cache"
     off = CachePolicy(read=False, write=False)
 
