@@ -39,6 +39,7 @@ from edgeagent.worker.protocol import (
     Answer,
     Ask,
     Cancel,
+    Delivered,
     Drop,
     Failed,
     FromWorker,
@@ -95,7 +96,7 @@ class Stub:
         getattr(self, f"start_{kind}")(*words)
         while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
             match message:
-                case Submit(request, delivered=delivered):
+                case Submit(request, delivered=Delivered(delivered)):
                     assert delivered == tuple(range(1000, 1000 + len(delivered)))
                     self.num_delivered[request.id] = len(delivered)
                     kind, *words = self.command(text_of(request).split("|"))

@@ -137,6 +137,7 @@ class Engine:
             num_prompt=num_prompt,
             max_length=num_prompt + num_output,
             order=self._num_added,
+            min_prompt_chunk=self._runner.min_prompt_chunk,
         )
         self._num_added += 1
         self._waiting[spec.id] = sequence
@@ -341,6 +342,7 @@ class Engine:
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
             self._cells.reset(sequence.seq_id)
+            sequence.batch_ends.clear()  # all of an answer again, token by token, would hold it up for long
             if sequence.restoring is not None:
                 self._preempt(sequence)
         self._saver.forget_idle()

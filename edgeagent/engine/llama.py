@@ -14,7 +14,7 @@ from edgeagent.engine.attention import choose_attention
 from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
-from edgeagent.engine.row_tiles import choose_tile, num_to_round
+from edgeagent.engine.row_tiles import choose_tile, num_to_fill
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelLoadFailed
@@ -51,8 +51,10 @@ class LlamaRunner:
         self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
         self._spare = self.num_sequences  # a sequence of our own, for what is not to stay
         # What a window or a state makes of one more sequence in a batch is not worth finding out.
-        can_fill = model.num_gpu_layers == 0 and model.memory_kind is MemoryKind.FULL_ATTENTION
-        self._tile = choose_tile(model.file_type) if can_fill else 0
+        is_on_cpu = model.num_gpu_layers == 0
+        self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
+        self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
+        self._tile = choose_tile(model.file_type)
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
@@ -182,7 +184,7 @@ class LlamaRunner:
 
     def _compute(self, num_tokens: int) -> int:
         """Decode so many tokens of the batch, and a few of no meaning where that is quicker; return the status."""
-        num_added = num_to_round(num_tokens, self._tile)
+        num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
             added = slice(num_tokens, end)

@@ -24,8 +24,17 @@ def choose_tile(file_type: int | None) -> int:
     return 4 if file_type in _REPACKED else 8
 
 
-def num_to_round(num_tokens: int, tile: int) -> int:
-    """Return how many tokens to add to so many (at most 3); 0 where that would not be quicker."""
+def num_to_fill(num_tokens: int, tile: int, micro_batch: int) -> int:
+    """Return how many tokens (at most 3) to add to a batch of so many, which is computed in micro-batches.
+
+    One is added where the last of several would be computed alone, since that gives other bits (Sequence.note_batch).
+    """
+    is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
+    return max(_num_to_round(num_tokens, tile), 1 if is_last_alone else 0)
+
+
+def _num_to_round(num_tokens: int, tile: int) -> int:
+    """Return how many tokens to add to so many; 0 where that would not be quicker."""
     if tile == 0:
         return 0
     added = -num_tokens % _LARGE_TILE

@@ -53,6 +53,7 @@ class Runner(Protocol):
     num_sequences: int
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
+    min_prompt_chunk: int  # fewer of a prompt's tokens at once would give other bits than many (Sequence.note_batch)
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""

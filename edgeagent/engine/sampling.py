@@ -163,6 +163,11 @@ class Sampler:
         # room for 0: the modified logits, 1: their weights, 2: less the peak, then their weights under the temperature
         self._rows: dict[int, Floats] = {}
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the same logits give the same tokens every time."""
+        return self._is_greedy or self._params.seed is not None
+
     def sample(self, logits: Floats) -> Sampled:
         """Draw the next token; the state stays as it is, but for the random numbers. Raise InternalError on NaN."""
         token = self._draw(self._modified(logits))

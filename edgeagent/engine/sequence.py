@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ class SequenceSpec:
 
     `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers
     that must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are
-    tokens of the output that are there already (another engine generated them); the sampler has accepted them. With
+    tokens of the output that are there already: another engine generated them, in steps of `step_lengths`; the sampler
+    has accepted them. With
     `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
     must be computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
     `boundaries` are positions in the prompt worth coming back to: the end of the system prompt, then others;
@@ -37,6 +39,7 @@ class SequenceSpec:
     write_cache: bool = True
     prefill_only: bool = False
     delivered: Tokens[int] = ()
+    step_lengths: Tokens[int] = ()
     num_prompt_logprobs: int | None = None
     reports_progress: bool = False
     boundaries: Tokens[int] = ()
@@ -77,6 +80,7 @@ class Sequence:
     num_prompt: int
     max_length: int
     order: int  # of arrival
+    min_prompt_chunk: int = 1  # see Runner
     seq_id: int | None = None
     num_computed: int = 0
     num_cached: int = 0
@@ -92,9 +96,12 @@ class Sequence:
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
     is_purged: bool = False  # what it has computed is to be forgotten when it ends
     stops: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
+    batch_ends: list[int] = field(default_factory=list)  # where batches ended that gave its output, rising; see below
 
     def __post_init__(self) -> None:
         self.tier = self.spec.tier
+        for end in itertools.accumulate(self.spec.step_lengths, initial=self.num_prompt - 1):
+            self.note_batch(end)
 
     @property
     def id(self) -> str:
@@ -103,10 +110,24 @@ class Sequence:
 
     @property
     def num_usable(self) -> int:
-        """How many leading tokens may come from a cache: one must be computed where something is to be sampled."""
+        """How many leading tokens may come from a cache: some must be computed where something is to be sampled.
+
+        Of a prompt enough for the same logits as when all of it is computed.
+        """
         if not self.spec.read_cache:
             return 0
-        return len(self.tokens) - (0 if self.spec.prefill_only else 1)
+        num_computed = 0 if self.spec.prefill_only else 1 if self.num_output else self.min_prompt_chunk
+        return max(0, len(self.tokens) - num_computed)
+
+    def note_batch(self, end: int) -> None:
+        """Note where a batch ended that gave output, if computing that again must give the same answer.
+
+        Sums depend on how many tokens are computed at once: measured on the CPU with plain attention, chunks of two
+        tokens or more give the same bits whatever their size, single tokens others. So what was generated is computed
+        again in the batches of the first time, of one token mostly, wherever a random choice leaves the same answer.
+        """
+        if self.spec.sampler.is_repeatable and end >= self.num_prompt:
+            self.batch_ends.append(end)
 
     def add_stop(self, position: int) -> None:
         """Make a chunk of the prompt end at a position, if that is still to come."""
@@ -116,7 +137,12 @@ class Sequence:
     @property
     def num_until_stop(self) -> int:
         """Pending tokens up to where the next chunk must end."""
-        return next((stop for stop in self.stops if stop > self.num_computed), len(self.tokens)) - self.num_computed
+        end = len(self.tokens)
+        for ends in (self.stops, self.batch_ends):
+            index = bisect.bisect_right(ends, self.num_computed)
+            if index < len(ends):
+                end = min(end, ends[index])
+        return end - self.num_computed
 
     @property
     def keeps_prefix(self) -> bool:

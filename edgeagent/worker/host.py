@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,11 +41,10 @@ from edgeagent.types import (
     ModelInfo,
     TextAnswer,
     TextQuery,
-    TokenLogprob,
     Tool,
 )
 from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.text_reader import TextReader
 
 # Large enough to touch every weight's page once and fill a kernel tile, small against a load.
@@ -162,14 +161,11 @@ class Host:
         """Return what answers questions about text, for one thread to call beside all others."""
         return partial(answer_query, self.model, self._vocabulary, make_template(self.model, self._special))
 
-    def prepare(
-        self, request: GenerateRequest, delivered: Sequence[int] = (), unsaid: Sequence[TokenLogprob] = ()
-    ) -> Prepared:
+    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
-        `delivered` tokens of the output are there already: sampler, grammar and text are taken to where they end, and
-        what they bring is not said again; `unsaid` are the log probabilities of the last of them, whose text is still
-        to come. Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
+        Sampler, grammar and text are taken to where the `delivered` tokens end, and what these bring is not said again.
+        Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt)
@@ -186,11 +182,11 @@ class Host:
             reasoning=() if chat is None else REASONING,
             open_reasoning=prompt.open_reasoning,
         )
-        for token in delivered:
+        for token in delivered.tokens:
             sampler.accept(token)
-        output.feed(delivered, [None] * (len(delivered) - len(unsaid)) + list(unsaid))
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
         # What was delivered came behind the echo.
-        is_echoed = request.echo and not delivered
+        is_echoed = request.echo and not delivered.tokens
         num_scored = request.logprobs if is_echoed else None
         echo = None
         if is_echoed:
@@ -300,7 +296,7 @@ class Host:
 
 
 def _spec(
-    request: GenerateRequest, prompt: ReadPrompt, sampler: Sampler, delivered: Sequence[int], num_scored: int | None
+    request: GenerateRequest, prompt: ReadPrompt, sampler: Sampler, delivered: Delivered, num_scored: int | None
 ) -> SequenceSpec:
     """Return a request in the engine's words; for `num_scored` see its `num_prompt_logprobs`."""
     cache = request.cache
@@ -316,7 +312,8 @@ def _spec(
         persist=cache.persist,
         pin=cache.pin,
         prefill_only=request.prefill_only or request.max_tokens == 0,
-        delivered=delivered,
+        delivered=delivered.tokens,
+        step_lengths=delivered.step_lengths,
         num_prompt_logprobs=num_scored,
         reports_progress=request.reports_progress,
         boundaries=prompt.boundaries,

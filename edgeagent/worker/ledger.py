@@ -26,7 +26,7 @@ from edgeagent.types import (
     TokenLogprob,
     Usage,
 )
-from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
+from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, Steps
 
 # How often a worker may die under a request: the last one without having given it a token, and in all. Three crashes
 # within a minute end in quarantine; hangs take longer, and everyone beside waits, so they have a bound of their own.
@@ -60,7 +60,10 @@ class Sink(Protocol):
 
 
 class LiveRequest:
-    """One accepted request. `tokens` are the ids given out so far, from which the next worker goes on."""
+    """One accepted request.
+
+    `tokens` are the ids given out so far, from which the next worker goes on; they came in steps of `step_lengths`.
+    """
 
     __slots__ = (
         "accepted_at_s",
@@ -75,6 +78,7 @@ class LiveRequest:
         "request",
         "sink",
         "started",
+        "step_lengths",
         "tokens",
         "unsaid",
     )
@@ -87,6 +91,7 @@ class LiveRequest:
         self.is_sent = False
         self.started: Started | None = None
         self.tokens: list[int] = []
+        self.step_lengths: list[int] = []
         self.unsaid: tuple[TokenLogprob, ...] = ()  # of the last of these tokens
         self.held: list[Delta] = []  # the parts so far of an item that came in several
         self.first_token_at_s: float | None = None
@@ -94,6 +99,11 @@ class LiveRequest:
         self.num_deaths = 0
         self.num_hangs = 0
         self.handovers: tuple[Handover, ...] = ()
+
+    @property
+    def delivered(self) -> Delivered:
+        """What a next worker must know of the output so far."""
+        return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid)
 
     @property
     def is_suspect(self) -> bool:
@@ -239,6 +249,7 @@ class Ledger:
         live.held.clear()
         if item.tokens:
             live.tokens += item.tokens
+            live.step_lengths.append(len(item.tokens))
             live.has_progressed = True
             live.first_token_at_s = live.first_token_at_s or at_s
         if len(item.unsaid) > len(live.tokens):

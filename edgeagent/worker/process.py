@@ -135,7 +135,7 @@ class _Preparer(threading.Thread):
     def _prepare(self, submit: Submit) -> None:
         self._worker.preparing_since_s = time.monotonic()
         try:
-            prepared = self._host.prepare(submit.request, submit.delivered, submit.unsaid)
+            prepared = self._host.prepare(submit.request, submit.delivered)
             self._worker.commands.put(PromptReady(submit, prepared))
         except EdgeAgentError as error:
             self._worker.commands.put(PromptRefused(submit, error))

@@ -53,19 +53,31 @@ class Load(Struct, frozen=True, tag="load"):
     disk: DiskCache | None = None
 
 
+class Delivered(Struct, frozen=True, array_like=True):
+    """The part of an output that a former worker gave: its `tokens`, which came in steps of `step_lengths`.
+
+    `unsaid` are the log probabilities of the last of them, whose text the client has not.
+    """
+
+    tokens: tuple[int, ...] = ()
+    step_lengths: tuple[int, ...] = ()
+    unsaid: tuple[TokenLogprob, ...] = ()
+
+
+NOTHING_DELIVERED = Delivered()
+
+
 class Submit(Struct, frozen=True, tag="submit"):
     """Begin a request, or go on with one that a former worker left.
 
-    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model. `delivered`
-    are the output's first tokens, which the client has: what follows them is to be generated, and nothing said twice.
-    `unsaid` are the log probabilities of the last of them, whose text the client has not.
+    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model. What
+    follows the `delivered` part of the output is to be generated, and nothing said twice.
     """
 
     request: GenerateRequest
     accepted_at_s: float
     load_ms: float = 0.0
-    delivered: tuple[int, ...] = ()
-    unsaid: tuple[TokenLogprob, ...] = ()
+    delivered: Delivered = NOTHING_DELIVERED
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):

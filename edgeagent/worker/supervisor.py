@@ -388,7 +388,7 @@ class Supervisor:
             self._vitals.on_progress()
         self._has_seen_prompts = True
         self._ledger.mark_sent(live)
-        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, tuple(live.tokens), live.unsaid))
+        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
 
     def _tell_cancelled(self, request_id: str) -> None:
         if self._channel is not None:

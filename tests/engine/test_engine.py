@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftModel
@@ -343,9 +345,59 @@ class TestUrgency:
         assert finished == ["c", "d", "b", "a"]
 
 
+class BatchSizes(FakeRunner):
+    """Notes how many tokens each batch has."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**options)
+        self.sizes: list[int] = []
+
+    def decode(self, slices: Items[Slice]) -> None:
+        self.sizes.append(sum(len(part.tokens) for part in slices))
+        super().decode(slices)
+
+
+class TestComputedAgain:
+    """Sums depend on how many tokens are computed at once: what is to be repeatable is computed as at first."""
+
+    @pytest.mark.parametrize(
+        ("params", "sizes"),
+        [
+            (SamplingParams(), [9, 1, 2, 1, 1]),
+            (SamplingParams(temperature=1.0, seed=5), [9, 1, 2, 1, 1]),
+            (SamplingParams(temperature=1.0), [14]),
+        ],
+        ids=["greedy", "seeded", "random"],
+    )
+    def test_what_was_delivered(self, params: SamplingParams, sizes: list[int]) -> None:
+        prompt = list(range(5, 14))
+        delivered = naive(prompt, 5)[0]
+        runner = BatchSizes()
+        engine = make_engine(runner)
+        sampler = Sampler(resolve(params, GREEDY), 50)
+        spec = SequenceSpec("a", prompt, sampler, max_tokens=6, delivered=delivered, step_lengths=(1, 1, 2, 1))
+        engine.add(spec)
+        run(engine)
+        assert runner.sizes == sizes
+
+    def test_what_was_generated_before_a_preemption(self) -> None:
+        runner = BatchSizes()
+        engine = make_engine(runner)
+        sequence = engine.add(SequenceSpec("a", [5, 6, 7], greedy(), max_tokens=9, write_cache=False))
+        while sequence.num_output < 4:
+            engine.step()
+        runner.sizes.clear()
+        engine._preempt(sequence)
+        rest, _ = run(engine)["a"]
+        assert rest == naive([5, 6, 7], 9)[0][4:]
+        assert runner.sizes == [3] + [1] * 8
+
+
 class TestFailure:
     def test_a_broken_sampler_fails_its_own_sequence_only(self) -> None:
         class Broken:
+            is_repeatable = True
+
             def sample(self, logits: object) -> object:
                 raise InternalError("NaN in the logits")
 

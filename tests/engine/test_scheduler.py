@@ -44,6 +44,29 @@ def test_the_last_chunk_gives_logits_unless_nothing_is_to_be_sampled() -> None:
     assert summary(scheduler.plan([sequence("a", 20, prefill_only=True)], {})) == [("a", 20, 0)]
 
 
+def test_what_is_left_of_a_prompt_is_not_less_than_its_smallest_chunk() -> None:
+    scheduler = Scheduler(512, 0.1, CostModel(512))
+    prompts = [sequence("one left", 513), sequence("as many as fit", 512), sequence("two left", 514)]
+    for prompt, num_tokens in zip(prompts, (511, 512, 512), strict=True):
+        prompt.min_prompt_chunk = 2
+        (work,) = scheduler.plan([prompt], {})
+        assert work.num_tokens == num_tokens
+    assert scheduler.plan([sequence("anyhow", 513)], {})[0].num_tokens == 512
+
+
+def test_output_is_computed_again_in_the_batches_that_gave_it() -> None:
+    again = sequence("a", 100, num_output=6)
+    again.batch_ends = [100, 101, 104, 105]
+    scheduler = Scheduler(512, 0.1, CostModel(512))
+    sizes = []
+    while again.num_computed < 106:
+        (work,) = scheduler.plan([again], {})
+        assert work.num_logits == (again.num_computed == 105)
+        sizes.append(work.num_tokens)
+        again.num_computed += work.num_tokens
+    assert sizes == [100, 1, 3, 1, 1]
+
+
 def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):

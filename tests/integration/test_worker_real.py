@@ -163,7 +163,6 @@ def answer(steps: list[Step]) -> tuple[list[int], str]:
     return [token for step in steps for token in step.tokens], text
 
 
-EXACT = {"batch": 32, "flash_attention": "on"}
 SCHEMA = '{"type":"array","items":{"type":"string","maxLength":9},"minItems":60}'
 
 
@@ -177,9 +176,7 @@ SCHEMA = '{"type":"array","items":{"type":"string","maxLength":9},"minItems":60}
     ids=["greedy", "seeded", "grammar"],
 )
 async def test_a_stream_whose_worker_is_killed_ends_as_if_nothing_had_been(make: Make, fields: dict[str, Any]) -> None:
-    # Batches under 64 tokens compute alike whatever their size (on the CPU, with flash attention); how many tokens the
-    # new worker computes at once depends on the moment of the death.
-    backend = make(**EXACT)
+    backend = make()
     await backend.start()
     request = structs.replace(ask(num_prompt=40, max_tokens=300), **fields)
     whole = await collect(backend, request)
@@ -209,7 +206,7 @@ async def test_a_request_without_output_survives_the_kill(make: Make) -> None:
 
 
 async def test_a_frozen_worker_is_noticed_and_replaced(make: Make) -> None:
-    backend = make(**EXACT)
+    backend = make()
     await backend.start()
     before = await tokens_of(backend, ask(max_tokens=300))
     frozen = pid_of(backend)

@@ -22,7 +22,7 @@ from edgeagent.types import (
     TokenPrompt,
 )
 from edgeagent.worker.host import Host
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 
@@ -111,7 +111,7 @@ def test_an_echo_knows_its_prompt(host: Host) -> None:
     assert prepared.echo is not None
     assert prepared.spec.num_prompt_logprobs is None
     assert prepared.spec.read_cache
-    resumed = host.prepare(request(TextPrompt("Hello"), echo=True, logprobs=2), delivered=(72,))
+    resumed = host.prepare(request(TextPrompt("Hello"), echo=True, logprobs=2), delivered=Delivered((72,), (1,)))
     assert resumed.echo is None
     assert resumed.spec.num_prompt_logprobs is None
 

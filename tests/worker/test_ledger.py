@@ -8,9 +8,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edgeagent.errors import BackendUnavailable, WorkerCrashed
-from edgeagent.types import Finished, FinishReason, Handover, Started, Step, TextDelta, Tier, Timings, Usage, replace
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    Handover,
+    Started,
+    Step,
+    TextDelta,
+    Tier,
+    Timings,
+    TokenLogprob,
+    Usage,
+    replace,
+)
 from edgeagent.worker.ledger import Fate, Ledger
-from edgeagent.worker.protocol import Failed, ProtocolError, StepItem, Steps
+from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, Steps
 from tests.examples import examples
 from tests.worker.support import request
 
@@ -160,6 +172,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
 LedgerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+def test_a_next_worker_is_told_what_came_in_which_steps() -> None:
+    ledger = Ledger()
+    live = ledger.add(request(""), Keeper(), 0.0)
+    unsaid = (TokenLogprob(5, b"x", -1.0),)
+    for tokens in ((1,), (2, 3, 4), (), (5,)):
+        ledger.mark_sent(live)
+        ledger.on_steps(Steps(0.0, (StepItem("r1", (TextDelta("x"),), tokens, unsaid=unsaid if 5 in tokens else ()),)))
+        ledger.on_death("test", Fate.REPLACED)
+    assert live.delivered == Delivered((1, 2, 3, 4, 5), (1, 3, 1), unsaid)
 
 
 def test_a_crash_tells_how_much_was_delivered() -> None:

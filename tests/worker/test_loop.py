@@ -39,9 +39,11 @@ from edgeagent.worker.loop import Worker
 from edgeagent.worker.process import _Preparer
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
+    NOTHING_DELIVERED,
     Answer,
     Ask,
     Cancel,
+    Delivered,
     Drop,
     Failed,
     FromWorker,
@@ -101,9 +103,7 @@ class FakeHost:
     def _make_runner(self) -> FakeRunner:
         return FakeRunner(num_vocab=self.model.num_tokens, num_cells=self.num_cells, end_token=self._end_token)
 
-    def prepare(
-        self, request: GenerateRequest, delivered: Sequence[int] = (), unsaid: Sequence[TokenLogprob] = ()
-    ) -> Prepared:
+    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         if self.refusal is not None:
             raise self.refusal
         assert isinstance(request.prompt, TokenPrompt)
@@ -113,13 +113,14 @@ class FakeHost:
             Sampler(GREEDY, self.model.num_tokens, num_logprobs=request.logprobs),
             max_tokens=request.max_tokens,
             prefill_only=request.prefill_only or request.max_tokens == 0,
-            delivered=delivered,
+            delivered=delivered.tokens,
+            step_lengths=delivered.step_lengths,
             read_cache=not request.echo,
             num_prompt_logprobs=request.logprobs if request.echo else None,
             reports_progress=request.reports_progress,
         )
         output = OutputStream(self.model, stops=request.stop)
-        output.feed(delivered, [None] * (len(delivered) - len(unsaid)) + list(unsaid))
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
         echo = None
         if request.echo:
             is_scored = request.logprobs is not None
@@ -153,13 +154,12 @@ class Bench:
         self,
         request_id: str = "a",
         tokens: tuple[int, ...] = PROMPT,
-        delivered: tuple[int, ...] = (),
-        unsaid: tuple[TokenLogprob, ...] = (),
+        delivered: Delivered = NOTHING_DELIVERED,
         **fields: Any,
     ) -> Submit:
         """Hand in a request; it is not prepared yet."""
         request = GenerateRequest(id=request_id, model="", prompt=TokenPrompt(tokens), **fields)
-        submit = Submit(request, time.monotonic(), delivered=delivered, unsaid=unsaid)
+        submit = Submit(request, time.monotonic(), delivered=delivered)
         self.worker.commands.put(submit)
         return submit
 
@@ -291,13 +291,14 @@ class TestAnswers:
             while len(before.items.get("a", ())) <= num and not before.ends:
                 before.turn()
             items = before.items["a"][: num + 1]
-            delivered = tuple(token for item in items for token in item.tokens)
+            tokens = tuple(token for item in items for token in item.tokens)
             text = "".join(delta.text for item in items for delta in item.deltas if isinstance(delta, TextDelta))
-            if len(delivered) == 12:
+            if len(tokens) == 12:
                 break
-            after.give(delivered=delivered, unsaid=items[-1].unsaid, **fields)
+            step_lengths = tuple(len(item.tokens) for item in items if item.tokens)
+            after.give(delivered=Delivered(tokens, step_lengths, items[-1].unsaid), **fields)
             after.run()
-            assert [*delivered, *after.tokens()] == whole.tokens()
+            assert [*tokens, *after.tokens()] == whole.tokens()
             assert text + after.text() == whole.text()
             assert scores_of(items) + scores_of(after.items["a"]) == scores_of(whole.items["a"])
             assert after.finished().reason is whole.finished().reason
@@ -306,7 +307,7 @@ class TestAnswers:
 
     def test_more_than_was_asked_for_cannot_be_gone_on_with(self) -> None:
         bench = Bench()
-        bench.give(max_tokens=2, delivered=(1, 2))
+        bench.give(max_tokens=2, delivered=Delivered((1, 2), (1, 1)))
         bench.run()
         assert bench.failed().code == "internal_error"
 

@@ -1,0 +1,150 @@
+"""A request alone gets the same answer, to the last bit of its log probabilities, wherever its tokens come from.
+
+With a CPU's defaults (plain attention): computed whole, found in cells, restored from blocks, or gone on with after the
+worker's death at any token. So says what llama.cpp computes: chunks of two tokens or more give the same bits whatever
+their size, single tokens others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.sampling import Logprob
+from edgeagent.types import GenerateRequest, JsonSchemaFormat, MemoryKind, SamplingParams, TokenPrompt
+from edgeagent.worker.block_writer import start_block_store
+from edgeagent.worker.host import Host
+from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
+from tests.conftest import TinyModel
+
+# Long enough to be computed in several micro-batches; 129 and 257 would leave their last token alone in one.
+LENGTHS = [40, 129, 257, 300, 513, 600]
+SCHEMA = '{"type":"array","items":{"enum":["a very long word","another long word"]},"minItems":9}'
+SAMPLINGS = {
+    "greedy": {"sampling": SamplingParams(temperature=0.0)},
+    "seeded": {"sampling": SamplingParams(temperature=1.2, seed=7)},
+    "grammar": {"sampling": SamplingParams(temperature=0.0), "format": JsonSchemaFormat(SCHEMA)},
+}
+
+
+@dataclass
+class Answer:
+    """What one request got, and the steps that it came in."""
+
+    tokens: list[int]
+    logprobs: list[Logprob]
+    step_lengths: list[int]
+    num_cached: int = 0
+
+    def until(self, num_steps: int) -> Delivered:
+        """Return what a worker had given after so many steps."""
+        lengths = self.step_lengths[:num_steps]
+        return Delivered(tuple(self.tokens[: sum(lengths)]), tuple(lengths))
+
+
+class Life:
+    """One life of a worker."""
+
+    def __init__(self, model: Path, folder: Path | None) -> None:
+        disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
+        config = EngineConfig(threads=2, ctx=2048).model_dump_json().encode()
+        store = None if disk is None else start_block_store(disk)
+        self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)
+        self._num_requests = 0
+
+    def ask(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Answer:
+        """Run one request alone."""
+        self._num_requests += 1
+        prepared = self._host.prepare(structs.replace(request, id=f"r{self._num_requests}"), delivered)
+        engine, answer = self._host.engine, Answer([], [], [])
+        sequence = engine.add(prepared.spec)
+        is_done = False
+        while not is_done:
+            for output in engine.step():
+                assert output.error is None
+                answer.tokens += output.tokens
+                answer.logprobs += output.logprobs
+                answer.step_lengths += [len(output.tokens)] if output.tokens else []
+                is_done = output.finish_reason is not None
+        answer.num_cached = sequence.num_cached
+        return answer
+
+    def end(self) -> None:
+        """Stop as a worker does that is told to."""
+        self._host.close()
+
+
+Begin = Callable[..., Life]
+
+
+@pytest.fixture
+def begin(tiny_model: TinyModel) -> Iterator[Begin]:
+    lives: list[Life] = []
+
+    def begin_one(folder: Path | None = None, kind: MemoryKind = MemoryKind.FULL_ATTENTION) -> Life:
+        lives.append(Life(tiny_model(kind), folder))
+        return lives[-1]
+
+    yield begin_one
+    for life in lives:
+        life.end()
+
+
+def ask_for(num_prompt: int, kind: str = "greedy", max_tokens: int = 24) -> GenerateRequest:
+    prompt = TokenPrompt(tuple(10 + 7 * i * i % 240 for i in range(num_prompt)))
+    return GenerateRequest(id="", model="", prompt=prompt, max_tokens=max_tokens, logprobs=0, **SAMPLINGS[kind])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_prompt", LENGTHS)
+def test_found_in_cells_or_restored(begin: Begin, tmp_path: Path, num_prompt: int) -> None:
+    request = ask_for(num_prompt)
+    first = begin(tmp_path)
+    whole = first.ask(request)
+    assert whole.num_cached == 0
+    again = first.ask(request)
+    assert again.num_cached == num_prompt - 2
+    first.end()
+    restored = begin(tmp_path).ask(request)
+    assert restored.num_cached > 0 or num_prompt < 100
+    for answer in (again, restored):
+        assert (answer.tokens, answer.logprobs) == (whole.tokens, whole.logprobs)
+
+
+@pytest.mark.parametrize("kind", SAMPLINGS)
+@pytest.mark.parametrize("num_prompt", [40, 300])
+def test_gone_on_with_from_any_token(begin: Begin, num_prompt: int, kind: str) -> None:
+    request = ask_for(num_prompt, kind, 100)
+    whole = begin().ask(request)
+    assert len(whole.tokens) > 40 and (max(whole.step_lengths) > 1) == (kind == "grammar")
+    for num_steps in range(1, len(whole.step_lengths), 9):
+        delivered = whole.until(num_steps)
+        rest = begin().ask(request, delivered)
+        assert rest.tokens == whole.tokens[len(delivered.tokens) :]
+        assert rest.logprobs == whole.logprobs[len(delivered.tokens) :]
+
+
+@pytest.mark.parametrize("kind", MemoryKind)
+def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
+    request = ask_for(300, max_tokens=60)
+    whole = begin(kind=kind).ask(request)
+    for num_steps in (1, 17, 45):
+        rest = begin(kind=kind).ask(request, whole.until(num_steps))
+        assert rest.logprobs == whole.logprobs[num_steps:]
+
+
+def test_gone_on_with_behind_blocks(begin: Begin, tmp_path: Path) -> None:
+    """Of a long answer the full blocks are on disk; what follows them is computed as it was."""
+    request = ask_for(200, max_tokens=400)
+    first = begin(tmp_path)
+    whole = first.ask(request)
+    first.end()
+    second = begin(tmp_path)
+    delivered = whole.until(390)
+    rest = second.ask(request, delivered)
+    assert rest.tokens == whole.tokens[390:]
+    assert rest.logprobs == whole.logprobs[390:]
