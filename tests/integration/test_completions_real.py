@@ -258,7 +258,7 @@ class TestCompletions:
             assert completion.usage is not None and completion.usage.prompt_tokens_details is not None
             usages.append(completion.usage)
         assert usages[0].prompt_tokens_details is not None and usages[1].prompt_tokens_details is not None
-        assert usages[1].prompt_tokens_details.cached_tokens == usages[1].prompt_tokens - 1
+        assert usages[1].prompt_tokens_details.cached_tokens == usages[1].prompt_tokens - 2
 
     async def test_progress_is_told(self, http: httpx.AsyncClient) -> None:
         fields = {"prompt": "a b c d " * 200, "max_tokens": 2, "stream": True, "return_progress": True}
