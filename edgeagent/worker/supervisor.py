@@ -215,7 +215,8 @@ class Supervisor:
                     self._give_up(death.error, WorkerState.FAILED, self._patience.load_retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, death.cause)
-                decision = self._restarts.on_crash(self._clock(), death.ready_for_s)
+                hung_at_once = death.fate is Fate.HUNG and not self._vitals.has_worked
+                decision = self._restarts.on_crash(self._clock(), death.ready_for_s, hung_at_once=hung_at_once)
                 if isinstance(decision, Quarantine):
                     error = quarantined(self.name, death.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
@@ -334,7 +335,7 @@ class Supervisor:
     def _on_message(self, message: FromWorker) -> None:
         match message:
             case Steps():
-                self._vitals.on_progress()
+                self._vitals.on_steps(message)
                 self._ledger.on_steps(message)
                 self._send_waiting()
             case Answer():

@@ -6,7 +6,7 @@ It knows when a worker counts as hung (watchdog has the limits), not what is don
 from __future__ import annotations
 
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.protocol import Ping, Pong, ProtocolError
+from edgeagent.worker.protocol import Ping, Pong, ProtocolError, Steps
 from edgeagent.worker.watchdog import LoadWatch, Patience, StepWatch
 
 
@@ -20,6 +20,7 @@ class Vitals:
         self._nonce = 0
         self._is_pong_due = False
         self.status: WorkerStatus | None = None
+        self.has_worked = False  # ended a step, as far as is known
 
     @property
     def progress(self) -> float:
@@ -34,6 +35,11 @@ class Vitals:
         """Note that the worker answered a request, in part or whole, or was idle and got one."""
         self._steps.on_progress()
 
+    def on_steps(self, steps: Steps) -> None:
+        """Note what a step brought, or that a prompt's computation begins."""
+        self._steps.on_progress()
+        self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
+
     def on_pong(self, pong: Pong) -> None:
         """Note an answer to a ping; raise ProtocolError for one that was not asked for."""
         if not self._is_pong_due or pong.nonce != self._nonce:
@@ -41,6 +47,7 @@ class Vitals:
         self._is_pong_due = False
         self.status = pong.status
         self._steps.on_pong(pong.status)
+        self.has_worked = self.has_worked or pong.status.num_steps > 0
 
     def ping(self) -> Ping | None:
         """Return the ping to send, None while one is not answered."""

@@ -129,7 +129,8 @@ class RestartPolicy:
     """Decides what follows a crash: a restart with growing delay, or quarantine after several in a short time.
 
     1. A worker that had been up for a whole crash window clears the record.
-    2. The third crash (`max_crashes`) within the window, or the first after a quarantine: quarantine.
+    2. The third crash (`max_crashes`) within the window, or the first after a quarantine: quarantine. So does the third
+       in a row that hung before a step of it ended: hangs take longer than the window to notice.
     3. The first crash of a worker that had been ready: restart at once.
     4. Else: restart after 0.5, 1, 2 … 30 s.
     """
@@ -138,11 +139,16 @@ class RestartPolicy:
         self._patience = patience
         self._crashes: list[float] = []
         self._num_delayed = 0
+        self._num_hung_at_once = 0  # in a row
         self._is_on_probation = False
 
-    def on_crash(self, now_s: float, ready_for_s: float | None) -> Restart | Quarantine:
+    def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
         """Judge a crash; `ready_for_s` is how long the worker had been ready, None if it never was."""
         patience = self._patience
+        self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
+        if self._num_hung_at_once >= patience.max_crashes:
+            self._is_on_probation = True
+            return Quarantine(patience.quarantine_s)
         if ready_for_s is not None and ready_for_s >= patience.crash_window_s:  # 1
             self._crashes.clear()
             self._num_delayed, self._is_on_probation = 0, False

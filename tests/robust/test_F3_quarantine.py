@@ -52,6 +52,17 @@ async def test_after_its_time_a_request_is_a_try_and_one_crash_is_enough(tmp_pat
         await victim.is_serving()
 
 
+async def test_a_model_that_hangs_every_worker_is_left_alone_too(tmp_path: Path) -> None:
+    # Each was up for longer than the window in which crashes are counted, as it is where hangs take 30 s to notice.
+    patience = replace(QUICK, hang_timeout_s=0.3, stop_grace_s=0.1, crash_window_s=0.2)
+    async with faulty(tmp_path, patience=patience, serves_after=False) as victim:
+        for reason in ("ended under the request", "crashed too often"):
+            response = (await victim.ask("deaf")).response
+            assert response["status"] == "failed"
+            assert f"{reason} (hung: one step took longer" in response["error"]["message"]
+        assert (victim.model.state, victim.num_lives) == ("quarantined", 3)
+
+
 async def test_a_reload_lifts_it(tmp_path: Path) -> None:
     async with faulty(tmp_path, *["die SIGSEGV"] * 3, "ok", serves_after=False) as victim:
         await eventually(lambda: victim.model.state == "quarantined")

@@ -135,6 +135,18 @@ def test_one_try_after_a_quarantine() -> None:
     assert policy.on_crash(700.0, 59.0) == Quarantine(300.0)
 
 
+def test_three_that_hang_before_a_step_ends_are_enough_however_long_that_takes() -> None:
+    policy = RestartPolicy(PATIENCE)
+    assert policy.on_crash(0.0, 90.0, hung_at_once=True) == Restart(0.0)
+    assert policy.on_crash(100.0, 90.0, hung_at_once=True) == Restart(0.0)
+    assert policy.on_crash(200.0, 90.0) == Restart(0.0), "one that worked first is another matter"
+    for at_s in (300.0, 400.0):
+        assert policy.on_crash(at_s, 90.0, hung_at_once=True) == Restart(0.0)
+    for at_s in (500.0, 900.0):
+        assert policy.on_crash(at_s, 90.0, hung_at_once=True) == Quarantine(300.0)
+    assert policy.on_crash(1300.0, 90.0) == Restart(0.0)
+
+
 def test_long_service_clears_the_record() -> None:
     policy = RestartPolicy(PATIENCE)
     for at_s in (0.0, 1.0, 2.0):
