@@ -93,7 +93,10 @@ class Intake:
                 return False
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
-        sequence.num_computed = self._saver.cells.length(sequence.seq_id)
+        length = self._saver.cells.length(sequence.seq_id)
+        if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
+            length = self._saver.cells.cut(sequence.seq_id, length - 1)
+        sequence.num_computed = length
         if sequence.marks.claimed_s == 0.0:  # one that was preempted has been told of
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             sequence.marks.claimed_s = self._clock()

@@ -87,9 +87,8 @@ class Scheduler:
             if sequence.is_scoring:
                 num_tokens = min(num_tokens, num_spare, MAX_SCORED)
                 num_spare -= num_tokens
-            num_left = sequence.num_pending - num_tokens
-            if sequence.num_output == 0 and 0 < num_left < sequence.min_prompt_chunk < num_tokens:
-                num_tokens -= sequence.min_prompt_chunk - num_left
+            if num_tokens > sequence.min_prompt_chunk and sequence.leaves_one(sequence.num_computed + num_tokens):
+                num_tokens -= 1
             if num_tokens > 0:
                 works.append(_work(sequence, num_tokens))
                 room -= num_tokens

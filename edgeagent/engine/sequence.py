@@ -129,9 +129,20 @@ class Sequence:
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.append(end)
 
+    def leaves_one(self, position: int) -> bool:
+        """Whether one token of several that must be computed together is left behind a position, to be alone then."""
+        if self.min_prompt_chunk == 1:
+            return False
+        start, end = 0, self.num_prompt
+        if position >= end:
+            index = bisect.bisect_right(self.batch_ends, position)
+            start, end = self.batch_ends[index - 1 : index + 1] if 0 < index < len(self.batch_ends) else (position, 0)
+        return start < position == end - 1
+
     def add_stop(self, position: int) -> None:
-        """Make a chunk of the prompt end at a position, if that is still to come."""
-        if self.num_computed < position < self.num_prompt and position not in self.stops:
+        """Make a chunk of the prompt end at a position, if that is still to come and what follows is enough for one."""
+        is_ahead = self.num_computed < position <= self.num_prompt - self.min_prompt_chunk
+        if is_ahead and position not in self.stops:
             bisect.insort(self.stops, position)
 
     @property

@@ -380,6 +380,21 @@ class TestComputedAgain:
         run(engine)
         assert runner.sizes == sizes
 
+    @pytest.mark.parametrize(("num_known", "sizes"), [(8, [2, 1, 2, 1, 1]), (9, [1, 2, 1, 1]), (11, [2, 1, 1])])
+    def test_what_is_known_of_it_leaves_no_token_alone_that_was_not(self, num_known: int, sizes: list[int]) -> None:
+        prompt = list(range(5, 14))
+        delivered = naive(prompt, 5)[0]
+        runner = BatchSizes()
+        runner.min_prompt_chunk = 2
+        engine = make_engine(runner)
+        engine.add(SequenceSpec("known", [*prompt, *delivered][:num_known], greedy(), prefill_only=True))
+        run(engine)
+        runner.sizes.clear()
+        spec = SequenceSpec("a", prompt, greedy(), max_tokens=6, delivered=delivered, step_lengths=(1, 1, 2, 1))
+        engine.add(spec)
+        run(engine)
+        assert runner.sizes == sizes
+
     def test_what_was_generated_before_a_preemption(self) -> None:
         runner = BatchSizes()
         engine = make_engine(runner)

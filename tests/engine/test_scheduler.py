@@ -67,6 +67,27 @@ def test_output_is_computed_again_in_the_batches_that_gave_it() -> None:
     assert sizes == [100, 1, 3, 1, 1]
 
 
+def test_what_is_computed_again_is_not_left_alone_where_it_was_not() -> None:
+    again = sequence("a", 513, num_output=40)
+    again.min_prompt_chunk = 2
+    again.batch_ends = [513, 514, 547, 552]
+    scheduler = Scheduler(512, 0.1, CostModel(512))
+    sizes = []
+    while again.num_computed < 553:
+        (work,) = scheduler.plan([again], {}, 32 if again.num_computed > 500 else None)
+        sizes.append(work.num_tokens)
+        again.num_computed += work.num_tokens
+    assert sizes == [511, 2, 1, 31, 2, 5, 1]
+
+
+def test_no_stop_leaves_a_prompts_last_token_alone() -> None:
+    prompt = sequence("a", 100)
+    prompt.min_prompt_chunk = 2
+    for position in (40, 98, 99):
+        prompt.add_stop(position)
+    assert prompt.stops == [40, 98]
+
+
 def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
