@@ -63,15 +63,15 @@ def held(state_dir: Path) -> Iterator[None]:
 def _make_private(state_dir: Path) -> None:
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if sys.platform == "win32":
+            return
         status = state_dir.stat()
+        if status.st_uid != os.getuid():
+            raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
+        if status.st_mode & 0o077:
+            state_dir.chmod(0o700)  # a read-only file system refuses
     except OSError as error:
         raise StartError(f"cannot use the state folder {state_dir}: {error.strerror}") from error
-    if sys.platform == "win32":
-        return
-    if status.st_uid != os.getuid():
-        raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
-    if status.st_mode & 0o077:
-        state_dir.chmod(0o700)
 
 
 def _warn_of_network(state_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -71,6 +72,17 @@ def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="state folder"), held(tmp_path / "file" / "state"):
+        pass
+
+
+@POSIX
+def test_a_folder_that_cannot_be_made_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(os, "chmod", refuse)
+    with pytest.raises(StartError, match=r"state folder .*: Read-only file system"), held(tmp_path):
         pass
 
 
