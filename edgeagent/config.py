@@ -43,6 +43,9 @@ CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 UNQUANTIZED_KV_TYPES = ("f32", "f16", "bf16")
+# llama.cpp's numbers have 32 bits, and ctypes cuts larger ones off without a word; it has room for so many threads.
+MAX_INT32 = 2**31 - 1
+MAX_THREADS = 512
 
 
 def _split_commas(value: object) -> object:
@@ -124,17 +127,20 @@ class ServerConfig(Section):
 class EngineConfig(Section):
     """How a model is run. Every worker gets a copy."""
 
-    ctx: Annotated[int, Field(ge=0)] = 0
+    # The copy is JSON, which has no infinity.
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    ctx: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
     """Tokens of KV cache, shared by all requests of a model (0: what the model was trained for, at most 8192)."""
     parallel: Annotated[int, Field(ge=1, le=64)] = 4
     """Requests that run at the same time; more wait. Above 4 attention is computed in the form for many streams."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads (0: a core each, fewer while other programs use them)."""
-    batch: Annotated[int, Field(ge=32)] = 512
+    batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
     """Most tokens in one decode call."""
-    gpu_layers: Annotated[int, Field(ge=-1)] = -1
+    gpu_layers: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
     """Layers on the GPU: -1 all that fit, 0 none. Asking for more than 0 without a GPU is an error."""
-    main_gpu: Annotated[int, Field(ge=0)] = 0
+    main_gpu: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
     """The GPU for a model that is not split."""
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""

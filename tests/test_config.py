@@ -126,6 +126,24 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
     assert "65535" in message
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("engine.ctx", "4294967296"),
+        ("engine.batch", "4294967328"),
+        ("engine.gpu_layers", "4294967297"),
+        ("engine.main_gpu", "4294967296"),
+        ("engine.threads", "513"),
+        ("engine.hang_timeout_s", "inf"),
+        ("engine.load_timeout_s", "inf"),
+        ("engine.itl_budget_ms", "inf"),
+    ],
+)
+def test_what_the_worker_cannot_take_is_refused_before_it_starts(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} = '{value}'"):
+        load_config({option: value})
+
+
 def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_loads() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"engine.flash_attention": "off", "engine.kv_type_v": "q8_0"})
