@@ -33,4 +33,12 @@ async def create_chat_completion(request: Request) -> Response:
     answer = Answer(completion_id, completion.requests[0].model, len(completion.requests))
     chunks = Chunks(answer, completion.delivery) if completion.delivery.is_streamed else None
     steps = run(service, completion.requests)
-    return await respond(request, steps, answer, chunks, completion.delivery.ping_interval_s, prompt_param="messages")
+    return await respond(
+        request,
+        steps,
+        answer,
+        chunks,
+        completion.delivery.ping_interval_s,
+        prompt_param="messages",
+        format_param="response_format",
+    )

@@ -104,16 +104,17 @@ async def respond(
     ping_interval_s: float | None,
     *,
     prompt_param: str,
+    format_param: str,
 ) -> Response:
     """Answer as a stream of `chunks`, None: whole. The client's leaving ends the steps.
 
-    ping_interval_s None: as often as by default. `prompt_param` is what the route calls the prompt: the worker's errors
-    call it `input`, as the Responses API does.
+    ping_interval_s None: as often as by default. `prompt_param` and `format_param` are what the route calls the prompt
+    and the output's format: the worker's errors call them `input` and `text.format`, as the Responses API does.
     """
+    names = {"input": prompt_param, "text.format": format_param}
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
-        if error.param == "input":
-            error.param = prompt_param
+        error.param = names.get(error.param or "", error.param)
         return error
 
     try:

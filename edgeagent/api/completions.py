@@ -33,4 +33,12 @@ async def create_completion(request: Request) -> Response:
     answer = TextChoices(completion_id, completion)
     chunks = TextChunks(answer) if completion.delivery.is_streamed else None
     steps = run(service, completion.requests)
-    return await respond(request, steps, answer, chunks, completion.delivery.ping_interval_s, prompt_param="prompt")
+    return await respond(
+        request,
+        steps,
+        answer,
+        chunks,
+        completion.delivery.ping_interval_s,
+        prompt_param="prompt",
+        format_param="json_schema",
+    )

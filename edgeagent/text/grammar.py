@@ -249,7 +249,7 @@ class GrammarCompiler:
         if not usable:
             if answer is None:
                 return None
-            return self._constraint(_whole_plan("@answer", "", [answer], open_reasoning), "response_format")
+            return self._constraint(_whole_plan("@answer", "", [answer], open_reasoning), "text.format")
         rules = CallRules(tool_format, usable, self.vocabulary)
         schemas = tool_schemas(usable)
         calls = rules.whole(several=parallel_tool_calls)
@@ -307,7 +307,7 @@ def _format_grammar(output_format: OutputFormat) -> Grammar | None:
             try:
                 schema = parse_schema(output_format.schema)
             except SchemaError as error:
-                raise InvalidRequest(f"format {output_format.name!r}: {error}", param="response_format") from error
+                raise InvalidRequest(f"format {output_format.name!r}: {error}", param="text.format") from error
     return {"name": "answer", "json_schema": with_options(schema, lenient=lenient)}
 
 

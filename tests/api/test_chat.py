@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from edgeagent.api import first_step, sse
 from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, Overloaded, WorkerCrashed
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, Overloaded, WorkerCrashed
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
@@ -497,6 +497,16 @@ async def test_bodies_that_are_no_object(daemon: Running, content: str) -> None:
     )
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_refusal_names_the_format(client: AsyncOpenAI, backend: FakeBackend, is_streamed: bool) -> None:
+    backend.script = failing(InvalidRequest("it cannot be followed", param="text.format"))
+    with pytest.raises(BadRequestError) as caught:
+        await client.chat.completions.create(
+            model="fake", messages=HI, stream=is_streamed, response_format={"type": "json_object"}
+        )
+    assert caught.value.param == "response_format"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -14,7 +14,7 @@ from openai.types import Completion
 
 from edgeagent.api import choices
 from edgeagent.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
-from edgeagent.errors import ContextLengthExceeded, Overloaded, WorkerCrashed
+from edgeagent.errors import ContextLengthExceeded, InvalidRequest, Overloaded, WorkerCrashed
 from edgeagent.types import (
     CachePolicy,
     FinishReason,
@@ -386,6 +386,13 @@ async def test_a_refusal_names_the_prompt(client: AsyncOpenAI, backend: FakeBack
         await client.completions.create(model="fake", prompt="x", stream=True)
     assert caught.value.param == "prompt"
     assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_refusal_names_the_schema(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = failing(InvalidRequest("it cannot be followed", param="text.format"))
+    with pytest.raises(BadRequestError) as caught:
+        await client.completions.create(model="fake", prompt="x", extra_body={"json_schema": {"type": "object"}})
+    assert caught.value.param == "json_schema"
 
 
 async def test_a_failing_prompt_ends_all(daemon: Running, backend: FakeBackend) -> None:

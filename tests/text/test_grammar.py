@@ -282,7 +282,7 @@ def refused(schema: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
         constraint(JsonSchemaFormat(schema if isinstance(schema, str) else json.dumps(schema)))
     assert type(error.value) is InvalidRequest
-    assert error.value.param == "response_format"
+    assert error.value.param == "text.format"
     assert "\n" not in error.value.message
     return error.value
 
