@@ -35,7 +35,9 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.delete("")
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a stored response; those that continued it keep what they inherited."""
+    """Forget a stored response; those that continued it keep what they inherited. One that runs must be over first."""
+    if _live(request, response_id):
+        raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await context_of(request).history.remove(response_id, client_of(request)):
         raise _unknown(response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

@@ -22,6 +22,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     Message,
+    Started,
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
@@ -121,6 +122,17 @@ async def test_a_deleted_response_is_gone_everywhere(client: AsyncOpenAI) -> Non
         assert refusal.error.code == "previous_response_not_found"
     with pytest.raises(NotFoundError):
         await client.responses.retrieve(event.response.id)
+
+
+async def test_what_runs_is_not_deleted(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = lambda _: [Started(1, 0), TextDelta("x"), Gate(), finished()]
+    made = await client.responses.create(model="fake", input="one", background=True)
+    with pytest.raises(BadRequestError, match="cancel it"):
+        await client.responses.delete(made.id)
+    await client.responses.cancel(made.id)
+    await client.responses.delete(made.id)
+    with pytest.raises(NotFoundError):
+        await client.responses.retrieve(made.id)
 
 
 async def test_deletion_says_what_it_deleted(address: str, client: AsyncOpenAI) -> None:
