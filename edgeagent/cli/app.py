@@ -43,6 +43,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted."""
+    _open_missing_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments == ["--version"]:  # what people type first at any program
         arguments = ["version"]
@@ -82,6 +83,24 @@ def build_app(wanted: str | None) -> typer.Typer:
         else:
             app.command(name, short_help=command.summary)(target)
     return app
+
+
+def _open_missing_streams() -> None:
+    """Let the null device stand for standard streams that are closed (`serve >&- 2>&-`).
+
+    Python has None for them, and their numbers would go to the next files: what prints would write into a socket.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _resolve(target: str) -> Callable[..., Any] | typer.Typer:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -52,6 +53,17 @@ def test_help_as_people_ask_for_it(arguments: list[str], capsys: pytest.CaptureF
 def test_the_version_as_people_ask_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"edgeagent {__version__}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+def test_closed_streams_lead_nowhere(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from edgeagent.cli import main; status = main(['version']); print('a', file=sys.stderr);"
+        f"rows = [os.path.sameopenfile(number, os.open(os.devnull, os.O_RDWR)) for number in range(3)];"
+        f"open({str(tmp_path / 'rows')!r}, 'w').write(repr((status, rows, sys.stdin.read())))"
+    )
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=True)
+    assert (tmp_path / "rows").read_text() == repr((0, [True, True, True], ""))
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
