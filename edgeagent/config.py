@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ UNQUANTIZED_KV_TYPES = ("f32", "f16", "bf16")
 # llama.cpp's numbers have 32 bits, and ctypes cuts larger ones off without a word; it has room for so many threads.
 MAX_INT32 = 2**31 - 1
 MAX_THREADS = 512
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
 def _split_commas(value: object) -> object:
@@ -109,6 +111,27 @@ class ServerConfig(Section):
     """A WebSocket takes no more requests after this long (0: it may be as old as it likes)."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     """How long live requests may go on after a stop was asked for."""
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse what no browser sends, and what therefore would allow nothing."""
+        for origin in origins:
+            if origin != "null" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin} is no Origin: a scheme and a host, as http://localhost:3000, and no path or *"
+                )
+        return origins
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if set(host) & set("/*@ "):
+                raise ValueError(
+                    f"{host} is no Host: a name, and a port where it is not the default, as box.example:8127"
+                )
+        return hosts
 
     @property
     def is_loopback(self) -> bool:

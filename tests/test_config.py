@@ -144,6 +144,19 @@ def test_what_the_worker_cannot_take_is_refused_before_it_starts(option: str, va
         load_config({option: value})
 
 
+@pytest.mark.parametrize("origin", ["*", "http://localhost:3000/", "localhost:3000", "https://*.example", "http://Box"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="is no Origin"):
+        load_config({"server.allowed_origins": f"http://a,{origin}"})
+    assert load_config({"server.allowed_origins": "http://a:1,tauri://localhost,file://,null"}).config
+
+
+@pytest.mark.parametrize("host", ["http://box", "box/", "*.example"])
+def test_a_host_that_no_client_sends_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="is no Host"):
+        load_config({"server.allowed_hosts": f"a,[::1]:80,{host}"})
+
+
 def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_loads() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"engine.flash_attention": "off", "engine.kv_type_v": "q8_0"})
@@ -199,6 +212,7 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
             option.variable, option.choices[0] if option.choices else samples.get(type(option.default).__name__, "33")
         )
     monkeypatch.setenv("EDGEAGENT_ENGINE__DRAFT_TOKENS", "7")
+    monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_SERVER__MAX_BODY_BYTES", "4096")
     monkeypatch.setenv("EDGEAGENT_SERVER__MAX_FRAME_BYTES", "4096")
     sources = load_config().provenance
