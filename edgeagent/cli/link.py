@@ -42,7 +42,7 @@ def ask(
         reply = json.loads(answer.read() or b"null")
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise BackendUnavailable(
-            f"the daemon at {address.url} does not answer ({error}); is it still running?"
+            f"the daemon at {address.url} does not answer ({error}); it may be stopping, or gone"
         ) from None
     finally:
         connection.close()
