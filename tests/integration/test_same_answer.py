@@ -16,7 +16,8 @@ from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.sampling import Logprob
-from edgeagent.types import GenerateRequest, JsonSchemaFormat, MemoryKind, SamplingParams, TokenPrompt
+from edgeagent.store.catalog import builtin_model
+from edgeagent.types import CachePolicy, GenerateRequest, JsonSchemaFormat, MemoryKind, SamplingParams, TokenPrompt
 from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
@@ -50,11 +51,15 @@ class Answer:
 class Life:
     """One life of a worker."""
 
-    def __init__(self, model: Path, folder: Path | None) -> None:
+    def __init__(self, model: Path, folder: Path | None, draft: Path | None = None) -> None:
         disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
         config = EngineConfig(threads=2, ctx=2048).model_dump_json().encode()
         store = None if disk is None else start_block_store(disk)
-        self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)
+        self._host = Host(
+            Load("tiny", str(model), None if draft is None else str(draft), config, disk=disk),
+            lambda _: None,
+            store=store,
+        )
         self._num_requests = 0
 
     def ask(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Answer:
@@ -148,3 +153,20 @@ def test_gone_on_with_behind_blocks(begin: Begin, tmp_path: Path) -> None:
     rest = second.ask(request, delivered)
     assert rest.tokens == whole.tokens[390:]
     assert rest.logprobs == whole.logprobs[390:]
+
+
+@pytest.mark.parametrize("num_prompt", [40, 171, 513])
+def test_whether_a_draft_guesses_does_not_matter(num_prompt: int) -> None:
+    """When it is worth guessing depends on measured times, and another draft guesses otherwise after a death."""
+    builtin = builtin_model()
+    assert builtin.draft is not None
+    request = ask_for(num_prompt, max_tokens=120)
+    lives = [Life(builtin.path, None, builtin.draft) for _ in range(5)]
+    whole, *others = [life.ask(request) for life in lives]
+    delivered = whole.until(len(whole.step_lengths) // 2)
+    rest = lives[0].ask(structs.replace(request, cache=CachePolicy(read=False)), delivered)
+    for life in lives:
+        life.end()
+    assert rest.logprobs == whole.logprobs[len(delivered.tokens) :]
+    for other in others:
+        assert (other.tokens, other.logprobs) == (whole.tokens, whole.logprobs)
