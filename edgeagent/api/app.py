@@ -39,7 +39,7 @@ from edgeagent.api.security import Policy, Security
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError, InternalError, NotFound
 
 _MODULES = (
     *(chat, completions, embeddings, text_routes, llama_server),
@@ -95,6 +95,7 @@ def create_app(
         stop=stop,
         num_connections=num_connections,
     )
+    app.router.default = _answer_no_route
     for router in ROUTERS:
         app.include_router(router)
     if config.server.docs:
@@ -119,6 +120,15 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if http_status(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.message)
     return _error_response(request.scope["path"], error)
+
+
+async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """Say to a WebSocket too that there is nothing here; Starlette would close it, which clients see as 403."""
+    if scope["type"] == "http" or "websocket.http.response" not in scope.get("extensions", {}):
+        await scope["app"].router.not_found(scope, receive, send)
+        return
+    error = NotFound(f"there is no WebSocket at {scope['path'][:256]}; see /v1/responses")
+    await _error_response(scope["path"], error)(scope, receive, send)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:

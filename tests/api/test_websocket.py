@@ -162,6 +162,14 @@ async def test_a_foreign_page_is_refused_before_the_upgrade(address: str) -> Non
     assert caught.value.response.status_code == 403
 
 
+@pytest.mark.parametrize("path", ["/v1/", "/v1/responses/", "/v1/realtime", "/"])
+async def test_another_path_is_not_found_and_not_forbidden(address: str, path: str) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(f"ws://{address}{path}")
+    assert caught.value.response.status_code == 404
+    assert json.loads(caught.value.response.body)["error"]["code"] == "not_found"
+
+
 async def test_an_unknown_model_is_an_envelope_and_the_socket_lives_on(address: str) -> None:
     async with connect(f"ws://{address}/v1/responses") as socket:
         await create(socket, model="nope")

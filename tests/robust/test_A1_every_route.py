@@ -104,7 +104,7 @@ async def test_every_websocket_needs_the_token(locked: Running) -> None:
     for path in [*paths, "/health", "/nothing"]:
         for lines in WRONG_TOKENS:
             reply = await upgrade(locked, "Host: 127.0.0.1:{port}", *lines, target=path)
-            assert reply.status in ((403,) if path in OPEN else (400, 401)), (path, lines)
+            assert reply.status in ((404,) if path in OPEN else (400, 401)), (path, lines)
 
 
 @pytest.mark.parametrize(
