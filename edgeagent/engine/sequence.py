@@ -21,8 +21,7 @@ class SequenceSpec:
     `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers
     that must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are
     tokens of the output that are there already: another engine generated them, in steps of `step_lengths`; the sampler
-    has accepted them. With
-    `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
+    has accepted them. With `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
     must be computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
     `boundaries` are positions in the prompt worth coming back to: the end of the system prompt, then others;
     `num_system` is the first of them, 0 where there are no instructions. What it leaves in the cache may be written to
