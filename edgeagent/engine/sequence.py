@@ -18,14 +18,15 @@ from edgeagent.types import Tier
 class SequenceSpec:
     """What the engine is asked to generate.
 
-    `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers
-    that must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are
-    tokens of the output that are there already: another engine generated them, in steps of `step_lengths`; the sampler
-    has accepted them. With `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals; what is to be scored
-    must be computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
-    `boundaries` are positions in the prompt worth coming back to: the end of the system prompt, then others;
-    `num_system` is the first of them, 0 where there are no instructions. What it leaves in the cache may be written to
-    disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
+    `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers that
+    must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are tokens
+    of the output that are there already: another engine generated them, in steps of `step_lengths`; the sampler has
+    accepted them. With `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals;
+    what is to be scored must be computed, so `read_cache` must be false. With `reports_progress` each part of the
+    prompt gives an output. `boundaries` are positions in the prompt worth coming back to: the end of the system prompt,
+    then others; `num_system` is the first of them, 0 where there are no instructions. What it leaves in the cache may
+    be written to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that
+    has a name.
     """
 
     id: str
