@@ -1,21 +1,15 @@
-"""Every option, declared once: field, default, help and check together; and where its value comes from.
+"""Every option, declared once: field, default, help and check together. A changed config is a new config.
 
-The command line, the environment (EDGEAGENT_SECTION__OPTION) and config.toml in the platform's config folder are all
-read from these declarations; in that order the first that names an option wins. Unknown keys are errors. A changed
-config is a new config.
+The command line, the environment, config.toml and the documentation are all read from these declarations; see
+config_sources.
 """
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-import os
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, ClassVar, Literal
 
 import platformdirs
 from pydantic import (
@@ -24,23 +18,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
-from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
 ENV_PREFIX = "EDGEAGENT_"
-CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 UNQUANTIZED_KV_TYPES = ("f32", "f16", "bf16")
@@ -289,163 +278,3 @@ class Config(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Take what is passed and nothing else: `load_config` reads the environment and the file, and says so."""
         return (init_settings,)
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One declared option, as the command line, the environment and the documentation need it."""
-
-    name: str
-    """Its dotted name: engine.ctx."""
-    flag: str
-    """Its command-line flag: --ctx."""
-    variable: str
-    """Its environment variable: EDGEAGENT_ENGINE__CTX."""
-    help: str
-    default: Any
-    choices: tuple[str, ...] = ()
-    is_switch: bool = False
-    bounds: str = ""
-    """The allowed range in words, e.g. "0 to 65535"."""
-
-
-def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
-    """Yield every option in the order of declaration."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from declared_options(field.annotation, f"{name}.", field.annotation.flag_prefix)
-            continue
-        limits = {type(limit).__name__: limit for limit in field.metadata}
-        yield Option(
-            name=f"{section}{name}",
-            flag=f"--{flag_prefix}{name}".replace("_", "-"),
-            variable=f"{ENV_PREFIX}{section}{name}".replace(".", "__").upper(),
-            help=field.description or "",
-            default=field.default,
-            choices=get_args(field.annotation) if get_origin(field.annotation) is Literal else (),
-            is_switch=field.annotation is bool,
-            bounds=_bounds(limits),
-        )
-
-
-def _bounds(limits: Mapping[str, Any]) -> str:
-    low = f"{limits['Ge'].ge}" if "Ge" in limits else f"more than {limits['Gt'].gt}" if "Gt" in limits else ""
-    if "Le" in limits:
-        return f"{low} to {limits['Le'].le}"
-    return f"{low} or more" if "Ge" in limits else low
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedConfig:
-    """The effective settings, and for each option (dotted name) the source that set it: "default" where none did."""
-
-    config: Config
-    provenance: Mapping[str, str]
-    file: Path
-    """The config file that was looked for; it need not exist."""
-
-
-def default_config_file() -> Path:
-    """Return where config.toml is looked for when neither --config nor EDGEAGENT_CONFIG says otherwise."""
-    return Path(platformdirs.user_config_dir("edgeagent", appauthor=False)) / "config.toml"
-
-
-def load_config(overrides: Mapping[str, object] | None = None, file: Path | None = None) -> LoadedConfig:
-    """Read all sources; `overrides` (dotted name to value) are what the command line said.
-
-    Raises ConfigError, naming the flag, variable or line of the file at fault and the option it may have meant.
-    """
-    options = {option.name: option for option in declared_options()}
-    path, must_exist = _config_file(file)
-    flags = {name: (value, options[name].flag) for name, value in (overrides or {}).items()}
-    layers = (flags, _from_environment(options), _from_file(path, options, must_exist=must_exist))
-    chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
-    sources = {name: source for name, (_, source) in chosen.items()}
-    try:
-        config = Config(**_nest({name: value for name, (value, _) in chosen.items()}))
-    except ValidationError as error:
-        raise ConfigError("; ".join(_complaints(error, sources))) from None
-    return LoadedConfig(config, {name: sources.get(name, "default") for name in options}, path)
-
-
-def _config_file(file: Path | None) -> tuple[Path, bool]:
-    named = file or (Path(value) if (value := os.environ.get(CONFIG_FILE_VARIABLE)) else None)
-    return (with_home(named), True) if named else (default_config_file(), False)
-
-
-def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, str]]:
-    variables = {option.variable: option.name for option in options.values()}
-    for variable in os.environ:
-        if variable.startswith(ENV_PREFIX) and variable not in variables and variable != CONFIG_FILE_VARIABLE:
-            meant = _meant(variable.removeprefix(ENV_PREFIX).lower().replace("__", "."), options)
-            hint = f"; did you mean {options[meant].variable}?" if meant else "; `edgeagent config show` lists them all"
-            raise ConfigError(f"environment variable {variable}: there is no such option{hint}")
-    values = dict(_flatten(EnvSettingsSource(Config)(), options))
-    return {name: (value, f"environment ({options[name].variable})") for name, value in values.items()}
-
-
-def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -> dict[str, tuple[object, str]]:
-    if not path.is_file():
-        if must_exist:
-            raise ConfigError(f"{path}: there is no such config file; check --config and {CONFIG_FILE_VARIABLE}")
-        return {}
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = dict(_flatten(TomlConfigSettingsSource(Config, path)(), options))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    for name in values:
-        if name not in options:
-            meant = _meant(name, options)
-            hint = f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
-            raise ConfigError(f"{path}:{_line_of(name, text)}: there is no option {name!r}{hint}")
-    return {name: (value, f"file ({path}:{_line_of(name, text)})") for name, value in values.items()}
-
-
-def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in options:
-            yield from _flatten(value, options, f"{name}.")
-        else:
-            yield name, value
-
-
-def _nest(values: Mapping[str, object]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[key] = value
-    return nested
-
-
-def _line_of(name: str, text: str) -> int:
-    """Return the line of a TOML file that sets a dotted name, else the line that opens its table, else 1."""
-    table, nearest = "", 1
-    for number, line in enumerate(text.splitlines(), 1):
-        key = line.partition("=")[0].strip()
-        if key.startswith("["):
-            table = f"{key.strip('[] ')}."
-            nearest = number if name.startswith(table) else nearest
-        elif key and f"{table}{key}" == name:
-            return number
-        elif key and name.startswith(f"{table}{key}."):
-            nearest = number
-    return nearest
-
-
-def _meant(name: str, known: Mapping[str, object]) -> str | None:
-    """Return the dotted name that a wrong one most likely stands for: 1. alike, 2. alike without its section."""
-    leaves = {candidate.rpartition(".")[2]: candidate for candidate in known}
-    alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-    alike = alike or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)]
-    return alike[0] if alike else None
-
-
-def _complaints(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
-    for problem in error.errors(include_url=False, include_context=False):
-        name = ".".join(str(part) for part in problem["loc"])
-        source = next((text for option, text in sources.items() if name == option or name.startswith(f"{option}.")), "")
-        text = problem["msg"].removeprefix("Value error, ")
-        message = text[0].lower() + text[1:]
-        yield f"{name} = {problem['input']!r} from {source or 'the configuration'}: {message}"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.config import Config, declared_options, default_config_file, load_config
+from edgeagent.config import Config
+from edgeagent.config_sources import declared_options, default_config_file, load_config
 from edgeagent.errors import ConfigError
 
 
@@ -18,7 +19,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if variable.startswith("EDGEAGENT_"):
             monkeypatch.delenv(variable)
     path = tmp_path / "config.toml"
-    monkeypatch.setattr("edgeagent.config.default_config_file", lambda: path)
+    monkeypatch.setattr("edgeagent.config_sources.default_config_file", lambda: path)
     return path
 
 

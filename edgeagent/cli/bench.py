@@ -144,7 +144,7 @@ def _address(
     from edgeagent.cli.link import address_of
     from edgeagent.cli.private_daemon import killable_daemon
     from edgeagent.client import Address
-    from edgeagent.config import load_config
+    from edgeagent.config_sources import load_config
     from edgeagent.runtime_file import find_daemon
 
     if url is not None:

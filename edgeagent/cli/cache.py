@@ -16,7 +16,8 @@ from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.stages import aligned
 from edgeagent.cli.status import AsJson, StateDir, duration
-from edgeagent.config import Config, load_config
+from edgeagent.config import Config
+from edgeagent.config_sources import load_config
 from edgeagent.credentials import clients
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
 from edgeagent.runtime_file import find_daemon

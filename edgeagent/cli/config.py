@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent.cli.options import ConfigFile, with_declared_options
-from edgeagent.config import LoadedConfig, declared_options, load_config
+from edgeagent.config_sources import LoadedConfig, declared_options, load_config
 
 config_app = typer.Typer(rich_markup_mode=None)
 

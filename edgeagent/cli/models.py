@@ -82,7 +82,7 @@ def list_models(
 
 
 def _settings(models_dir: Path | None, state_dir: Path | None, file: Path | None) -> Config:
-    from edgeagent.config import load_config
+    from edgeagent.config_sources import load_config
 
     flags = {"store.models_dir": models_dir, "state_dir": state_dir}
     return load_config({name: value for name, value in flags.items() if value is not None}, file).config

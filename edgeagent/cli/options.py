@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from edgeagent.cli.completion import model_names
-from edgeagent.config import Option, declared_options, load_config
+from edgeagent.config_sources import Option, declared_options, load_config
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
 

@@ -19,7 +19,8 @@ from edgeagent.cli.model_or_prompt import is_model
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.private_daemon import private_daemon
 from edgeagent.client import Address, Answer, Client
-from edgeagent.config import Config, load_config
+from edgeagent.config import Config
+from edgeagent.config_sources import load_config
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.catalog import load_catalog
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edgeagent.cli.options import with_declared_options
-from edgeagent.config import LoadedConfig
+from edgeagent.config_sources import LoadedConfig
 
 STDIN = 0
 

@@ -15,7 +15,7 @@ import typer
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.stages import aligned
-from edgeagent.config import load_config
+from edgeagent.config_sources import load_config
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
 

@@ -11,7 +11,7 @@ import typer
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.stages import aligned
 from edgeagent.cli.status import StateDir
-from edgeagent.config import load_config
+from edgeagent.config_sources import load_config
 from edgeagent.credentials import Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.runtime_file import TOKEN_FILE
 

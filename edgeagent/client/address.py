@@ -53,7 +53,7 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
     from edgeagent.runtime_file import find_daemon
 
     if state_dir is None:
-        from edgeagent.config import load_config
+        from edgeagent.config_sources import load_config
 
         state_dir = load_config().config.state_dir
     daemon = find_daemon(state_dir)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.config import declared_options
+from edgeagent.config_sources import declared_options
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from edgeagent.cli.options import with_declared_options
-from edgeagent.config import LoadedConfig, declared_options
+from edgeagent.config_sources import LoadedConfig, declared_options
 
 
 def _loaded_by(*arguments: str, positional: str = "") -> LoadedConfig:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgeagent.backends.fake import FakeBackend
 from edgeagent.cli.options import with_declared_options
-from edgeagent.config import LoadedConfig
+from edgeagent.config_sources import LoadedConfig
 from edgeagent.daemon import serve
 from edgeagent.runtime_file import Runtime, find_daemon
 
