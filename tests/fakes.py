@@ -39,7 +39,6 @@ class FakeRunner:
         self.max_batch = max_batch
         self.max_outputs = max_outputs
         self.min_prompt_chunk = 1
-        self.can_fill = False
         self._end_token = end_token
         self._sequences: dict[int, list[int]] = {seq_id: [] for seq_id in range(num_sequences)}
         self._outputs: list[Logits] = []

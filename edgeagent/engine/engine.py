@@ -78,7 +78,6 @@ class Engine:
         self._intake = Intake(runner, self._saver, self._restorer, self._cost_model, clock)
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         guesser = drafter(self._cost_model) if drafter is not None else None
-        self._has_drafter = guesser is not None
         self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
         self._judge = Judge(runner, self._cells, self._intake, self._proposals, clock)
@@ -139,8 +138,6 @@ class Engine:
             max_length=num_prompt + num_output,
             order=self._num_added,
             min_prompt_chunk=self._runner.min_prompt_chunk,
-            # Whether a drafter guesses in a step, and whether that stands, must not show in the sums.
-            is_never_alone=self._has_drafter and self._runner.can_fill and spec.sampler.is_repeatable,
         )
         self._num_added += 1
         self._waiting[spec.id] = sequence
@@ -323,7 +320,7 @@ class Engine:
         start = sequence.num_computed
         tokens = sequence.tokens[start : start + work.num_tokens]
         tokens.extend(work.drafts)
-        return Slice(sequence.seq_id, start, tokens, work.num_logits, sequence.is_never_alone)
+        return Slice(sequence.seq_id, start, tokens, work.num_logits)
 
     def _take_back(self, works: Items[Work]) -> None:
         """Undo an interrupted batch."""

@@ -17,6 +17,8 @@ from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
+# More of an answer than this, which is seconds, is not computed again step by step, so that a stream goes on soon.
+_MAX_STEPWISE = 512
 # Fewer tokens than this are computed again rather than waited for, and get no state of their own.
 _MIN_SHARED = 32
 
@@ -94,6 +96,8 @@ class Intake:
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
         length = self._saver.cells.length(sequence.seq_id)
+        if len(sequence.tokens) - max(length, sequence.num_prompt) > _MAX_STEPWISE:
+            sequence.batch_ends.clear()
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
             length = self._saver.cells.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length

@@ -53,7 +53,7 @@ class LlamaRunner:
         # What a window or a state makes of one more sequence in a batch is not worth finding out.
         is_on_cpu = model.num_gpu_layers == 0
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
-        self.can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
+        self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
         self._tile = choose_tile(model.file_type)
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
@@ -170,7 +170,7 @@ class LlamaRunner:
             self._flags[end - part.num_logits : end] = 1
             outputs.extend(range(end - part.num_logits, end))
             at = end
-        status = self._compute(at, may_be_one=not any(part.is_never_alone for part in slices))
+        status = self._compute(at)
         if status == 0:
             # Else whoever reads the logits would pay for the step, or the next step would, and its time be no measure.
             lib.llama_synchronize(self._context)
@@ -182,11 +182,9 @@ class LlamaRunner:
         else:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
 
-    def _compute(self, num_tokens: int, *, may_be_one: bool) -> int:
-        """Decode so many tokens of the batch, and a few of no meaning (see num_to_fill); return the status."""
-        num_added = 0
-        if self.can_fill:
-            num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch, may_be_one=may_be_one)
+    def _compute(self, num_tokens: int) -> int:
+        """Decode so many tokens of the batch, and a few of no meaning where that is quicker; return the status."""
+        num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
             added = slice(num_tokens, end)

@@ -24,13 +24,12 @@ def choose_tile(file_type: int | None) -> int:
     return 4 if file_type in _REPACKED else 8
 
 
-def num_to_fill(num_tokens: int, tile: int, micro_batch: int, *, may_be_one: bool = True) -> int:
+def num_to_fill(num_tokens: int, tile: int, micro_batch: int) -> int:
     """Return how many tokens (at most 3) to add to a batch of so many, which is computed in micro-batches.
 
-    One is added where the last of several would be computed alone, since that gives other bits (Sequence.note_batch),
-    and to a single one unless `may_be_one`.
+    One is added where the last of several would be computed alone, since that gives other bits (Sequence.note_batch).
     """
-    is_last_alone = num_tokens % micro_batch == 1 and not (num_tokens == 1 and may_be_one)
+    is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
     return max(_num_to_round(num_tokens, tile), 1 if is_last_alone else 0)
 
 

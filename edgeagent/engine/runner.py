@@ -27,14 +27,13 @@ CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 class Slice:
     """Consecutive tokens of one sequence in a batch: tokens[i] goes to position start + i.
 
-    The last `num_logits` tokens give logits (0: none). Where it `is_never_alone`, a batch of one token gets another.
+    The last `num_logits` tokens give logits (0: none).
     """
 
     seq_id: int
     start: int
     tokens: Sequence[int]
     num_logits: int
-    is_never_alone: bool = False
 
 
 class DecodeCancelled(Exception):
@@ -54,7 +53,6 @@ class Runner(Protocol):
     num_sequences: int
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
-    can_fill: bool  # whether it can keep a token from being computed alone
     min_prompt_chunk: int  # fewer of a prompt's tokens at once would give other bits than many (Sequence.note_batch)
 
     def decode(self, slices: Sequence[Slice]) -> None:

@@ -81,7 +81,6 @@ class Sequence:
     max_length: int
     order: int  # of arrival
     min_prompt_chunk: int = 1  # see Runner
-    is_never_alone: bool = False  # each of its tokens is computed together with another
     seq_id: int | None = None
     num_computed: int = 0
     num_cached: int = 0
@@ -127,7 +126,7 @@ class Sequence:
         tokens or more give the same bits whatever their size, single tokens others. So what was generated is computed
         again in the batches of the first time, of one token mostly, wherever a random choice leaves the same answer.
         """
-        if not self.is_never_alone and self.spec.sampler.is_repeatable and end >= self.num_prompt:
+        if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.append(end)
 
     def leaves_one(self, position: int) -> bool:

@@ -351,10 +351,8 @@ class BatchSizes(FakeRunner):
     def __init__(self, **options: int) -> None:
         super().__init__(**options)
         self.sizes: list[int] = []
-        self.are_never_alone: set[bool] = set()
 
     def decode(self, slices: Items[Slice]) -> None:
-        self.are_never_alone |= {part.is_never_alone for part in slices}
         self.sizes.append(sum(len(part.tokens) for part in slices))
         super().decode(slices)
 
@@ -397,21 +395,20 @@ class TestComputedAgain:
         run(engine)
         assert runner.sizes == sizes
 
-    @pytest.mark.parametrize(
-        ("draft", "can_fill", "temperature", "expected"),
-        [(True, True, 0.0, True), (True, False, 0.0, False), (False, True, 0.0, False), (True, True, 1.0, False)],
-    )
-    def test_with_a_drafter_no_token_is_alone(
-        self, draft: bool, can_fill: bool, temperature: float, expected: bool
+    @pytest.mark.parametrize(("num_delivered", "num_batches"), [(512, 513), (513, 9)])
+    def test_a_long_answer_that_is_nowhere_kept_is_computed_in_chunks(
+        self, num_delivered: int, num_batches: int
     ) -> None:
-        runner = BatchSizes()
-        runner.can_fill = can_fill
-        engine = make_engine(runner, draft=FakeRunner() if draft else None)
-        sampler = Sampler(resolve(SamplingParams(temperature=temperature), GREEDY), 50)
-        sequence = engine.add(SequenceSpec("a", [5, 6, 7], sampler, max_tokens=9))
+        runner = BatchSizes(num_cells=1024, num_vocab=10_000)
+        engine = make_engine(runner)
+        sampler = Sampler(resolve(SamplingParams(), GREEDY), 10_000)
+        delivered = naive([5, 6, 7], num_delivered, 10_000)[0]
+        spec = SequenceSpec(
+            "a", [5, 6, 7], sampler, num_delivered + 1, delivered=delivered, step_lengths=[1] * num_delivered
+        )
+        engine.add(spec)
         run(engine)
-        assert runner.are_never_alone == {expected}
-        assert bool(sequence.batch_ends) == (temperature == 0.0 and not expected)
+        assert len(runner.sizes) == num_batches
 
     def test_what_was_generated_before_a_preemption(self) -> None:
         runner = BatchSizes()

@@ -42,8 +42,3 @@ def test_no_token_of_several_is_computed_alone() -> None:
     added = {count: num_to_fill(count, choose_tile(F16), 128) for count in (1, 2, 127, 128, 129, 130, 257)}
     assert added == {1: 0, 2: 0, 127: 0, 128: 0, 129: 1, 130: 0, 257: 1}
     assert num_to_fill(131, choose_tile(Q8_0), 130) == 1
-
-
-def test_a_single_token_is_joined_by_another_where_it_must() -> None:
-    added = {count: num_to_fill(count, choose_tile(F16), 128, may_be_one=False) for count in (1, 2, 128, 129)}
-    assert added == {1: 1, 2: 0, 128: 0, 129: 1}
