@@ -35,6 +35,7 @@ KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 UNQUANTIZED_KV_TYPES = ("f32", "f16", "bf16")
 # llama.cpp's numbers have 32 bits, and ctypes cuts larger ones off without a word; it has room for so many threads.
 MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
@@ -57,6 +58,13 @@ class Section(BaseModel):
 
     flag_prefix: ClassVar[str] = ""
     """What its options' flags begin with: nothing, where the option's own name says enough."""
+
+    @field_validator("*")
+    @classmethod
+    def _has_64_bits(cls, value: object) -> object:
+        if isinstance(value, int) and value > MAX_INT64:
+            raise ValueError(f"it must be at most {MAX_INT64}")
+        return value
 
 
 class ServerConfig(Section):

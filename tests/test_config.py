@@ -138,6 +138,7 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
         ("engine.hang_timeout_s", "inf"),
         ("engine.load_timeout_s", "inf"),
         ("engine.itl_budget_ms", "inf"),
+        ("cache.min_free_bytes", str(2**63)),
     ],
 )
 def test_what_the_worker_cannot_take_is_refused_before_it_starts(option: str, value: str) -> None:

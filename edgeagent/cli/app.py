@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments == ["--version"]:  # what people type first at any program
         arguments = ["version"]
-    app = build_app(_command_asked_for(arguments))
     try:
+        app = build_app(_command_asked_for(arguments))
         # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.
         return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
     except typer.TyperException as error:

@@ -69,6 +69,12 @@ def _make_private(state_dir: Path) -> None:
         if status.st_uid != os.getuid():
             raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
         if status.st_mode & 0o077:
+            # Closed to others it would no longer be what somebody else's things in it need.
+            if not (state_dir / LOCK_FILE).exists() and any(state_dir.iterdir()):
+                raise StartError(
+                    f"the state folder {state_dir} is open to other users and holds other things; "
+                    f"run `chmod 700 {state_dir}`, or choose a folder of its own with --state-dir"
+                )
             state_dir.chmod(0o700)  # a read-only file system refuses
     except OSError as error:
         raise StartError(f"cannot use the state folder {state_dir}: {error.strerror}") from error

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edgeagent.credentials import ensure_token
-from edgeagent.daemon.state import ExitCode, StartError, held
+from edgeagent.daemon.state import LOCK_FILE, ExitCode, StartError, held
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import Runtime, find_daemon, read_token, remove_runtime, write_private, write_runtime
 
@@ -212,3 +212,17 @@ def test_writing_replaces_whole_files(tmp_path: Path) -> None:
     write_private(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@POSIX
+def test_a_folder_with_other_things_is_not_closed_to_others(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "thesis.txt").touch()
+    with pytest.raises(StartError, match="holds other things; run `chmod 700"), held(folder):
+        pass
+    assert mode(folder) == 0o777
+    (folder / LOCK_FILE).touch()
+    with held(folder):
+        assert mode(folder) == 0o700, "it was a state folder before"
