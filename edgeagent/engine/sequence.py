@@ -136,7 +136,9 @@ class Sequence:
         start, end = 0, self.num_prompt
         if position >= end:
             index = bisect.bisect_right(self.batch_ends, position)
-            start, end = self.batch_ends[index - 1 : index + 1] if 0 < index < len(self.batch_ends) else (position, 0)
+            if not 0 < index < len(self.batch_ends):
+                return False
+            start, end = self.batch_ends[index - 1 : index + 1]
         return start < position == end - 1
 
     def add_stop(self, position: int) -> None:

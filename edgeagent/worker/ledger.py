@@ -287,7 +287,7 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Mark the workers that a request outlived, and time it over all of them.
+    """Mark the workers that a request outlived, and time it over all of them; what was cached is what the first found.
 
     Where a former one gave the first token, nobody is left to tell what led to it: the last one's stages are of what it
     did again, which is part of the time behind that token.
@@ -300,7 +300,10 @@ def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finis
     if live.first_token_at_s is not None:
         first_token_ms = (live.first_token_at_s - live.accepted_at_s) * 1000
         timings = replace(timings, first_token_ms=first_token_ms, decode_ms=(at_s - live.first_token_at_s) * 1000)
-    return replace(finished, timings=timings)
+    usage = finished.usage
+    if live.started is not None:
+        usage = replace(usage, num_cached_tokens=live.started.num_cached_tokens)
+    return replace(finished, usage=usage, timings=timings)
 
 
 def _crash(cause: str) -> WorkerCrashed:

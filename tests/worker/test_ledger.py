@@ -204,14 +204,16 @@ def test_the_stages_before_a_first_token_are_of_the_worker_that_gave_it(num_deli
     ledger, keeper = Ledger(), Keeper()
     live = ledger.add(request(""), keeper, 10.0)
     ledger.mark_sent(live)
-    ledger.on_steps(Steps(11.0, (StepItem("r1", (Started(1, 0),), (1,) * num_delivered),)))
+    ledger.on_steps(Steps(11.0, (StepItem("r1", (Started(5, 2),), (1,) * num_delivered),)))
     ledger.on_death("SIGSEGV", Fate.CRASHED)
     ledger.mark_sent(live)
     ledger.on_steps(Steps(14.0, (StepItem("r1", (TextDelta("x"),), (1,)),)))
     stages = Timings(queue_ms=500.0, load_ms=400.0, render_ms=1.0, cache_ms=2.0, prefill_ms=3000.0, first_token_ms=9.0)
-    ledger.on_steps(Steps(15.0, (StepItem("r1", (replace(END, timings=stages),)),)))
+    last = replace(END, usage=Usage(5, 5, 3), timings=stages)
+    ledger.on_steps(Steps(15.0, (StepItem("r1", (last,)),)))
     (end,) = keeper.ends
     assert isinstance(end, Finished)
+    assert end.usage == Usage(5, 2, 3), "the second worker found what the first had left"
     first_token_ms = 1000.0 if num_delivered else 4000.0
     assert (end.timings.first_token_ms, end.timings.decode_ms) == (first_token_ms, 5000.0 - first_token_ms)
     before = (end.timings.queue_ms, end.timings.load_ms, end.timings.render_ms, end.timings.cache_ms)
