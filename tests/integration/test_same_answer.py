@@ -24,7 +24,7 @@ from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, L
 from tests.conftest import TinyModel
 
 # Long enough to be computed in several micro-batches; 129 and 257 would leave their last token alone in one.
-LENGTHS = [40, 129, 257, 258, 300, 511, 512, 513, 600]
+LENGTHS = [40, 129, 257, 300, 513, 600]
 SCHEMA = '{"type":"array","items":{"enum":["a very long word","another long word"]},"minItems":9}'
 SAMPLINGS = {
     "greedy": {"sampling": SamplingParams(temperature=0.0)},
@@ -57,6 +57,7 @@ class Life:
         store = None if disk is None else start_block_store(disk)
         self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)
         self._num_requests = 0
+        self._is_over = False
 
     def ask(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Answer:
         """Run one request alone, and what is left to do behind it: sums depend on the order of cells, too."""
@@ -78,8 +79,10 @@ class Life:
         return answer
 
     def end(self) -> None:
-        """Stop as a worker does that is told to."""
-        self._host.close()
+        """Stop as a worker does that is told to; once."""
+        if not self._is_over:
+            self._is_over = True
+            self._host.close()
 
 
 Begin = Callable[..., Life]
@@ -125,7 +128,8 @@ def test_gone_on_with_from_any_token(begin: Begin, num_prompt: int, kind: str) -
     request = ask_for(num_prompt, kind, 100)
     whole = begin().ask(request)
     assert len(whole.tokens) > 40 and (max(whole.step_lengths) > 1) == (kind == "grammar")
-    for num_steps in range(1, len(whole.step_lengths), 9):
+    num_all = len(whole.step_lengths)
+    for num_steps in (1, num_all // 3, num_all - 1):
         delivered = whole.until(num_steps)
         rest = begin().ask(request, delivered)
         assert rest.tokens == whole.tokens[len(delivered.tokens) :]
