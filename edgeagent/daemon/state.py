@@ -73,7 +73,7 @@ def _make_private(state_dir: Path) -> None:
             if not (state_dir / LOCK_FILE).exists() and any(state_dir.iterdir()):
                 raise StartError(
                     f"the state folder {state_dir} is open to other users and holds other things; "
-                    f"run `chmod 700 {state_dir}`, or choose a folder of its own with --state-dir"
+                    "choose a folder of its own with --state-dir"
                 )
             state_dir.chmod(0o700)  # a read-only file system refuses
     except OSError as error:
