@@ -124,7 +124,7 @@ class Sequence:
 
         Sums depend on how many tokens are computed at once: measured on the CPU with plain attention, chunks of two
         tokens or more give the same bits whatever their size, single tokens others. So what was generated is computed
-        again in the batches of the first time, of one token mostly, wherever a random choice leaves the same answer.
+        again in the batches of the first time, of one token mostly, where the same logits give the same tokens.
         """
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.append(end)
