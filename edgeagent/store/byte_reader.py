@@ -75,6 +75,15 @@ class ByteReader:
             self.fail(f"{what} is {num_bytes} bytes long, more than {max_bytes}")
         return self.take(num_bytes).decode("utf-8", "replace")
 
+    def string_start(self, max_bytes: int) -> str:
+        """Return the first bytes of a length-prefixed string as text, and step over the rest."""
+        num_bytes = self.u64()
+        if num_bytes > MAX_STRING_BYTES:
+            self.fail(f"a string at byte {self.offset} is {num_bytes} bytes long, more than {MAX_STRING_BYTES}")
+        start = self.take(min(num_bytes, max_bytes)).decode("utf-8", "replace")
+        self.skip(max(0, num_bytes - max_bytes))
+        return start
+
     def skip_string(self) -> None:
         """Step over a length-prefixed string."""
         num_bytes = self.u64()

@@ -78,7 +78,7 @@ def find_entry(name: CatalogName) -> CatalogEntry:
     if entry is None:
         known = ", ".join(("builtin", *entries))
         raise ModelNotFound(
-            f"no model is called {name.name}: give a path to a .gguf, org/repo[:QUANT], or one of {known}",
+            f"no model is called {name}: give a path to a .gguf, org/repo[:QUANT], or one of {known}",
             param="model",
         )
     return entry

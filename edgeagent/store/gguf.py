@@ -16,6 +16,8 @@ from edgeagent.store.byte_reader import ByteReader, open_model_file
 from edgeagent.store.gguf_tables import (
     MAX_KEYS,
     MAX_TENSORS,
+    MAX_TENSORS_OUTSIDE_LAYERS,
+    MAX_TENSORS_PER_LAYER,
     STRING,
     Array,
     Metadata,
@@ -23,7 +25,9 @@ from edgeagent.store.gguf_tables import (
     read_alignment,
     read_metadata,
     read_tensors,
+    shown,
 )
+from edgeagent.store.kv_shape import KvShape, read_kv_shape
 from edgeagent.store.split import MAX_SPLITS, split_paths
 from edgeagent.store.tensor_types import FILE_TYPES
 
@@ -58,6 +62,7 @@ class GgufHeader:
     tokenizer: str
     pre_tokenizer: str
     num_vocab: int
+    kv_shape: KvShape
     split: Split | None
     size_bytes: int
     data_bytes: int
@@ -70,7 +75,7 @@ def read_header(path: Path) -> GgufHeader:
             reader.fail("it is empty; download it again")
         magic = reader.take(min(4, reader.size_bytes))
         if magic != b"GGUF":
-            reader.fail(f"it begins with {magic!r}, so it is not a GGUF file (those begin with b'GGUF')")
+            reader.fail("it is not a GGUF file: those begin with the letters GGUF")
         version = reader.u32()
         if version not in (2, 3):
             why = "it is big-endian" if version & 0xFFFF == 0 else "versions 2 and 3 can be read"
@@ -81,6 +86,7 @@ def read_header(path: Path) -> GgufHeader:
         if num_keys > MAX_KEYS:
             reader.fail(f"it declares {num_keys} metadata keys, more than {MAX_KEYS}")
         metadata = read_metadata(reader, num_keys)
+        _check_num_tensors(reader, metadata, num_tensors)
         alignment = read_alignment(reader, metadata)
         tensors = read_tensors(reader, num_tensors, alignment)
         return _header(reader, path, version, metadata, num_tensors, tensors)
@@ -152,7 +158,7 @@ def _header(
 ) -> GgufHeader:
     architecture = _text(reader, metadata, "general.architecture")
     if architecture and _ARCHITECTURE.fullmatch(architecture) is None:
-        reader.fail(f"its architecture {architecture[:64]!r} is not a name")
+        reader.fail(f"its architecture {shown(architecture)} is not a name")
     num_layers = _whole(reader, metadata, f"{architecture}.block_count")
     if num_layers is not None and num_layers > MAX_LAYERS:
         reader.fail(f"it declares {num_layers} layers, more than llama.cpp's {MAX_LAYERS}")
@@ -170,10 +176,21 @@ def _header(
         tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.model")),
         pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
         num_vocab=_num_vocab(reader, metadata),
+        kv_shape=read_kv_shape(metadata, architecture),
         split=_split(reader, metadata),
         size_bytes=reader.size_bytes,
         data_bytes=tensors.data_bytes,
     )
+
+
+def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
+    """Refuse more tensors than a model of so many layers can have; a further part of a split model names no layers."""
+    num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
+    if num_layers is None:
+        return
+    most = MAX_TENSORS_OUTSIDE_LAYERS + MAX_TENSORS_PER_LAYER * num_layers
+    if num_tensors > most:
+        reader.fail(f"it declares {num_tensors} tensors, more than {most} for its {num_layers} layers")
 
 
 def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
@@ -218,7 +235,7 @@ def _whole(reader: ByteReader, metadata: Metadata, key: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= 0xFFFF_FFFF:
-        reader.fail(f"{key} is {value!r}, not a whole number")
+        reader.fail(f"{key} is {shown(value)}, not a whole number")
     return value
 
 

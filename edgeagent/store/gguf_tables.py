@@ -15,7 +15,11 @@ from edgeagent.store.tensor_types import TENSOR_TYPES
 MAX_KEYS = 8192
 MAX_KEY_BYTES = 1024
 MAX_TEXT_BYTES = 1 << 20
-MAX_TENSORS = 1 << 16
+# llama.cpp compares each tensor's name with all before it, so the time grows with the square; it refuses what a layer
+# has too many only after that. The largest known models have some 2,100 tensors, 34 a layer.
+MAX_TENSORS = 1 << 14
+MAX_TENSORS_PER_LAYER = 128
+MAX_TENSORS_OUTSIDE_LAYERS = 1024
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMS = 4
 
@@ -36,14 +40,20 @@ _SCALARS = {
     12: struct.Struct("<d"),
 }
 TEXTS = frozenset({"general.architecture", "general.name", "tokenizer.ggml.model", "tokenizer.ggml.pre"})
+# Arrays whose elements are kept: one for each layer.
+LAYER_ARRAYS = (".attention.head_count_kv",)
+_MAX_LAYER_ARRAY = 512
+_WHOLE_NUMBERS = (4, 5, 10, 11)
+_MAX_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array's type and length; its elements are not kept."""
+    """An array's type and length; its elements are kept only for the keys in LAYER_ARRAYS."""
 
     element_type: int
     count: int
+    values: tuple[int, ...] = ()
 
 
 Metadata = dict[str, int | float | str | Array]
@@ -60,12 +70,12 @@ class Tensors:
 
 
 def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
-    """Return the metadata: scalars, the texts named in TEXTS, and arrays by type and length; other texts are empty."""
+    """Return the metadata: scalars, texts (of those that TEXTS does not name, the start), arrays by type and length."""
     metadata: Metadata = {}
     for _ in range(num_keys):
         key = reader.string("a metadata key", MAX_KEY_BYTES)
         if not key or key in metadata:
-            reader.fail(f"metadata key {key!r} is empty or appears twice")
+            reader.fail(f"metadata key {shown(key)} is empty or appears twice")
         metadata[key] = _read_value(reader, key)
     return metadata
 
@@ -75,13 +85,12 @@ def _read_value(reader: ByteReader, key: str) -> int | float | str | Array:
     if kind == STRING:
         if key in TEXTS:
             return reader.string(key, MAX_TEXT_BYTES)
-        reader.skip_string()
-        return ""
+        return reader.string_start(_MAX_SHOWN_CHARS + 1)
     if kind == ARRAY:
         return _skip_array(reader, key)
     layout = _SCALARS.get(kind)
     if layout is None:
-        reader.fail(f"metadata key {key!r} has the unknown type {kind}")
+        reader.fail(f"metadata key {shown(key)} has the unknown type {kind}")
     value: int | float = layout.unpack(reader.take(layout.size))[0]
     return value
 
@@ -91,13 +100,31 @@ def _skip_array(reader: ByteReader, key: str) -> Array:
     layout = _SCALARS.get(element_type)
     if element_type == STRING:
         if count > reader.size_bytes // 8:
-            reader.fail(f"array {key!r} declares {count} strings, more than the file can hold")
+            reader.fail(f"array {shown(key)} declares {count} strings, more than the file can hold")
         reader.skip_strings(count)
+    elif layout is not None and key.endswith(LAYER_ARRAYS) and element_type in _WHOLE_NUMBERS:
+        if count > _MAX_LAYER_ARRAY:
+            reader.fail(f"array {shown(key)} has {count} elements, more than there can be layers")
+        return Array(element_type, count, tuple(layout.unpack(reader.take(layout.size))[0] for _ in range(count)))
     elif layout is not None:
         reader.skip(count * layout.size)
     else:
-        reader.fail(f"array {key!r} has elements of the unknown type {element_type}")
+        reader.fail(f"array {shown(key)} has elements of the unknown type {element_type}")
     return Array(element_type, count)
+
+
+def shown(value: object) -> str:
+    """Return a value from a file for a message: short, on one line, in words where it is no number or text."""
+    match value:
+        case Array(element_type, count):
+            kind = {STRING: "texts", 7: "truth values"}.get(element_type, "numbers")
+            return f"an array of {count} {kind}"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return repr(value) if len(value) <= _MAX_SHOWN_CHARS else f"{value[:_MAX_SHOWN_CHARS]!r}…"
+        case _:
+            return str(value)
 
 
 def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
@@ -105,7 +132,7 @@ def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
     # bool is excluded although it is an int: gguf.cpp wants a 32-bit unsigned integer here.
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 31:
-        reader.fail(f"general.alignment is {alignment!r}, not a power of two")
+        reader.fail(f"general.alignment is {shown(alignment)}, not a power of two")
     return alignment
 
 

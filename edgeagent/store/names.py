@@ -43,6 +43,9 @@ class CatalogName:
     name: str
     quant: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.name}:{self.quant}" if self.quant else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class HubName:

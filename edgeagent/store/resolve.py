@@ -75,6 +75,22 @@ class Library:
                 model = self._from_hub(entry.hub_name(short.quant), wanted=name)
                 return ResolvedModel(name, model.paths, self._draft(entry.draft))
 
+    def holds(self, name: str) -> bool:
+        """Whether a model that is called by its name is here, unverified; of paths nothing is told."""
+        try:
+            match parse_name(name):
+                case BuiltinName():
+                    return bool(builtin_model())
+                case LocalPath():
+                    return False
+                case HubName() as hub_name:
+                    pass
+                case CatalogName() as short:
+                    hub_name = find_entry(short).hub_name(short.quant)
+            return bool(choose(variants(self._cache.files(hub_name.repo)), hub_name, "on this machine"))
+        except (EdgeAgentError, OSError):
+            return False
+
     def models(self) -> tuple[LocalModel, ...]:
         """Return the bundled model and every complete model in the cache."""
         found = []

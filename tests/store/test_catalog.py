@@ -69,3 +69,8 @@ def test_the_builtin_pair_in_a_package_and_in_a_checkout(tmp_path: Path, monkeyp
         (installed / name).write_bytes(b"")
     assert builtin_model().path == installed / "edgeagent-mini.gguf"
     assert builtin_model().draft == installed / "edgeagent-mini-draft.gguf"
+
+
+def test_an_unknown_name_is_told_in_full() -> None:
+    with pytest.raises(ModelNotFound, match="no model is called mistral:7b: "):
+        find_entry(CatalogName("mistral", "7b"))

@@ -22,6 +22,7 @@ from edgeagent.store.tensor_types import TENSOR_TYPES
 from tests.examples import examples
 from tests.store.gguf_bytes import (
     ARRAY,
+    BOOL,
     F32,
     F64,
     I32,
@@ -175,6 +176,32 @@ BROKEN = {
     "a million parts": (
         GgufBytes(keys=(*MODEL_KEYS, key("split.no", U32, 0), key("split.count", U32, 10**6))).to_bytes(),
         "parts",
+    ),
+    "more tensors than layers can have": (
+        GgufBytes(tensors=tuple(tensor(f"t{no}", [0]) for no in range(1281))).to_bytes(),
+        "declares 1281 tensors, more than 1280 for its 2 layers",
+    ),
+    "60,000 extra tensors": (GgufBytes(num_tensors=60_002).to_bytes(), "60002 tensors, more than 16384"),
+    "alignment is a long text": (
+        GgufBytes(keys=(*MODEL_KEYS, key("general.alignment", STRING, "x" * 5000))).to_bytes(),
+        f"general.alignment is '{'x' * 40}'…, not",
+    ),
+    "layers are text": (
+        GgufBytes(keys=(MODEL_KEYS[0], key("llama.block_count", STRING, "two\x1b[31m"))).to_bytes(),
+        r"llama.block_count is 'two\x1b[31m', not a whole number",
+    ),
+    "layers are an array": (
+        GgufBytes(keys=(MODEL_KEYS[0], array("llama.block_count", U32, [2, 2, 2]))).to_bytes(),
+        "llama.block_count is an array of 3 numbers, not a whole number",
+    ),
+    "layers are true": (
+        GgufBytes(keys=(MODEL_KEYS[0], key("llama.block_count", BOOL, True))).to_bytes(),
+        "llama.block_count is true, not a whole number",
+    ),
+    "long key twice": (GgufBytes(keys=(key("k" * 1000, U8, 0),) * 2).to_bytes(), f"metadata key '{'k' * 40}'… is"),
+    "a million KV heads by layer": (
+        GgufBytes(keys=(*MODEL_KEYS, huge("llama.attention.head_count_kv", U32, 10**6))).to_bytes(),
+        "1000000 elements",
     ),
     "split without a number": (GgufBytes(keys=(*MODEL_KEYS, key("split.count", U32, 2))).to_bytes(), "part None"),
 }

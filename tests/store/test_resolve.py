@@ -123,6 +123,17 @@ def test_a_catalog_name_brings_its_draft_if_it_is_here(
     assert library.resolve("big") == ResolvedModel("big", (path,), draft)
 
 
+def test_whether_a_name_is_here(library: Library, store: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "load_catalog", lambda: {"short": CatalogEntry("short", REPO, "MIT", quant="Q8_0")})
+    names = (f"{REPO}:Q8_0", REPO, f"{REPO}/m-Q8_0.gguf", "short")
+    assert not any(map(library.holds, names))
+    path = put(store, "m-Q8_0.gguf", small_model())
+    assert all(map(library.holds, names))
+    # Whether a path exists is told to no client.
+    others = (f"{REPO}:Q4_0", "org/other", str(path), "../x", "a" * 5000, "\0", "")
+    assert not any(map(library.holds, others))
+
+
 def test_the_list(library: Library, store: StoreConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundled = tmp_path / "mini.gguf"
     bundled.write_bytes(small_model())
