@@ -20,6 +20,7 @@ _MAX_VALUES = 250_000
 _MAX_INTEGER_BITS = 4096
 _CPU_S = 1.0
 _OPERATIONS_PER_CLOCK = 64
+_HOLDERS = (list, tuple, Mapping, KeysView, ValuesView, ItemsView)
 _SIMPLE_FORMAT = re.compile(r"(?:[^%]|%[sdi%])*")
 
 
@@ -30,6 +31,10 @@ class Budget:
         self._num_operations = 0
         self._num_chars = 0
         self._deadline_s = time.thread_time() + _CPU_S
+
+    def spend_on(self, value: object) -> None:
+        """Account for looking at all that a value holds, or at a text's characters."""
+        self.spend(len(value) if isinstance(value, str) else weigh(value) * _CHARS_PER_ELEMENT)
 
     def spend(self, num_chars: int = 0) -> None:
         """Account for one operation that makes `num_chars` characters of text, or a list of that `size_of`."""
@@ -79,6 +84,25 @@ def num_chars(value: object) -> int:
         if total > _MAX_TEXT_CHARS:
             break
     raise SecurityError("the template makes too much text")
+
+
+def weigh(value: object) -> int:
+    """Return how many values comparing or hashing this one may look at; raise SecurityError past all reason.
+
+    Lists may hold each other many times over, and each time counts: comparing remembers nothing.
+    """
+    if not isinstance(value, _HOLDERS):
+        return 0
+    stack: list[object] = [value]
+    for num_values in range(_MAX_VALUES):
+        if not stack:
+            return num_values
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, _HOLDERS):
+            stack.extend(item)
+    raise SecurityError("the template compares too much")
 
 
 def replaced_size(text: str, old: str, new: str) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.json_schema import SchemaError, parse_schema, with_options
+from edgeagent.text.json_schema import SchemaError, followable, parse_schema
+from edgeagent.text.schema_closing import Effort
 from edgeagent.text.tool_format import (
     HERMES_CLOSE,
     HERMES_OPEN,
@@ -51,14 +52,16 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
 def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
     """Return the grammars of the tools' arguments, named tool_0, tool_1 …; raise InvalidToolSchema."""
     grammars: list[Grammar] = []
+    effort = Effort()
     for index, tool in enumerate(tools):
         try:
             schema = parse_schema(tool.parameters)
+            # Arguments are always an object, whether or not the schema says so.
+            schema = {"type": "object", **schema} if "$ref" not in schema else schema
+            schema = followable(schema, lenient=not tool.strict, effort=effort)
         except SchemaError as error:
             raise InvalidToolSchema(f"parameters of tool {tool.name!r}: {error}", param="tools") from error
-        # Arguments are always an object, whether or not the schema says so.
-        schema = {"type": "object", **schema} if "$ref" not in schema else schema
-        grammars.append({"name": f"tool_{index}", "json_schema": with_options(schema, lenient=not tool.strict)})
+        grammars.append({"name": f"tool_{index}", "json_schema": schema})
     return grammars
 
 
@@ -71,9 +74,9 @@ class CallRules:
         self._vocabulary = vocabulary
 
     def rules(self) -> str:
-        """Return the rule `call`, one call without its markers, and the white space `ws`."""
+        """Return the rule `call`, one call without its markers, and the white space inside it and around it."""
         calls = " | ".join(self._call(index, tool.name) for index, tool in enumerate(self._tools))
-        return f"call: {calls}\nws: /[ \\n\\t]{{0,8}}/\n"
+        return f"call: {calls}\nws: /( |\\n {{0,8}})?/\nbreak: /[ \\n]{{0,2}}/\n"
 
     def _call(self, index: int, name: str) -> str:
         if self._format is ToolFormat.MISTRAL_ARGS:
@@ -87,11 +90,12 @@ class CallRules:
         match self._format:
             case ToolFormat.HERMES:
                 # Line breaks after the marker may come in one token with its end.
-                return f"ws call ws {self.marker(HERMES_CLOSE)} ws"
+                return f"break call break {self.marker(HERMES_CLOSE)} break"
             case ToolFormat.LLAMA:
-                return 'ws call (ws ";" ws call)*' if several else "ws call"
+                return 'break call (ws ";" break call)*' if several else "break call"
             case ToolFormat.MISTRAL:
-                return 'ws "[" ws call (ws "," ws call)* ws "]" ws' if several else 'ws "[" ws call ws "]" ws'
+                several_calls = 'break "[" ws call (ws "," ws call)* ws "]" break'
+                return several_calls if several else 'break "[" ws call ws "]" break'
             case ToolFormat.MISTRAL_ARGS:
                 return "call"
 

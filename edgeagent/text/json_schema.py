@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edgeagent.text.schema_choices import choices_as_any_of
+from edgeagent.text.schema_closing import Effort, Schema, TooManyReferencesError, close_objects, map_schemas
+
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 
-# Formats that the grammar compiler knows. JSON Schema lets a validator ignore the others, so they are left out.
-_FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"],
-)
-_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
-# Bounded white space: without a bound a small model may write blanks for ever.
-_WHITE_SPACE = r"[\x20\x0A\x09]{1,40}"
+# Formats that the grammar compiler knows, with the most characters that one takes where the compiler sets no bound.
+# JSON Schema lets a validator ignore the others, so they are left out.
+_FORMATS: dict[str, int | None] = {
+    "date-time": 35,
+    "time": 24,
+    "duration": 32,
+    **dict.fromkeys(("date", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")),
+}
+# One blank, or one line break and an indentation: the forms in which models have seen JSON. Without a bound a small
+# model may write blanks for ever.
+GAP = r"\x20|\n(\x20{0,16}|\t{1,4})"
 
 
 class SchemaError(ValueError):
@@ -35,12 +42,24 @@ def parse_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise SchemaError(f"the schema must be a JSON object, not {type(schema).__name__}")
     _check_depth(schema)
-    return _checked(schema)
+    checked: Schema = _checked(schema)
+    return checked
 
 
-def with_options(schema: dict[str, Any], *, lenient: bool) -> dict[str, Any]:
-    """Return the schema with the compiler's options. lenient: keywords that it does not know are ignored."""
-    options = {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient, "json_allow_general_unicode_escapes": True}
+def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -> Schema:
+    """Return the schema as it is compiled: objects closed, and with the compiler's options.
+
+    lenient: keywords that the compiler does not know are ignored. effort: counted on where a request has several
+    schemas. Raise SchemaError.
+    """
+    try:
+        schema = close_objects(choices_as_any_of(schema), effort)
+    except TooManyReferencesError as error:
+        raise SchemaError(str(error)) from error
+    except RecursionError:
+        # Each reference may lead through as many layers as a schema may have.
+        raise SchemaError("references beside allOf, anyOf or oneOf lead through too many layers") from None
+    options = {"whitespace_pattern": GAP, "lenient": lenient, "json_allow_general_unicode_escapes": True}
     return {**schema, "x-guidance": options}
 
 
@@ -54,22 +73,46 @@ def _check_depth(schema: object) -> None:
         depth += 1
 
 
-def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+def _checked(schema: Any) -> Any:
+    """Return a schema without what is only an annotation to us, or what would be an option of the compiler's."""
+    if not isinstance(schema, dict):
+        return schema
     reference = schema.get("$ref")
     if isinstance(reference, str) and not reference.startswith("#"):
         raise SchemaError(f"$ref {reference[:100]!r} leads out of the schema; only references that begin with # work")
-    return {
-        key: value if key in _PLAIN_VALUES else _checked_value(value)
-        for key, value in schema.items()
-        if key != "x-guidance" and not (key == "format" and isinstance(value, str) and value not in _FORMATS)
-    }
+    schema = {key: value for key, value in schema.items() if key != "x-guidance"}
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+    checked = map_schemas(schema, _checked)
+    return _with_named_keys(_with_format(checked))
 
 
-def _checked_value(value: Any) -> Any:
-    match value:
-        case dict():
-            return _checked(value)
-        case list():
-            return [_checked_value(item) for item in value]
-        case _:
-            return value
+def _with_format(schema: Schema) -> Schema:
+    """Return the schema without a format that the compiler does not know, bounded where it knows no bound."""
+    name = schema.get("format")
+    if not isinstance(name, str):
+        return schema
+    if name not in _FORMATS:
+        return {key: value for key, value in schema.items() if key != "format"}
+    bound, longest = _FORMATS[name], schema.get("maxLength")
+    if bound is None or (isinstance(longest, int) and longest <= bound):
+        return schema
+    return {**schema, "maxLength": bound}
+
+
+def _with_named_keys(schema: Schema) -> Schema:
+    """Return the schema with `propertyNames` said in words that the compiler knows, where that says the same."""
+    names = schema.get("propertyNames")
+    if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    rule = {key: value for key, value in names.items() if key not in ("type", "title", "description", "$schema")}
+    values = rest.get("additionalProperties", True)
+    match rule:
+        case {} if not rule and names.get("type", "string") == "string":
+            return rest
+        case {"enum": [*keys], **others} if not others and all(isinstance(key, str) for key in keys):
+            return {**rest, "properties": dict.fromkeys(keys, values), "additionalProperties": False}
+        case {"pattern": str(pattern), **others} if not others:
+            return {**rest, "patternProperties": {pattern: values}, "additionalProperties": False}
+    return schema

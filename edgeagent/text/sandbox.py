@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Undefined, nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.ext import Extension
-from jinja2.filters import FILTERS, do_indent, do_join
+from jinja2.filters import FILTERS, do_indent, do_join, do_round
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -28,14 +28,21 @@ from edgeagent.text.budget import MAX_RANGE, Budget, num_chars, replaced_size, r
 
 MAX_SOURCE_CHARS = 256 << 10
 _MAX_INDENT = 64
+_MAX_PRECISION = 100
 _LARGE_LITERAL = 32
 
 _words = re.compile(r"\w+").findall
 _PLAIN_FILTERS = _words(
     "abs capitalize count d default dictsort e escape first float groupby int items last length list "
-    "lower map max min reject rejectattr reverse round safe select selectattr sort title trim truncate "
+    "lower map max min reject rejectattr reverse safe select selectattr sort title trim truncate "
     "unique upper wordcount"
 )
+# They look at a text's characters, or compare or hash what a list holds.
+_LOOKING_FILTERS = frozenset(
+    _words("capitalize dictsort e escape groupby list lower max min sort title trim truncate unique upper wordcount")
+)
+_LOOKING_TESTS = _words("== != > >= < <= eq equalto ge gt greaterthan in le lessthan lt ne")
+_LOOKING_METHODS = {"count", "get", "index"}
 _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (
         str,
@@ -84,9 +91,22 @@ class _Meter(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
+            node.arg = _comparable(node.arg)
             return node
         bounds = [bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)]
         return _filter(node.node, "_slice", bounds)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _comparable(node.expr)
+        for operand in node.ops:
+            operand.expr = _comparable(operand.expr)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:  # noqa: N802
+        self.generic_visit(node)
+        node.key = _comparable(node.key)
+        return node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -103,6 +123,11 @@ class _Meter(NodeTransformer):
 
 def _filter(node: nodes.Expr, name: str, arguments: Sequence[nodes.Expr] = ()) -> nodes.Filter:
     return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+def _comparable(node: nodes.Expr) -> nodes.Expr:
+    """Return what accounts for a value that is about to be compared or hashed."""
+    return node if isinstance(node, nodes.Const) else _filter(node, "_comparable")
 
 
 class _Generation(Extension):
@@ -139,7 +164,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "raise_exception": _raise_exception,
             "strftime_now": self._strftime_now,
         }
-        self.filters = {name: self._metered(FILTERS[name]) for name in _PLAIN_FILTERS} | {
+        self.filters = {name: self._metered(FILTERS[name], name in _LOOKING_FILTERS) for name in _PLAIN_FILTERS} | {
+            "_comparable": self._comparable,
             "_counted": self._counted,
             "_concat": self._concat,
             "_literal": self._literal,
@@ -148,10 +174,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "indent": self._indent,
             "join": self._join,
             "replace": self._replace,
+            "round": self._round,
             "string": self._string,
             "sum": self._sum,
             "tojson": self._tojson,
         }
+        tests: dict[str, Any] = self.tests
+        self.tests = tests | {name: self._looking(tests[name]) for name in _LOOKING_TESTS}
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         self.budget.spend()
@@ -178,15 +207,32 @@ class Sandbox(ImmutableSandboxedEnvironment):
         allowed = next(names for owner_type, names in _METHODS if isinstance(owner, owner_type))
         if name not in allowed:
             raise SecurityError(f"{type(owner).__name__}.{name} is not available in templates")
+        if name in _LOOKING_METHODS:
+            for value in (owner, *args):
+                self.budget.spend_on(value)
         if isinstance(owner, str) and name == "replace" and len(args) >= 2:
             self.budget.spend(replaced_size(owner, str(args[0]), str(args[1])))
         if isinstance(owner, str) and name == "join" and args and isinstance(args[0], list | tuple):
             self.budget.spend(num_chars(args[0]) + len(owner) * len(args[0]))
 
-    def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _looking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def looking(*args: Any) -> Any:
+            self.budget.spend()
+            for value in args:
+                self.budget.spend_on(value)
+            return function(*args)
+
+        return looking
+
+    def _metered(self, function: Callable[..., Any], is_looking: bool) -> Callable[..., Any]:
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
             self.budget.spend()
+            if is_looking:
+                # Of a text a list may be made, of a character each; filters may come with their environment first.
+                for value in args:
+                    self.budget.spend_on(value)
             result = function(*args, **kwargs)
             self.budget.spend(size_of(result))
             return result
@@ -201,6 +247,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _strftime_now(self, pattern: str) -> str:
         return self._now().strftime(str(pattern)[:256])
+
+    def _comparable(self, value: Any) -> Any:
+        if isinstance(value, list | tuple | Mapping):
+            self.budget.spend_on(value)
+        return value
+
+    def _round(self, value: float, precision: int = 0, method: str = "common") -> float:
+        if abs(precision) > _MAX_PRECISION:
+            raise SecurityError(f"round to {precision} digits; at most {_MAX_PRECISION}")
+        self.budget.spend()
+        return do_round(value, precision, method)  # type: ignore[arg-type]
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:

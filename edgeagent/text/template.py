@@ -121,16 +121,15 @@ class ChatTemplate:
         return self._native_tool_format or ToolFormat.HERMES
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Render a conversation up to where the assistant's answer begins.
+        """Render a conversation up to where the assistant's answer begins, with its tools whatever the tool choice is.
 
         Raises InvalidRequest where the template refuses it or takes too much, InvalidToolSchema for tools that are not
         JSON objects.
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
         marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
-        tools = prompt.tools if prompt.tool_choice.mode != "none" else ()
         try:
-            definitions = tool_definitions(tools, marker.mark)
+            definitions = tool_definitions(prompt.tools, marker.mark)
             messages = mark_messages(prompt.messages, marker.mark, marker.mark_foreign)
             text = self._render_somehow(messages, definitions, kwargs, marker.mark)
         except RecursionError:

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeagent.errors import InternalError, InvalidRequest, InvalidToolSchema, NotSupported
-from edgeagent.text.grammar import MAX_CACHED_GRAMMARS, Constraint, GrammarCompiler
+from edgeagent.text.call_ban import CallBan
+from edgeagent.text.constraint import Constraint
+from edgeagent.text.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler
 from edgeagent.text.tool_format import THINK, ReasoningMarkers, ToolFormat
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice
 from tests.examples import examples
@@ -47,11 +49,11 @@ def constraint(
     choice = ToolChoice(mode, names)  # type: ignore[arg-type]
     compiler = COMPILERS[id(vocabulary)]
     made = compiler.compile(output_format, tools, choice, parallel, tool_format, open_reasoning=open_reasoning)
-    assert made is not None
+    assert isinstance(made, Constraint)
     return made
 
 
-def accepts(state: Constraint, text: str, vocabulary: FakeVocabulary = MARKED) -> bool:
+def accepts(state: Constraint | CallBan, text: str, vocabulary: FakeVocabulary = MARKED) -> bool:
     """Whether the text and then the end may be generated; the mask and `allows` must agree at every token."""
     for token in [*vocabulary.tokenize(text, parse_special=True), vocabulary.end_tokens[0]]:
         mask = state.mask()
@@ -100,7 +102,6 @@ def test_json_object(text: str, expected: bool) -> None:
 def test_free_text_has_no_constraint() -> None:
     compiler = COMPILERS[id(PLAIN)]
     assert compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES) is None
-    assert compiler.compile(TextFormat(), TOOLS, ToolChoice("none"), True, ToolFormat.HERMES) is None
 
 
 CALLS: dict[ToolFormat, tuple[str, str]] = {
@@ -201,6 +202,36 @@ def test_an_answer_in_a_format_or_calls() -> None:
         ("{}", False),
     ):
         assert accepts(constraint(SCHEMA, TOOLS), text) is expected
+
+
+@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.MISTRAL, ToolFormat.MISTRAL_ARGS])
+@pytest.mark.parametrize("vocabulary", [PLAIN, MARKED])
+@pytest.mark.parametrize("open_reasoning", [None, THINK])
+def test_a_model_that_means_to_answer_calls_nothing(
+    tool_format: ToolFormat, vocabulary: FakeVocabulary, open_reasoning: ReasoningMarkers | None
+) -> None:
+    state = constraint(SCHEMA, TOOLS, tool_format=tool_format, vocabulary=vocabulary, open_reasoning=open_reasoning)
+    for token in vocabulary.tokenize("so</think>\n\n" if open_reasoning else "", parse_special=True):
+        state.accept(token)
+    opener = vocabulary.tokenize(CALLS[tool_format][0], parse_special=True)[0]
+    hello, brace = (
+        vocabulary.tokenize("Hello", parse_special=False)[0],
+        vocabulary.tokenize("{", parse_special=False)[0],
+    )
+
+    def allowed(state: Constraint, likeliest: int | None) -> tuple[bool, bool]:
+        mask = state.mask(likeliest)
+        assert mask is not None
+        return bool(mask[opener]), bool(mask[brace])
+
+    for likeliest, expected in ((hello, False), (vocabulary.end_tokens[0], False), (opener, True), (brace, True)):
+        assert allowed(state, likeliest) == (expected, True)
+        assert allowed(state.copy(), likeliest) == (expected, True)
+    assert allowed(state, None) == (True, True)
+    assert state.allows(opener)
+    one, _ = CALLS[tool_format]
+    for text in (one, '{"name": "Ada", "age": 36}'):
+        assert accepts(state.copy(), text, vocabulary)
 
 
 @pytest.mark.parametrize("vocabulary", [PLAIN, MARKED])
@@ -442,7 +473,7 @@ def test_whatever_the_mask_allows_fits_the_schema(data: st.DataObject) -> None:
 
 def test_a_format_that_grows_too_large_while_it_is_followed_is_the_clients_error() -> None:
     properties = {f"field{number}": {"type": "string", "maxLength": 9} for number in range(500)}
-    state = constraint(JsonSchemaFormat(json.dumps({"type": "object", "properties": properties}), "large"))
+    state = constraint(JsonSchemaFormat(json.dumps({"properties": properties, "additionalProperties": True}), "large"))
     with pytest.raises(InvalidRequest, match="too complex to follow"):
         for token in MARKED.tokenize('{"field3": "abc", "field7": "abc", "', parse_special=True):
             state.accept(token)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.text.json_schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, SchemaError, parse_schema, with_options
+from edgeagent.text.json_schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, SchemaError, followable, parse_schema
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -51,4 +51,4 @@ def test_formats_that_are_only_annotations_are_left_out() -> None:
 def test_a_client_does_not_set_the_compilers_options() -> None:
     schema = parse_schema('{"type": "object", "x-guidance": {"lenient": true}, "items": {"x-guidance": {}}}')
     assert schema == {"type": "object", "items": {}}
-    assert with_options(schema, lenient=False)["x-guidance"]["lenient"] is False
+    assert followable(schema, lenient=False)["x-guidance"]["lenient"] is False

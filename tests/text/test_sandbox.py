@@ -63,7 +63,36 @@ def test_a_template_may_refuse() -> None:
         render("{{ raise_exception('no system role') }}")
 
 
+SHARED = (
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+)
+TUPLES = "{% set ns = namespace(a=(1,)) %}{% for i in range(60) %}{% set ns.a = (ns.a, ns.a) %}{% endfor %}"
+LONG = "{% set ns = namespace(x='x y ') %}{% for i in range(20) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+
 BOMBS = [
+    SHARED + "{{ ns.a == ns.b }}",
+    SHARED + "{{ 1 if ns.a != ns.b else 2 }}",
+    SHARED + "{{ ns.a < ns.b }}",
+    SHARED + "{{ ns.a in [ns.b] }}",
+    SHARED + "{{ ns.a is eq ns.b }}",
+    SHARED + "{{ ns.a is in [ns.b] }}",
+    SHARED + "{{ [ns.a] | select('equalto', ns.b) | list | length }}",
+    SHARED + "{{ [ns.a, ns.b] | sort | length }}",
+    SHARED + "{{ [ns.a, ns.b] | max | length }}",
+    SHARED + "{{ [{'k': ns.a}, {'k': ns.b}] | groupby('k') | length }}",
+    SHARED + "{{ [ns.a].index(ns.b) }}",
+    SHARED + "{{ [ns.a].count(ns.b) }}",
+    SHARED + "{{ {'a': ns.a} == {'a': ns.b} }}",
+    TUPLES + "{{ {ns.a: 1} | length }}",
+    TUPLES + "{{ {}[ns.a] }}",
+    TUPLES + "{{ {}.get(ns.a) }}",
+    TUPLES + "{{ [ns.a] | unique | list | length }}",
+    "{{ 1 | round(1000000000, 'ceil') }}",
+    "{{ 1 | round(-1000000000) }}",
+    LONG + "{% for i in range(99) %}{{ (ns.x | list) | length }}{% endfor %}",
+    LONG + "{% for i in range(99) %}{{ ns.x | wordcount }}{% endfor %}",
+    LONG + "{% for i in range(99) %}{{ (ns.x | title) | length }}{% endfor %}",
     "{% for a in range(999) %}{% for b in range(999) %}{% for c in range(999) %}{% endfor %}{% endfor %}{% endfor %}",
     "{% for a in range(1000000000) %}{% endfor %}",
     "{{ 'x' * 10**10 }}",

@@ -127,10 +127,12 @@ def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
     assert f"<start_of_turn>user\n{response}\n{response}<end_of_turn>" in text
 
 
-def test_no_tools_are_shown_when_none_may_be_called() -> None:
-    prompt = ChatPrompt((USER,), (TOOL,), ToolChoice("none"))
-    assert "get" not in template(templates.HERMES).render(prompt).text
-    assert "get" not in template(None).render(prompt).text
+def test_tools_are_shown_whatever_may_be_called() -> None:
+    for source in (templates.HERMES, None):
+        shown = template(source).render(ChatPrompt((USER,), (TOOL,))).text
+        assert "get" in shown
+        for choice in (ToolChoice("none"), ToolChoice("required"), ToolChoice("required", ("get",))):
+            assert template(source).render(ChatPrompt((USER,), (TOOL,), choice)).text == shown
 
 
 def test_chatml_stands_in_for_a_missing_template() -> None:

@@ -1,0 +1,182 @@
+"""Keeps JSON text that is being generated within bounds that its grammar does not set.
+
+A model that has begun to repeat a digit may do so until its context is full, in any number that JSON allows. A blank
+before a colon or a comma is JSON too, but no model has learned from such text, and it goes on worse behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+# As many as an integer needs that every client reads exactly (2**53); the same behind the point.
+MAX_DIGITS = 16
+# What a double takes without becoming infinite.
+MAX_EXPONENT_DIGITS = 2
+# Of one digit or of white space in a string: longer than any hash or table; what goes on longer goes on for ever.
+MAX_REPEATS = 128
+_DIGITS = frozenset(b"0123456789")
+_BLANKS = frozenset(b" \t")
+_SPACE_ESCAPES = frozenset(b"nrt")
+_BEFORE_VALUES = frozenset(b"{[,")
+
+Mask = NDArray[np.bool_]
+Tokens = NDArray[np.int64]
+
+
+class TokenStarts:
+    """How the tokens of a vocabulary begin. `pieces` are the bytes of all tokens, in order."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        first = np.frombuffer(bytes(piece[0] if piece else 0 for piece in pieces), dtype=np.uint8)
+
+        def beginning(chars: bytes) -> Tokens:
+            return np.flatnonzero(np.isin(first, list(chars)))
+
+        self.digits = beginning(b"0123456789")
+        self.num_digits = np.zeros(len(pieces), dtype=np.int32)
+        self.num_digits[self.digits] = [_num_digits(pieces[token]) for token in self.digits]
+        self.zeros = np.array([token for token in self.digits if not pieces[token].strip(b"0")], dtype=np.int64)
+        self.lines, self.blanks = beginning(b"\r\n"), beginning(b" \t")
+        self.spaces = np.concatenate((self.lines, self.blanks))
+        self.is_blank, self.is_space = np.isin(first, list(b" \t")), np.isin(first, list(b"\r\n \t"))
+        self.is_quote = first == ord('"')
+        self.quotes = beginning(b'"')
+        self.closing = beginning(b"}]")
+        spaced = [token for token in self.blanks if pieces[token].lstrip(b" \t")[:1] in (b",", b":")]
+        self.separators = np.concatenate((beginning(b",:"), np.array(spaced, dtype=np.int64)))
+        self.is_separator = np.zeros(len(pieces), dtype=np.bool_)
+        self.is_separator[self.separators] = True
+
+
+class JsonGuard:
+    """Follows one JSON text and tells which tokens would take it out of bounds. Text around the JSON does no harm."""
+
+    def __init__(self, starts: TokenStarts) -> None:
+        self._starts = starts
+        self._is_in_string = self._is_escaped = self._is_exponent = False
+        self._num_digits = 0
+        self._depth = 0
+        # The last byte that is no white space, and whether a line has ended behind a value.
+        self._last = ord("{")
+        self._is_on_new_line = False
+        # How often the last character has come in a string, if it is a digit or white space.
+        self._num_repeats, self._last_in_string = 0, 0
+
+    def copy(self) -> JsonGuard:
+        """Return a guard in the same state that goes its own way."""
+        twin = JsonGuard(self._starts)
+        twin._is_in_string, twin._is_escaped = self._is_in_string, self._is_escaped
+        twin._is_exponent, twin._num_digits = self._is_exponent, self._num_digits
+        twin._depth, twin._last, twin._is_on_new_line = self._depth, self._last, self._is_on_new_line
+        twin._num_repeats, twin._last_in_string = self._num_repeats, self._last_in_string
+        return twin
+
+    @property
+    def is_in_string(self) -> bool:
+        """Whether the text so far ends inside a string, where a quote would end it."""
+        return self._is_in_string and not self._is_escaped
+
+    def refuses(self, token: int) -> bool:
+        """Whether a token may leave the bounds; where it does, `narrowed` knows, which sees what else may come."""
+        if self._is_in_string:
+            return self._has_to_end and not self._starts.is_quote[token]
+        if self._starts.is_space[token]:
+            is_usual = self._last in _BEFORE_VALUES
+            return self._depth > 0 and not is_usual and not (self._last == ord(":") and self._starts.is_blank[token])
+        if self._is_on_new_line and self._starts.is_separator[token]:
+            return True
+        return bool(self._starts.num_digits[token] > self._room)
+
+    def narrowed(self, mask: Mask) -> Mask:
+        """Return the mask without the tokens that leave the bounds, unless it has no others."""
+        if self._is_in_string:
+            return self._with_quotes(mask) if self._has_to_end else mask
+        if self._depth > 0:
+            mask = self._with_usual_space(mask)
+        digits = self._starts.digits
+        beyond = digits[self._starts.num_digits[digits] > self._room]
+        if not mask[beyond].any():
+            return mask
+        # Where the grammar wants more digits, it is a const's, or one that is not 0 (behind 0.000, above 0).
+        shorter = _without(mask, beyond)
+        return _without(mask, self._starts.zeros) if shorter is mask else shorter
+
+    def _with_quotes(self, mask: Mask) -> Mask:
+        """Return the mask with nothing but the string's end, where the string may end."""
+        only = np.zeros_like(mask)
+        only[self._starts.quotes] = mask[self._starts.quotes]
+        return only if only.any() else mask
+
+    def _with_usual_space(self, mask: Mask) -> Mask:
+        """Return the mask with white space where models have seen it: not before separators, no line behind a colon."""
+        starts = self._starts
+        if self._last == ord(":"):
+            return _without(mask, starts.lines)
+        if self._last in _BEFORE_VALUES:
+            return mask
+        # Behind a value the next line is that of a closing bracket.
+        can_close = bool(mask[starts.closing].any())
+        if self._is_on_new_line:
+            # A token may hold a bracket and the line's end, where only a comma can follow: at once, then.
+            return _without(mask, starts.separators if can_close else starts.spaces)
+        return _without(mask, starts.blanks if can_close else starts.spaces)
+
+    def feed(self, text: bytes) -> None:
+        """Take generated text."""
+        for byte in text:
+            if self._is_in_string:
+                self._feed_string(byte)
+            else:
+                self._feed_plain(byte)
+
+    @property
+    def _has_to_end(self) -> bool:
+        """Whether a string has repeated one character for too long, and a quote would end it here."""
+        return self._num_repeats >= MAX_REPEATS and not self._is_escaped
+
+    @property
+    def _room(self) -> int:
+        return max(0, (MAX_EXPONENT_DIGITS if self._is_exponent else MAX_DIGITS) - self._num_digits)
+
+    def _feed_plain(self, byte: int) -> None:
+        if byte in b"\r\n":
+            self._is_on_new_line = self._depth > 0 and self._last not in _BEFORE_VALUES
+        elif byte not in _BLANKS:
+            self._last, self._is_on_new_line = byte, False
+        if byte in _DIGITS:
+            self._num_digits += 1
+        elif byte in b"eE" and self._num_digits:
+            self._is_exponent, self._num_digits = True, 0
+        elif not (byte in b"+-" and self._is_exponent and not self._num_digits):
+            self._is_exponent, self._num_digits = False, 0
+            self._is_in_string = byte == ord('"')
+            self._num_repeats, self._last_in_string = 0, byte
+            self._depth += (byte in b"{[") - (byte in b"}]")
+
+    def _feed_string(self, byte: int) -> None:
+        if byte == ord("\\") and not self._is_escaped:
+            self._is_escaped = True  # what follows counts
+            return
+        if byte == ord('"') and not self._is_escaped:
+            self._is_in_string = False
+        # All white space counts as one character: a model alternates line breaks and blanks, too.
+        is_space = byte in (_SPACE_ESCAPES if self._is_escaped else _BLANKS)
+        char = ord(" ") if is_space else byte
+        is_repeat = char == self._last_in_string and (is_space or (byte in _DIGITS and not self._is_escaped))
+        self._num_repeats = self._num_repeats + 1 if is_repeat else 0
+        self._last_in_string, self._is_escaped = char, False
+
+
+def _num_digits(piece: bytes) -> int:
+    """Return how many digits a piece begins with."""
+    return next((count for count, byte in enumerate(piece) if byte not in _DIGITS), len(piece))
+
+
+def _without(mask: Mask, tokens: Tokens) -> Mask:
+    """Return a copy of the mask without the tokens; the mask itself where nothing would be left."""
+    less = mask.copy()
+    less[tokens] = False
+    return less if less.any() else mask

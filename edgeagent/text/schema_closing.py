@@ -1,0 +1,295 @@
+"""Closes the objects of a JSON schema: keys that the schema does not name must not be written.
+
+JSON Schema allows further keys wherever `additionalProperties` is absent. Most schemas that clients send leave it out
+and mean a closed object; a model that may add keys adds them until its context is full. It knows nothing of grammars.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from urllib.parse import unquote
+
+# How a keyword's value holds schemas. Keywords that are in no set hold plain values.
+SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+SCHEMA_VALUES = frozenset({"items", "additionalItems", "additionalProperties"})
+# Keywords that say something about an object's keys, alone or through other schemas.
+_FORKS = ("anyOf", "oneOf")
+_OPENING = ("additionalProperties", "patternProperties")
+_ABOUT_KEYS = ("$ref", "allOf", *_FORKS, "properties", "required", *_OPENING, "unevaluatedProperties")
+# Open copies of definitions, for schemas that are put together with others.
+_COPIES = "x-open"
+MAX_CHAIN = 32
+# Of all schemas of one request together: more could not be compiled either.
+MAX_VISITS = 30_000
+MAX_NAMES = 300_000
+# An index into a list of a schema, which is bounded itself, has no more digits.
+_MAX_INDEX_DIGITS = 6
+
+Schema = dict[str, Any]
+
+
+class TooManyReferencesError(ValueError):
+    """References beside other keywords that lead too far, or alternatives that name too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What is known of an object's keys, in order; whether `properties` gives any; whether others are allowed too."""
+
+    names: tuple[str, ...] = ()
+    has_properties: bool = False
+    is_open: bool = False
+
+    def __or__(self, other: _Keys) -> _Keys:
+        return _union((self, other))
+
+
+def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
+    """Return the schema with every object closed that gives `properties` and leaves `additionalProperties` out.
+
+    Names that only `required` gives stay possible. What allOf, anyOf, oneOf and a $ref beside other keywords say of one
+    object is put together first. Paths within the schema stay what they are. `effort` is counted on for the schemas of
+    one request. Raise TooManyReferencesError.
+    """
+    return _Closer(schema, effort or Effort()).close_root()
+
+
+def map_schemas(schema: Schema, change: Callable[[Any], Any]) -> Schema:
+    """Return the schema with each schema directly in it replaced by what `change` returns."""
+    changed: Schema = {}
+    for key, value in schema.items():
+        if key in SCHEMA_MAPS and isinstance(value, dict):
+            changed[key] = {name: change(item) for name, item in value.items()}
+        elif key in SCHEMA_LISTS and isinstance(value, list):
+            changed[key] = [change(item) for item in value]
+        elif key in SCHEMA_VALUES:
+            changed[key] = change(value)
+        else:
+            changed[key] = value
+    return changed
+
+
+def resolve(root: Schema, reference: object) -> Any:
+    """Return what a reference such as #/$defs/a names; None where there is no such thing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: Any = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(step)
+        elif isinstance(found, list) and _is_index(step) and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            return None
+    return found if len(reference) < 2 or reference[1] == "/" else None
+
+
+def _is_index(step: str) -> bool:
+    return step.isascii() and step.isdecimal() and len(step) <= _MAX_INDEX_DIGITS
+
+
+class Effort:
+    """How much work the schemas of one request have made: a small one can be written that takes minutes."""
+
+    def __init__(self) -> None:
+        self._num_visits = self._num_names = 0
+
+    def visit(self, num_followed: int) -> None:
+        """Count a schema that says something of an object, behind so many references; raise TooManyReferencesError."""
+        self._num_visits += 1
+        if self._num_visits > MAX_VISITS or num_followed > MAX_CHAIN:
+            raise TooManyReferencesError(
+                f"references beside allOf, anyOf, oneOf or properties lead through more than {MAX_CHAIN} schemas, or "
+                f"to more than {MAX_VISITS} in all; give such definitions a place of their own"
+            )
+
+    def name(self, names: tuple[str, ...]) -> None:
+        """Count names of keys that are put together or written; raise TooManyReferencesError."""
+        self._num_names += len(names)
+        if self._num_names > MAX_NAMES:
+            raise TooManyReferencesError(
+                f"alternatives that are put together name more than {MAX_NAMES} keys in all, each counted for every "
+                "alternative that it goes with; give them objects of their own"
+            )
+
+
+class _Closer:
+    def __init__(self, root: Schema, effort: Effort) -> None:
+        self._root = root
+        self._effort = effort
+        # The references that have an open copy, with its place among them.
+        self._copies: dict[str, int] = {}
+
+    def close_root(self) -> Schema:
+        closed: Schema = self._close(self._root)
+        copies: list[Schema] = []
+        # Making a copy may ask for others.
+        while len(copies) < len(self._copies):
+            copies.append(self._open(resolve(self._root, list(self._copies)[len(copies)]), {}))
+        return {**closed, _COPIES: copies} if copies else closed
+
+    def _close(self, schema: Any) -> Any:
+        """Return a schema that stands alone, closed."""
+        if not isinstance(schema, dict):
+            return schema
+        match [key for key in _ABOUT_KEYS if key in schema]:
+            case [] | ["$ref" | "anyOf" | "oneOf"]:
+                return map_schemas(schema, self._close)
+            case ["allOf"] if isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
+                return map_schemas(schema, self._close)
+        return self._close_joined(schema, _Keys())
+
+    def _close_joined(self, schema: Schema, outer: _Keys) -> Schema:
+        """Return a schema closed to its own names and to those of `outer`, which is said of the same object."""
+        forks: list[list[Any]] = []
+        keys = outer | self._joined_keys(schema, forks, set())
+        if forks:
+            return self._open(schema, self._others(forks, keys))
+        opened = self._open(schema, {})
+        if not keys.has_properties or keys.is_open:
+            return opened
+        if outer == _Keys() and not any(key in schema for key in ("type", "$ref", "allOf", "enum", "const")):
+            # Who gives properties means an object; without a type the grammar would take any other value too.
+            opened = {"type": "object", **opened}
+        self._effort.name(keys.names)
+        return _closed(opened, keys.names)
+
+    def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
+        """Return for each list of branches, by its id, what is said of the same object beside it."""
+        names = [self._all_names(fork) for fork in forks]
+        num_forks = Counter(chain.from_iterable(names))
+        others: dict[int, _Keys] = {}
+        for fork, own in zip(forks, map(frozenset, names), strict=True):
+            self._effort.name((*keys.names, *num_forks))
+            beside = tuple(name for name, count in num_forks.items() if count > (name in own))
+            others[id(fork)] = keys | _Keys(beside)
+        return others
+
+    def _open(self, schema: Schema, others: dict[int, _Keys]) -> Schema:
+        """Return a schema that is put together with others: objects in its values are closed, it is not.
+
+        `others` tells for each list of branches, by its id, what else is said of the same object; branches that it does
+        not have stay open.
+        """
+        result: Schema = {}
+        for key, value in map_schemas(
+            {key: None if key in (*_FORKS, "allOf") else value for key, value in schema.items()}, self._close
+        ).items():
+            if key == "allOf" and isinstance(schema[key], list):
+                result[key] = [self._open(item, others) if isinstance(item, dict) else item for item in schema[key]]
+            elif key in _FORKS and isinstance(schema[key], list):
+                result[key] = [self._branch(item, others.get(id(schema[key]))) for item in schema[key]]
+            elif key == "$ref" and isinstance(resolve(self._root, value), dict):
+                result[key] = f"#/{_COPIES}/{self._copies.setdefault(value, len(self._copies))}"
+            elif key != "unevaluatedProperties" or not isinstance(value, bool):  # else closing obeys it
+                result[key] = value if key not in (*_FORKS, "allOf") else schema[key]
+        return result
+
+    def _branch(self, branch: Any, others: _Keys | None) -> Any:
+        if not isinstance(branch, dict):
+            return branch
+        if others is None:
+            return self._open(branch, {})
+        return self._close(branch) if others == _Keys() else self._close_joined(branch, others)
+
+    def _joined_keys(self, schema: Schema, forks: list[list[Any]], seen: set[str]) -> _Keys:
+        """Return what is said of an object's keys whatever branch holds, and add the lists of branches to `forks`.
+
+        Branches behind a reference count as one.
+        """
+        self._effort.visit(len(seen))
+        parts: list[_Keys] = []
+        for key, value in schema.items():
+            if key == "$ref":
+                parts.append(self._referred_keys(value, seen))
+            elif key == "allOf" and isinstance(value, list):
+                parts += [self._joined_keys(item, forks, seen) for item in value if isinstance(item, dict)]
+            elif key in _FORKS and isinstance(value, list):
+                forks.append(value)
+            else:
+                parts.append(_keys_of(key, value))
+        return self._together(parts)
+
+    def _referred_keys(self, reference: object, seen: set[str]) -> _Keys:
+        if not isinstance(reference, str):
+            return _Keys(is_open=True)
+        if reference in seen:
+            return _Keys()
+        target = resolve(self._root, reference)
+        if not isinstance(target, dict):
+            return _Keys(is_open=True)
+        forks: list[list[Any]] = []
+        seen = seen | {reference}
+        keys = self._joined_keys(target, forks, seen)
+        behind = [self._branch_keys(fork, seen) for fork in forks]
+        return self._together([keys, *(_Keys(fork.names, fork.has_properties) for fork in behind)])
+
+    def _all_names(self, branches: list[Any]) -> tuple[str, ...]:
+        """Return every name that some branch gives."""
+        return self._branch_keys(branches, set()).names
+
+    def _branch_keys(self, branches: list[Any], seen: set[str]) -> _Keys:
+        parts: list[_Keys] = []
+        for branch in branches:
+            if isinstance(branch, dict):
+                inner: list[list[Any]] = []
+                parts.append(self._joined_keys(branch, inner, seen))
+                parts += [self._branch_keys(fork, seen) for fork in inner]
+        return self._together(parts)
+
+    def _together(self, parts: list[_Keys]) -> _Keys:
+        keys = _union(parts)
+        self._effort.name(keys.names)
+        return keys
+
+
+def _keys_of(key: str, value: Any) -> _Keys:
+    """Return what one keyword says of an object's keys."""
+    match key:
+        case "properties" if isinstance(value, dict):
+            return _Keys(tuple(value), has_properties=True)
+        case "required" if isinstance(value, list):
+            return _Keys(tuple(name for name in value if isinstance(name, str)))
+        case "unevaluatedProperties":
+            return _Keys(has_properties=value is False, is_open=value is not False)
+        case "additionalProperties" | "patternProperties":
+            return _Keys(is_open=True)
+        case "then" | "else" if isinstance(value, dict):
+            # Only a lenient format takes these, and then their keys stay possible.
+            return _Keys(_union(_keys_of(*item) for item in value.items()).names)
+        case _:
+            return _Keys()
+
+
+def _union(keys: Iterable[_Keys]) -> _Keys:
+    names: dict[str, None] = {}
+    has_properties = is_open = False
+    for each in keys:
+        names |= dict.fromkeys(each.names)
+        has_properties |= each.has_properties
+        is_open |= each.is_open
+    return _Keys(tuple(names), has_properties, is_open)
+
+
+def _closed(schema: Schema, names: tuple[str, ...]) -> Schema:
+    """Return the schema with no other keys than `names`."""
+    types = schema.get("type", "object")
+    if "object" not in (types if isinstance(types, list) else [types]) or "enum" in schema or "const" in schema:
+        return schema
+    if "allOf" in schema or "$ref" in schema or any(fork in schema for fork in _FORKS):
+        members = schema.get("allOf", [])
+        if not isinstance(members, list):
+            return schema
+        closing = {"properties": dict.fromkeys(names, True), "additionalProperties": False}
+        return {**schema, "allOf": [*members, closing]}
+    given = schema.get("properties", {})
+    if not isinstance(given, dict):
+        return schema
+    properties = {**given, **{name: True for name in names if name not in given}}
+    return {**schema, "properties": properties, "additionalProperties": False}

@@ -1,0 +1,74 @@
+"""Where a conversation that is too long for its context can be cut, so that its next turns are cut at the same place.
+
+A prompt is found again in the prefix cache as far as it begins alike. So what is dropped from the front goes in steps
+of a size that does not depend on the conversation's end: the place stays the same for many turns, until the next step
+is due, and only then is the rest computed anew. What is rendered, and how many tokens fit, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from edgeagent.types import Message
+
+
+def text_of(message: Message) -> str:
+    """Return all that is said in a message, for who measures it."""
+    parts = [message.content, message.reasoning]
+    parts += [text for call in message.tool_calls for text in (call.name, call.arguments)]
+    return "\n".join(filter(None, parts))
+
+
+def num_items(messages: Sequence[Message]) -> int:
+    """Return as how many items a client knows messages: reasoning, text and calls are items of their own."""
+    parts = (bool(each.reasoning) + bool(each.content) + len(each.tool_calls) for each in messages)
+    return sum(max(1, num) for num in parts)
+
+
+def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
+    """Return the conversation without what comes before a place, but for system messages and the last of the user's."""
+    last = _last_of_user(messages)
+    kept = (index for index, message in enumerate(messages) if index >= place or index == last or _is_system(message))
+    return tuple(messages[index] for index in kept)
+
+
+def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
+    """Return where to cut, from the first place to the last one possible: the first behind each step of this size.
+
+    `size` is that of a message, the same each time. A cut is in front of something that the user says, since templates
+    want a conversation to begin so, and then, as all of that but the last is gone, in front of an answer to it. A call
+    and its result stay together. The last thing that was said or done stays.
+    """
+    places: list[int] = []
+    due, num_dropped, previous = step, 0, 0
+    for place in _possible_places(messages):
+        dropped = (message for message in messages[previous:place] if not _is_system(message))
+        num_dropped += sum(map(size, dropped))
+        previous = place
+        if num_dropped >= due:
+            places.append(place)
+            due = (num_dropped // step + 1) * step
+    if previous and previous not in places:
+        places.append(previous)
+    return places
+
+
+def _possible_places(messages: Sequence[Message]) -> Iterator[int]:
+    last = _last_of_user(messages)
+    open_calls: set[str | None] = set()
+    results = {message.tool_call_id for message in messages if message.role == "tool"}
+    for place, message in enumerate(messages):
+        is_begin = message.role == "user" if place <= last else message.role == "assistant" and place > last + 1
+        is_first = all(map(_is_system, messages[:place])) if place <= last else False
+        if is_begin and not open_calls and not is_first:
+            yield place
+        open_calls.update(call.id for call in message.tool_calls if call.id in results)
+        open_calls.discard(message.tool_call_id)
+
+
+def _last_of_user(messages: Sequence[Message]) -> int:
+    return max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+
+
+def _is_system(message: Message) -> bool:
+    return message.role == "system"
