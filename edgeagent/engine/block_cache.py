@@ -1,26 +1,36 @@
-"""Finds the blocks that restore a prefix, whichever tier holds them. It answers; it moves nothing."""
+"""Finds the blocks that restore a prefix, whichever tier holds them. It moves nothing between tiers and cells."""
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Block, BlockKey, BlockTier, Importance, Keyring, Worth
+from edgeagent.engine.block_tree import BlockTree, Path, Place
+from edgeagent.engine.blocks import (
+    MAX_BLOCK_TOKENS,
+    MIN_PART,
+    Block,
+    BlockKey,
+    BlockTier,
+    Importance,
+    Keyring,
+    LowerTier,
+)
 from edgeagent.engine.host_tier import HostTier
-from edgeagent.engine.radix_tree import common_length, to_array
+from edgeagent.engine.radix_tree import to_array
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
-# The shortest beginning for which a block is read before one knows whether it begins so, and how many of them to read.
-_MIN_GUESS = 64
-_MAX_GUESSES = 4
-# Chains of a memory with a state may fork and meet again; a search longer than this is given up.
-_MAX_VISITS = 2000
+# Blocks below that are taken into the tree before one lookup: 10 µs each.
+_MAX_HEADS = 200
+# Blocks in the tree from which on those are looked for that no tier holds any more.
+_MIN_SWEEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +49,43 @@ class Link:
         """Positions that are there after it."""
         return self.start + self.num_tokens
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its tokens are wanted."""
+        return self.num_tokens == self.length
 
-def _reach(links: Sequence[Link]) -> tuple[int, int, int]:
-    """Rank a chain: how far it goes, with how few blocks, of which how few tokens are cut off again."""
-    return (links[-1].end, -len(links), -links[-1].length) if links else (0, 0, 0)
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What stands behind a chain: the next block on which others may hang, and one that has all of some tokens."""
+
+    stone: Link | None
+    cover: Link | None
 
 
 class BlockCache:
-    """Blocks by the tokens they stand for: host memory first, then the tier below, if there is one."""
+    """Blocks by the tokens they stand for, in host memory and in the tier below, if there is one."""
 
-    def __init__(self, keyring: Keyring, host: HostTier, below: BlockTier | None = None, *, can_cut: bool) -> None:
-        """`can_cut`: whether the memory may be cut anywhere after a restore."""
+    def __init__(
+        self,
+        keyring: Keyring,
+        host: HostTier,
+        below: LowerTier | None = None,
+        *,
+        can_cut: bool,
+        block_tokens: int = MAX_BLOCK_TOKENS,
+    ) -> None:
+        """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block."""
+        self.block_tokens = block_tokens
         self.host = host
         self.below = below
         self._keyring = keyring
         self._can_cut = can_cut
         self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
+        self._tree = BlockTree()
+        self._sweep_at = _MIN_SWEEP
+        self._num_purges: Counter[str | None] = Counter()  # by partition; None: of all
+        self._roots: dict[str, BlockKey] = {}
 
     @property
     def is_enabled(self) -> bool:
@@ -62,65 +93,97 @@ class BlockCache:
         return self.host.max_bytes > 0
 
     def find(self, partition: str, tokens: Sequence[int], max_length: int) -> list[Link]:
-        """Return the chain of blocks that restores the most of tokens[:max_length]."""
-        wanted = to_array(tokens)[:max_length]
-        root = self._keyring.root(partition)
-        return self._find_cuttable(root, wanted) if self._can_cut else self._find_exact(root, wanted)
+        """Return the chain of blocks that restores the most of tokens[:max_length], of the fewest blocks."""
+        self.refresh(_MAX_HEADS)
+        path = self._tree.path(self._root(partition), to_array(tokens)[:max_length])
+        last_to: dict[int, Link | None] = {0: None}  # the last block of the shortest chain that ends there
+        num_blocks = {0: 0}
+        for place in path.on:
+            if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):
+                link = self._link(place, place.end)
+                if link is not None:
+                    last_to[place.end], num_blocks[place.end] = link, num_blocks[place.start] + 1
+        end = max(last_to)
+        part = self._part(path, num_blocks, end) if self._can_cut else None
+        links = [] if part is None else [part]
+        at = end if part is None else part.start
+        while (last := last_to[at]) is not None:
+            links.append(last)
+            at = last.start
+        return links[::-1]
 
-    def guess(self, partition: str, tokens: Sequence[int], max_length: int) -> list[Link]:
-        """Return blocks of the tier below that may begin with what of tokens[:max_length] no chain restores.
+    def behind(self, partition: str, key: BlockKey | None, at: int, own: array[int], cut: int) -> Behind:
+        """Look at what hangs on a chain that ends at `at` with the block `key` (None: an empty one).
 
-        Only their tokens can tell, and those must be read; where too many come into question there are none.
+        Further blocks may hang on a block that is full, ends at `cut`, or has children already.
         """
-        if self.below is None or not self._can_cut:
-            return []
-        links = self.find(partition, tokens, max_length)
-        if max_length - (links[-1].end if links else 0) < _MIN_GUESS:
-            return []
-        stones = self.stones(links)
-        parent, at = (stones[-1].key, stones[-1].end) if stones else (self._keyring.root(partition), 0)
-        known = {link.key for link in links}
-        guesses = [
-            Link(self.below, key, at, 0, 0, num_bytes)
-            for key in self.below.children(parent)
-            if key not in known
-            and self.host.num_bytes(key) is None
-            and (num_bytes := self.below.num_bytes(key)) is not None
-        ]
-        return guesses if len(guesses) <= _MAX_GUESSES else []
+        if key is not None and key not in self._tree:
+            return Behind(None, None)
+        path = self._tree.path(self._root(partition), own, key)
+        stone = cover = None
+        for place in path.on:
+            if place.start != at or place.end == at or (link := self._link(place, place.end)) is None:
+                continue
+            if link.length == self.block_tokens or place.end == cut or self._tree.has_children(place.key):
+                stone = link
+            if link.length == len(own):
+                cover = link
+        if cover is None and self._can_cut and path.depth == at + len(own):
+            cover = self._part(path, {at: 0}, path.depth - 1)
+        return Behind(stone, cover)
 
     def stones(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
-        """Return those of a chain's links on which further blocks hang: all but a last one that is not to be gone past.
-
-        A block is gone past if it is full, ends at `cut`, or was gone past before.
-        """
+        """Return the blocks of a chain that a child may extend; a partial last block is left out. See `behind`."""
         if not links:
             return []
         *before, last = links
-        is_whole = last.num_tokens == last.length
-        if is_whole and (last.length == MAX_BLOCK_TOKENS or last.end == cut or self._has_children(last.key)):
-            return list(links)
-        return before
+        is_end = last.length == self.block_tokens or last.end == cut or self._tree.has_children(last.key)
+        return list(links) if last.is_whole and is_end else before
 
     def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
-        """Return how many of the leading tokens some block in host memory shares, restorable there or not."""
-        wanted = to_array(tokens)[:max_length]
-        links = self._find_exact(self._keyring.root(partition), wanted)
-        at, parent = (links[-1].end, links[-1].key) if links else (0, self._keyring.root(partition))
-        children = (self.host.peek(key) for key in self.host.children(parent))
-        return at + max((common_length(block.tokens, wanted[at:]) for block in children), default=0)
+        """Return how many of the leading tokens some block shares, restorable there or not."""
+        self.refresh(_MAX_HEADS)
+        return self._tree.path(self._root(partition), to_array(tokens)[:max_length]).depth
 
-    def make(self, partition: str, links: Sequence[Link], tokens: array[int], start: int, payload: memoryview) -> Block:
-        """Return the block of tokens[start:] that hangs on the last of `links` (none: on the root)."""
-        root = self._keyring.root(partition)
-        parent = links[-1].key if links else root
-        own = tokens[start:]
+    def is_held(self, key: BlockKey) -> bool:
+        """Whether some tier has a block."""
+        return any(tier.num_bytes(key) is not None for tier in self._tiers)
+
+    def make(self, partition: str, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
+        """Return the block of these tokens that hangs on `parent` (None: on the root)."""
+        root = self._root(partition)
+        parent = parent or root
         return Block(root, parent, self._keyring.key(parent, own), start, own, payload)
+
+    def add(self, block: Block, importance: Importance) -> bool:
+        """Take a block into host memory; False if there is no room for it."""
+        if not self.host.offer(block, importance):
+            return False
+        self._tree.add(block)
+        return True
+
+    def refresh(self, max_heads: int = 1 << 60) -> None:
+        """Take in what came to the tier below by other ways than from here, and forget what no tier holds."""
+        if self.below is not None:
+            for head in self.below.take_found(max_heads):
+                self._tree.add(head)
+        if len(self._tree) > self._sweep_at:
+            for key in self._tree:
+                if not self.is_held(key):
+                    self._tree.remove(key)
+            self._sweep_at = _MIN_SWEEP + 2 * len(self._tree)
 
     def purge(self, partition: str | None) -> int:
         """Forget a partition's blocks (None: everyone's) in all tiers; return how many."""
-        root = None if partition is None else self._keyring.root(partition)
+        self._num_purges[partition] += 1
+        root = None if partition is None else self._root(partition)
+        self.refresh()
+        self._tree.purge(root)
         return sum(tier.purge(root) for tier in self._tiers)
+
+    def epoch(self, partition: str) -> int:
+        """Return a number that rises with each purge of a partition: what is older must not be kept again."""
+        return self._num_purges[None] + self._num_purges[partition]
 
     def use(self, links: Sequence[Link]) -> None:
         """Take note that a request uses what these links stand for."""
@@ -129,82 +192,52 @@ class BlockCache:
         if self.below is not None:
             self.below.touch(keys)
 
-    def keep(self, partition: str, tokens: Sequence[int], worth: Worth) -> None:
-        """Let the blocks of a whole sequence matter as it does.
+    def _root(self, partition: str) -> BlockKey:
+        root = self._roots.get(partition)
+        if root is None:
+            root = self._roots[partition] = self._keyring.root(partition)
+        return root
 
-        They may be written then too, which one that must not be may have left here.
+    def _part(self, path: Path, num_blocks: dict[int, int], end: int) -> Link | None:
+        """Return the block that goes on furthest behind one of these positions, beyond `end`, and is to be cut there.
+
+        Of several one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
         """
-        for link in self.find(partition, tokens, len(tokens)):
-            if link.num_tokens == link.length:
-                self.host.keep((link.key,), worth.at(link.end))
-
-    def hold(self, partition: str, tokens: Sequence[int], lane: str) -> None:
-        """Let the blocks of a lane's latest response stay, and no longer those of the one before."""
-        self.host.hold(lane, [link.key for link in self.find(partition, tokens, len(tokens))])
-
-    def _has_children(self, key: BlockKey) -> bool:
-        return any(tier.children(key) for tier in self._tiers)
-
-    def _held(self, parent: BlockKey, start: int, wanted: array[int]) -> Iterator[Link]:
-        """Yield the blocks behind `parent` whose tokens are the next ones, the longest first."""
-        lengths = {length for tier in self._tiers for length in tier.lengths(parent)}
-        for length, key in reversed(self._keyring.keys(parent, wanted[start:], lengths)):
-            for tier in self._tiers:
-                num_bytes = tier.num_bytes(key)
-                if num_bytes is not None:
-                    yield Link(tier, key, start, length, length, num_bytes)
-                    break
-
-    def _find_cuttable(self, root: BlockKey, wanted: array[int]) -> list[Link]:
-        """Go down whole blocks, the longest first; the last link may be the beginning of one.
-
-        Where a shorter one fits too (instructions end there), what hangs on it is looked at afterwards.
-        """
-        best: list[Link] = []
-        forks: list[tuple[BlockKey, int, list[Link]]] = [(root, 0, [])]
-        for _ in range(_MAX_VISITS):
-            if not forks:
+        best: Link | None = None
+        best_rank: tuple[bool, int, int] = (False, 0, 0)
+        gone = []
+        for place, depth in self._tree.across(path, end):
+            if best is not None and depth < best.end:
                 break
-            parent, at, links = forks.pop()
-            held = list(self._held(parent, at, wanted))
-            if not held or held[0].length < MAX_BLOCK_TOKENS:
-                part = self._longest_part(parent, at, wanted)
-                best = max(best, links if part is None else [*links, part], key=_reach)
-            forks.extend((link.key, link.end, [*links, link]) for link in reversed(held))
+            if place.start not in num_blocks or depth - place.start < MIN_PART:
+                continue
+            link = self._link(place, depth)
+            if link is None:
+                gone.append(place.key)
+                continue
+            rank = (link.tier is self.host, -num_blocks[link.start], -link.length)
+            if best is None or rank > best_rank:
+                best, best_rank = link, rank
+        for key in gone:
+            self._tree.remove(key)
         return best
 
-    def _longest_part(self, parent: BlockKey, start: int, wanted: array[int]) -> Link | None:
-        rest, best, longest = wanted[start:], None, MIN_PART - 1
-        for key in self.host.children(parent):
-            block = self.host.peek(key)
-            if not rest or block.tokens[0] != rest[0]:
-                continue
-            shared = common_length(block.tokens, rest)
-            if shared > longest:
-                best, longest = block, shared
-        if best is None:
-            return None
-        return Link(self.host, best.key, start, longest, len(best.tokens), best.num_bytes)
-
-    def _find_exact(self, root: BlockKey, wanted: array[int]) -> list[Link]:
-        """Search all chains of whole blocks for the one that reaches furthest, with the fewest blocks."""
-        best: tuple[int, int, tuple[Link, ...]] = (0, 0, ())
-        stack: list[tuple[BlockKey, int, tuple[Link, ...]]] = [(root, 0, ())]
-        for _ in range(_MAX_VISITS):
-            if not stack:
-                break
-            parent, at, path = stack.pop()
-            best = max(best, (at, -len(path), path), key=lambda found: found[:2])
-            stack.extend((link.key, link.end, (*path, link)) for link in self._held(parent, at, wanted))
-        return list(best[2])
+    def _link(self, place: Place, end: int) -> Link | None:
+        """Return a block as a link up to a position, if a tier holds it."""
+        for tier in self._tiers:
+            num_bytes = tier.num_bytes(place.key)
+            if num_bytes is not None:
+                return Link(tier, place.key, place.start, end - place.start, place.end - place.start, num_bytes)
+        return None
 
 
 def make_blocks(
     memory_kind: MemoryKind,
     config: EngineConfig,
     keyring: Keyring | None = None,
-    below: BlockTier | None = None,
+    below: LowerTier | None = None,
     share: float = 1.0,
+    block_tokens: int = MAX_BLOCK_TOKENS,
 ) -> BlockCache:
     """Return the blocks of one model as configured, with a share of the memory.
 
@@ -213,7 +246,8 @@ def make_blocks(
     # What a block has of windowed layers is what the window shows at its end.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
-    return BlockCache(keyring or Keyring(b"", os.urandom(32)), host, below, can_cut=can_cut)
+    keyring = keyring or Keyring(b"", os.urandom(32))
+    return BlockCache(keyring, host, below, can_cut=can_cut, block_tokens=block_tokens)
 
 
 def no_blocks() -> BlockCache:

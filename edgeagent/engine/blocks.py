@@ -3,18 +3,18 @@
 The seam between the engine (which makes blocks and restores them), host memory (`engine.host_tier`) and disk
 (`engine.block_store`). It knows neither llama.cpp nor files.
 
-A prefix is a chain of blocks, which are restored in order. Each covers consecutive tokens: up to MAX_BLOCK_TOKENS where
-memory is attention alone, any number where a state belongs to it (then a block may reach back to the beginning). It is
-named by a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix that ends with the
-block. A chain begins at the root key of a cache partition. Lookups need keys and lengths only: no tier has to keep
-token ids in its index.
+A prefix is a chain of blocks, which are restored in order. Each covers consecutive tokens: up to a number chosen by the
+model where memory is attention alone, any number where a state belongs to it (then a block may reach back to the
+beginning). It is named by a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix
+that ends with the block. A chain begins at the root key of a cache partition. Blocks are found by
+their tokens, which one tree keeps for all tiers (`engine.block_tree`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -29,9 +29,23 @@ Payload = bytes | memoryview
 """Bytes that llama.cpp wrote, opaque to everyone else. Read-only; a memoryview is contiguous and of format "B"."""
 
 KEY_BYTES = 32
+MIN_BLOCK_TOKENS = 32
 MAX_BLOCK_TOKENS = 256
+_BLOCK_BYTES = 4 << 20
 MIN_PART = 16
 """Fewer tokens than this are computed in the step that the rest of the prompt needs anyway; no block is so short."""
+
+
+def choose_block_tokens(token_bytes: float) -> int:
+    """Return how many tokens a full block has where each takes so many bytes: a power of two, of 4 MiB at most.
+
+    Large enough that a file, a hash and a call of llama.cpp for each do not count; small enough that a queue, a
+    read-ahead and a cut through the middle are fine-grained. The smallest has no bound in bytes.
+    """
+    num_tokens = MAX_BLOCK_TOKENS
+    while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
+        num_tokens //= 2
+    return num_tokens
 
 
 class Importance(IntEnum):
@@ -63,33 +77,34 @@ class Worth:
     num_system: int = 0
     lane: str = ""
 
-    @property
-    def cut(self) -> int:
+    def cut(self, block_tokens: int) -> int:
         """Where a block ends that is not full, so that others with these instructions share it; 0: nowhere."""
-        return self.num_system if self.num_system % MAX_BLOCK_TOKENS >= MIN_PART else 0
+        return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 
     def at(self, end: int) -> Importance:
         """Return the importance of a block that ends at a position."""
         is_system = end <= self.num_system and self.importance is not Importance.VOLATILE
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
-    def block_end(self, start: int) -> int:
+    def block_end(self, start: int, block_tokens: int) -> int:
         """Return where a block of attention that begins at a position ends, when there is that much."""
-        is_near = start + MIN_PART <= self.cut < start + MAX_BLOCK_TOKENS
-        return self.cut if is_near else start + MAX_BLOCK_TOKENS
+        cut = self.cut(block_tokens)
+        is_near = start + MIN_PART <= cut < start + block_tokens
+        return cut if is_near else start + block_tokens
 
-    def has_block_end(self, before: int, now: int) -> bool:
+    def has_block_end(self, before: int, now: int, block_tokens: int) -> bool:
         """Whether a block of attention ends in (before, now]."""
-        first = self.cut if now > self.cut else 0
-        return before < self.cut <= now or (now - first) // MAX_BLOCK_TOKENS > (before - first) // MAX_BLOCK_TOKENS
+        cut = self.cut(block_tokens)
+        first = cut if now > cut else 0
+        return before < cut <= now or (now - first) // block_tokens > (before - first) // block_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One piece of a prefix; of use only together with all its ancestors.
+class Head:
+    """A block without what llama.cpp wrote: what finds it.
 
     `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
-    the position of `tokens[0]` in the prefix. `draft` is the draft model's payload for the same tokens, if it has one.
+    the position of `tokens[0]` in the prefix.
     """
 
     root: BlockKey
@@ -97,6 +112,15 @@ class Block:
     key: BlockKey
     start: int
     tokens: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Head):
+    """One piece of a prefix; of use only together with all its ancestors.
+
+    `draft` is the draft model's payload for the same tokens, if it has one.
+    """
+
     target: Payload
     draft: Payload | None = None
 
@@ -115,20 +139,6 @@ class BlockTier(Protocol):
     is memory it is called on the loader's thread, beside the others.
     """
 
-    def lengths(self, parent: BlockKey) -> Collection[int]:
-        """Return the lengths in tokens, each once, of the blocks held whose parent this is.
-
-        The caller makes the keys of its own tokens at these lengths and asks num_bytes() which of them are held.
-        """
-        ...
-
-    def children(self, parent: BlockKey) -> Collection[BlockKey]:
-        """Return the keys of the blocks held whose parent this is; some may be gone.
-
-        Where no key fits, a few of these are read to see whether one begins with the tokens that are wanted.
-        """
-        ...
-
     def num_bytes(self, key: BlockKey) -> int | None:
         """Return how many bytes a read of this block moves; None if it is not held."""
         ...
@@ -145,10 +155,10 @@ class BlockTier(Protocol):
         """
         ...
 
-    def offer(self, block: Block, importance: Importance) -> None:
-        """Take a block to keep, or drop it (busy, full, over its write rate, already held). Never waits.
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """Take a block to keep; False if it is not taken, and may be offered again later. Never waits.
 
-        Parents are offered before their children; a block without its parent is of no use.
+        Parents are offered before their children; a block without its parent is of no use, and not taken.
         """
         ...
 
@@ -172,6 +182,44 @@ class BlockTier(Protocol):
         ...
 
 
+class LowerTier(BlockTier, Protocol):
+    """A tier that takes its time to keep what it has taken: a disk.
+
+    What is pending is in memory, and counts as that of the tier that offered it, which holds it as long.
+    """
+
+    def take_found(self, max_heads: int) -> Iterable[Head]:
+        """Give out what is kept and was not offered here: at first what an earlier process left. Parents come first.
+
+        Each is given out once, so many at most; some may be gone.
+        """
+        ...
+
+    def is_pending(self, key: BlockKey) -> bool:
+        """Whether a block was taken and is not kept yet."""
+        ...
+
+    def withdraw(self, key: BlockKey) -> None:
+        """Take back an offer: the block's memory is needed. Its children were taken back before."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing of what is pending is being kept at the moment."""
+        ...
+
+    def wait_written(self) -> bool:
+        """Wait until less is pending; False where that will not be before the process must end. For its end only."""
+        ...
+
+
+def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+    """Return the key of the block with these tokens behind `parent`, in the installation with this secret."""
+    hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=secret, person=b"edgeagent block")
+    hasher.update(to_array(tokens).tobytes())
+    return hasher.digest()
+
+
 class Keyring:
     """Makes block keys: BLAKE2b, keyed with a secret of this installation.
 
@@ -193,19 +241,4 @@ class Keyring:
 
     def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
         """Return the key of the block with these tokens behind `parent`."""
-        hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent block")
-        hasher.update(to_array(tokens).tobytes())
-        return hasher.digest()
-
-    def keys(self, parent: BlockKey, tokens: Sequence[int], lengths: Iterable[int]) -> list[tuple[int, BlockKey]]:
-        """Return (length, key) of tokens[:length] for each length that `tokens` has, shortest first."""
-        hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent block")
-        compact = to_array(tokens)
-        made, at = [], 0
-        for length in sorted(lengths):
-            if length > len(compact):
-                break
-            hasher.update(compact[at:length].tobytes())
-            made.append((length, hasher.copy().digest()))
-            at = length
-        return made
+        return block_key(self._secret, parent, tokens)

@@ -80,12 +80,3 @@ class CellLedger:
             heapq.heappush(self._free, cell)
         if not cells:
             del self._cells[holder]
-
-    def check_integrity(self) -> None:
-        """Assert every invariant; for tests."""
-        counts = np.zeros(self.num_cells, np.int32)
-        for cells in self._cells.values():
-            assert len(set(cells)) == len(cells)
-            counts[np.array(cells, np.intp)] += 1
-        assert (counts == self._num_holders).all()
-        assert sorted(self._free) == np.flatnonzero(counts == 0).tolist()

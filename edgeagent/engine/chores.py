@@ -31,8 +31,8 @@ class Chores:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to use a moment for."""
-        return not self._saver.has_unsaved
+        """Whether there is nothing to use a moment for now."""
+        return not self._saver.has_unsaved or self._saver.is_waiting
 
     def run_beside(self, step_s: float) -> None:
         """Do what may be done after a step that took so long."""
@@ -58,7 +58,7 @@ class Chores:
     def run_idle(self) -> None:
         """Use a moment in which nothing is to be computed."""
         started_s = self._clock()
-        while self._saver.has_unsaved and self._clock() - started_s < _IDLE_BUDGET_S:
+        while not self.is_done and self._clock() - started_s < _IDLE_BUDGET_S:
             self._saver.save_one()
         if not self._saver.has_unsaved:
             self._saver.compact()

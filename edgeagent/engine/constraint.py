@@ -16,8 +16,15 @@ class TokenConstraint(Protocol):
         """Whether `token` may come next (end-of-generation tokens too). No side effect."""
         ...
 
-    def mask(self) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next, shape (num_vocab,); None when all may. Valid until the next call."""
+    def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next, shape (num_vocab,); None when all may. Valid until the next call.
+
+        `likeliest` is the token that the model would write if it were free, which may tell what it is about to do.
+        """
+        ...
+
+    def instead_of(self, token: int) -> int | None:
+        """What comes next where the likeliest token is `token` and is not allowed; None: the likeliest allowed one."""
         ...
 
     def accept(self, token: int) -> None:

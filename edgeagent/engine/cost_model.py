@@ -11,8 +11,10 @@ import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-_WEIGHT = 0.2  # of a new measurement
+_WEIGHT = 0.2  # of a new measurement, at least
 _NUM_DEPTHS = 24
+# A measurement is old once so many others followed. An old one is doubted where a later one says that less is enough.
+_OLD = 16
 
 
 def _bucket(value: int) -> int:
@@ -26,6 +28,7 @@ class _Cost:
 
     seconds: float
     order: int
+    num: int = 1  # of measurements
 
 
 class CostModel:
@@ -40,9 +43,14 @@ class CostModel:
         """Take in a measured step."""
         key = (_bucket(num_tokens), _bucket(depth))
         known = self._table.get(key)
-        mean = seconds if known is None else known.seconds + _WEIGHT * (seconds - known.seconds)
+        num = 1
+        if known is not None and not (2 * seconds < known.seconds and self._is_old(known)):
+            # A plain mean of the first ones, so that a cold start is forgotten soon. What was measured long ago, while
+            # the machine was busy or slept, is no part of it.
+            num = known.num + 1
+            seconds = known.seconds + max(_WEIGHT, 1 / num) * (seconds - known.seconds)
         self._num_observed += 1
-        self._table[key] = _Cost(mean, self._num_observed)
+        self._table[key] = _Cost(seconds, self._num_observed, num)
 
     def predict(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step; None if nothing near was ever measured."""
@@ -77,13 +85,41 @@ class CostModel:
         cost = self._find(nearest, level)
         return _Cost(cost.seconds * max(1.0, 2.0 ** (size - nearest)), cost.order)
 
-    def max_tokens_within(self, seconds: float, depth: int, floor: int) -> int:
-        """Return the largest power-of-two batch expected to take at most `seconds`, between `floor` and max_batch."""
-        best = size = floor
-        while size <= self._max_batch:
-            expected = self.predict(size, depth)
-            if expected is None or expected > seconds:
-                break
-            best = size
-            size *= 2
+    def max_tokens_within(
+        self, seconds: float, depth: int, floor: int, *, at_first: float | None = None, max_growth: int = 2
+    ) -> int:
+        """Return the largest batch expected to take at most `seconds`; `floor` if there is none.
+
+        It is `floor`, twice, four times … as much, or max_batch. Of sizes that contradict each other the one measured
+        later is believed: more tokens cost no less, and twice as many no more than twice as much. A size that was never
+        measured may be expected to take `at_first` seconds (None: `seconds`), and is at most `max_growth` times the
+        largest one measured.
+        """
+        if not self._table:
+            return min(floor, self._max_batch)
+        measured = {size for size, _ in self._table}
+        largest = min(self._max_batch, max_growth << max(measured))
+        best = floor
+        smaller: _Cost | None = None
+        for size in _doubling(floor, largest):
+            cost = self._find(_bucket(size), _bucket(depth))
+            if smaller is not None and smaller.order > cost.order:
+                seconds_now = max(cost.seconds, smaller.seconds)
+                if smaller.order - cost.order >= _OLD:
+                    seconds_now = min(seconds_now, 2 * smaller.seconds)
+                cost = _Cost(seconds_now, smaller.order)
+            if cost.seconds <= (seconds if at_first is None or _bucket(size) in measured else at_first):
+                best = size
+            smaller = cost
         return min(best, self._max_batch)
+
+    def _is_old(self, cost: _Cost) -> bool:
+        return self._num_observed - cost.order >= _OLD
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    """Return first, twice, four times … as much, and last."""
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(min(2 * sizes[-1], last))
+    return sizes

@@ -10,7 +10,6 @@ import time
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
 from edgeagent.engine.chores import Chores
@@ -19,33 +18,24 @@ from edgeagent.engine.intake import Intake
 from edgeagent.engine.judge import Judge, Output
 from edgeagent.engine.proposals import Drafter, Proposals
 from edgeagent.engine.restorer import Restorer
-from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner, Slice
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
 from edgeagent.engine.saver import Saver
-from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler, Work, by_urgency
+from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.status import EngineStatus
 from edgeagent.errors import ContextLengthExceeded, InternalError
-from edgeagent.types import CacheStatus, FinishReason
+from edgeagent.types import FinishReason, MemoryKind, Tier
 
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
 _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
+_WAIT_FOR_DISK_S = 0.05  # until the disk may have taken what fills the memory
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
 
 def _never() -> bool:
     return False
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """Counts for observers."""
-
-    num_steps: int
-    num_running: int
-    num_waiting: int
-    num_cells_used: int
-    host: CacheStatus
 
 
 class Engine:
@@ -60,18 +50,26 @@ class Engine:
         drafter: Callable[[CostModel], Drafter] | None = None,
         blocks: BlockCache | None = None,
         max_forced: int = 0,
+        costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`blocks` keeps prefixes that left the cells (None: they are gone then).
 
-        `max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none).
+        `max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none). `costs`: what is
+        known of the runner's steps.
         """
         self._runner = runner
         self._clock = clock
         # Each running sequence has a token in every batch.
         self._max_running = min(max_running, runner.max_batch)
-        self._cost_model = CostModel(runner.max_batch)
-        self._scheduler = Scheduler(runner.max_batch, itl_budget_s, self._cost_model, max_outputs=runner.max_outputs)
+        self._cost_model = costs or CostModel(runner.max_batch)
+        self._scheduler = Scheduler(
+            runner.max_batch,
+            itl_budget_s,
+            self._cost_model,
+            max_outputs=runner.max_outputs,
+            row_cost=runner.row_cost,
+        )
         self._saver = Saver(runner, blocks or no_blocks(), clock)
         self._restorer = Restorer(runner, self._saver, clock)
         self._cells = self._saver.cells
@@ -80,19 +78,35 @@ class Engine:
         guesser = drafter(self._cost_model) if drafter is not None else None
         self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
-        self._judge = Judge(runner, self._cells, self._intake, self._proposals, clock)
+        self._judge = Judge(runner, self._cells, self._proposals, clock)
+        # A recurrent state that a step left half moved is lost with all that it stood for; a window may have moved on.
+        self._can_be_interrupted = runner.memory_kind is MemoryKind.FULL_ATTENTION
         self._chores = [Chores(saver, clock) for saver in self._savers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._num_added = 0
         self._num_steps = 0
-        # Read by other threads (a benign race): whether the running decode is long enough to interrupt for a cancel.
-        self.is_in_long_step = False
+        self._was_interrupted = False  # the latest step
+        self._unsettled: list[tuple[Sequence, int]] = []  # what the latest step computed, from which position on
+        self._unsettled_s = 0.0  # that step's duration
+        # Read by other threads (a benign race), of the running decode: whether it is long enough to be interrupted,
+        # whether a realtime request is in it, and how long it is expected to take (0: not known).
+        self.is_in_long_step = self.is_in_urgent_step = False
+        self.step_expected_s = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._waiting or self._running) or not all(chores.is_done for chores in self._chores)
+
+    def refresh(self) -> None:
+        """Take note of all blocks that are known to be on disk; lookups do so little by little."""
+        self._saver.blocks.refresh()
+
+    @property
+    def rest_s(self) -> float | None:
+        """Seconds after which to ask `has_work` again, though no command came; None: never."""
+        return _WAIT_FOR_DISK_S if any(saver.has_unsaved for saver in self._savers) else None
 
     @property
     def num_live(self) -> int:
@@ -153,12 +167,13 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Move waiting sequences to running, most urgent first, while ids and cells last; return those that moved.
+        """Move waiting sequences to running while ids and cells last, in fair shares; return those that moved.
 
         `step` does so too; called before it, what is known of a prompt can be told before the prompt is computed.
         """
+        self.settle()
         outputs = self._restore_running()
-        for sequence in by_urgency(self._waiting.values()):
+        for sequence in by_share(self._waiting.values(), self._running.values()):
             if len(self._running) >= self._max_running:
                 break
             if self._intake.must_wait(sequence, self._running.values()):
@@ -180,7 +195,12 @@ class Engine:
         return outputs
 
     def _advance_intake(self, sequence: Sequence) -> list[Output]:
-        if not self._intake.advance(sequence, self._restore_budget_s):
+        restoring = sequence.restoring
+        num_before = 0 if restoring is None else restoring.num_tokens
+        is_ready = self._intake.advance(sequence, self._restore_budget_s)
+        # A block that came back is progress, as a step is: a slow disk is no hang.
+        self._num_steps += restoring is not None and restoring.num_tokens > num_before
+        if not is_ready:
             return []
         output = Output(sequence)
         if sequence.num_pending == 0:
@@ -192,9 +212,9 @@ class Engine:
         """Advance all sequences by one batch and return what came of it.
 
         An interrupted batch (see Runner.decode) returns nothing and loses nothing: what it had computed is taken back
-        and planned again, in short steps that are not to be interrupted; so cancels, however many, hold up nobody else
-        for good. A long step is not begun where `is_wanted` says that there is a command to read. It is asked after
-        `is_in_long_step` is set: who gives a command and then finds that unset has given it in time.
+        and planned again, and the next step is not to be interrupted. So at least every other step ends, however many
+        cancels come. A long step is not begun where `is_wanted` says that there is a command to read. It is asked after
+        `is_in_long_step` is set: a command that is given before that flag is found unset is seen before the step.
         """
         outputs = self.admit()
         works = self._plan()
@@ -203,31 +223,50 @@ class Engine:
             return outputs
         self._saver.shed()
         num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
+        # Rows of logits that a prompt is scored by count too: else chunks of other prompts would be blamed for them.
+        num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
         started_s = self._clock()
         is_long = num_tokens > _LONG_STEP_TOKENS if expected_s is None else expected_s > _LONG_STEP_S
-        self.is_in_long_step = is_long and not self._is_making_up
+        self.is_in_urgent_step = any(work.sequence.tier is Tier.REALTIME for work in works)
+        self.is_in_long_step = is_long and self._can_be_interrupted and not self._was_interrupted
+        self.step_expected_s = expected_s or 0.0
         try:
             if self.is_in_long_step and is_wanted():
                 return outputs
-            self._runner.decode([self._slice(work) for work in works])
+            self._runner.decode([work.slice for work in works])
         except DecodeCancelled:
             self._take_back(works)
+            self._was_interrupted = True
             return outputs
         except OutOfCells:
             return outputs + self._make_room(works)
         except InternalError as error:
             return outputs + self._fail(works, error)
         finally:
-            self.is_in_long_step = False
+            self.is_in_long_step, self.step_expected_s = False, 0.0
             self._num_steps += 1
-        step_s = self._clock() - started_s
-        self._cost_model.observe(num_tokens, depth, step_s)
-        outputs += self._judge_all(works, started_s)
+        self._was_interrupted = False
+        self._unsettled_s = self._clock() - started_s
+        self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
+        self._cost_model.observe(num_tokens, depth, self._unsettled_s)
+        return outputs + self._judge_all(works, started_s)
+
+    def settle(self) -> None:
+        """Keep what the latest step made worth keeping; `step` and `admit` do so first where it was not called.
+
+        Reading states and blocks out takes milliseconds, for which no token that is there should wait.
+        """
+        if not self._unsettled:
+            return
+        for sequence, start in self._unsettled:
+            # One that has ended left its cells as an idle prefix, which is read out whole.
+            if self._running.get(sequence.id) is sequence:
+                self._intake.checkpoint(sequence, start)
+        self._unsettled.clear()
         for chores in self._chores:
-            chores.run_beside(step_s)
-        return outputs
+            chores.run_beside(self._unsettled_s)
 
     def close(self) -> None:
         """Keep what can be kept beyond the process; afterwards no method is called."""
@@ -241,38 +280,24 @@ class Engine:
 
         What runs goes on, and leaves nothing when it ends.
         """
-        for sequence in self._running.values():
+        # One that was preempted waits, and has computed before.
+        begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
+        for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
         num_gone, *_ = [saver.purge(partition) for saver in self._savers]
         return num_gone
 
-    def check_integrity(self) -> None:
-        """Assert every invariant between steps; for tests."""
-        self._saver.check_integrity()
-        assert len(self._running) <= self._max_running
-        for sequence in self._waiting.values():
-            assert sequence.seq_id is None
-            assert sequence.num_computed == 0
-        for sequence in self._running.values():
-            assert sequence.seq_id is not None
-            if sequence.restoring is None:
-                assert self._cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
-            assert len(sequence.tokens) <= sequence.max_length
-            assert sequence.num_cached <= sequence.num_prompt
-
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
             running = [sequence for sequence in self._running.values() if sequence.restoring is None]
-            works = self._scheduler.plan(
-                running, self._proposals.propose(running), MIN_CHUNK if self._is_making_up else None
-            )
+            works = self._scheduler.plan(running, self._proposals.propose(running))
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # One alone always has room: its length and its drafts end where the cells do.
             assert len(self._running) > 1
-            self._preempt(by_urgency(self._running.values())[-1])
+            self._preempt(by_share(self._running.values())[-1])
         return []
 
     def _use_idle_moment(self) -> None:
@@ -302,11 +327,6 @@ class Engine:
                 outputs.append(output)
         return outputs
 
-    @property
-    def _is_making_up(self) -> bool:
-        """Whether something that a cancel interrupted is being computed again."""
-        return any(sequence.num_lost > 0 for sequence in self._running.values())
-
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to wait; it goes on later from its own tokens."""
         del self._running[sequence.id]
@@ -314,25 +334,14 @@ class Engine:
         sequence.seq_id, sequence.num_computed = None, 0
         self._waiting[sequence.id] = sequence
 
-    def _slice(self, work: Work) -> Slice:
-        sequence = work.sequence
-        assert sequence.seq_id is not None
-        start = sequence.num_computed
-        tokens = sequence.tokens[start : start + work.num_tokens]
-        tokens.extend(work.drafts)
-        return Slice(sequence.seq_id, start, tokens, work.num_logits)
-
     def _take_back(self, works: Items[Work]) -> None:
         """Undo an interrupted batch."""
-        planned = {work.sequence.id: work.num_tokens for work in works}
+        names = [work.sequence.id for work in works]
         if self._runner.memory_kind not in CUTTABLE:
             self._forget_states()
-            planned = {name: planned.get(name, 0) for name in self._running}
-        for name, num_tokens in planned.items():
-            sequence = self._running[name]
-            num_computed = sequence.num_computed
-            self._judge.rewind(sequence)
-            sequence.num_lost += num_tokens + num_computed - sequence.num_computed
+            names = list(self._running)
+        for name in names:
+            self._judge.rewind(self._running[name])
 
     def _forget_states(self) -> None:
         """Empty all sequences, whether they were in the batch that was interrupted or not.
@@ -352,7 +361,7 @@ class Engine:
         if self._cells.evict_one():
             return []
         if len(self._running) > 1:
-            self._preempt(by_urgency(self._running.values())[-1])
+            self._preempt(by_share(self._running.values())[-1])
             return []
         return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 

@@ -61,12 +61,6 @@ class Holdings:
             sizes = [holding.sizes.pop(key) for holding in self._holdings.values() if key in holding.sizes]
             self._num_bytes -= sizes[0]
 
-    def check_integrity(self) -> None:
-        """Assert every invariant; for tests."""
-        assert Counter(key for holding in self._holdings.values() for key in holding.sizes) == self._num_holders
-        sizes = {key: size for holding in self._holdings.values() for key, size in holding.sizes.items()}
-        assert sum(sizes.values()) == self._num_bytes <= self._max_bytes
-
     def _choose_lane(self, latest: str) -> str:
         """Return the longest unheard-of lane of the partition that holds most, if that has another than the latest."""
         num_bytes: Counter[BlockKey] = Counter()

@@ -9,10 +9,11 @@ import heapq
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edgeagent.engine.blocks import Block, BlockKey, BlockTier, Importance
+from edgeagent.engine.backlog import Backlog
+from edgeagent.engine.blocks import Block, BlockKey, Importance, LowerTier
 from edgeagent.engine.holdings import Holdings
 from edgeagent.types import CacheStatus
 
@@ -25,6 +26,10 @@ _FACTORS = {
     Importance.SYSTEM: 4.0,
     Importance.PINNED: 1.0,  # is not evicted at all
 }
+# What a block that the tier below keeps too is worth here, of what it were otherwise: it comes back by a read.
+_KEPT_BELOW = 0.5
+# What waits for the tier below keeps at most this part of all from being evicted.
+PENDING_SHARE = 0.5
 # The depth at which attention to what came before costs about as much again as everything else in a step.
 _DEPTH_THAT_DOUBLES = 4096
 # A partition that nobody used for so long has no claim to a share.
@@ -40,8 +45,9 @@ class _Entry:
     block: Block
     importance: Importance
     priority: float = 0.0
-    item: _Item | None = None  # its place in its partition's heap, while it is a leaf that may go
-    is_offered: bool = False  # to the tier below
+    item: _Item | None = None  # its place in its partition's heap, while it may go
+    is_offered: bool = False  # to the tier below, which took it
+    is_below: bool = False  # kept there, as known at the last look
 
 
 @dataclass(slots=True)
@@ -56,10 +62,11 @@ class _Partition:
 class HostTier:
     """A BlockTier in memory.
 
-    Evicts leaves only, so that every block's ancestors stay with it: those of partitions that hold more than an equal
-    share first, then by GreedyDual-Size (Cao and Irani 1997): a block's priority is its cost of being computed again
-    for each byte, on top of the priority of what was evicted last when it was last used. Pinned blocks stay, and those
-    held for lanes, which have a part of the memory.
+    Evicts leaves and what the tier below keeps, so that every block's ancestors stay in reach. What waits to be kept
+    below stays until it is, as far as it is no more than half of all. First go blocks of partitions that hold more than
+    an equal share; of these by GreedyDual-Size (Cao and Irani 1997): a block's priority is its cost of being computed
+    again for each byte, on top of the priority of what was evicted last when it was last used. Pinned blocks stay, and
+    those held for lanes, which have a part of the memory.
 
     With `can_cut` (a memory that can be cut anywhere) a block that begins like a longer sibling is of no use, and goes.
     """
@@ -69,7 +76,7 @@ class HostTier:
         max_bytes: int,
         *,
         can_cut: bool = True,
-        below: BlockTier | None = None,
+        below: LowerTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_bytes = max_bytes
@@ -79,28 +86,18 @@ class HostTier:
         self._entries: dict[BlockKey, _Entry] = {}
         self._children: defaultdict[BlockKey, list[BlockKey]] = defaultdict(list)
         self._partitions: dict[BlockKey, _Partition] = {}
+        self._backlog = Backlog(below)
+        self._is_waiting = False
         self._holdings = Holdings(int(max_bytes * _HELD_SHARE))
         self._order = itertools.count()
         self._floor = 0.0  # priority of what was evicted last
         self._num_bytes = 0
         self._num_hits = self._num_misses = self._num_offered = self._num_dropped = self._num_evicted = 0
 
-    def lengths(self, parent: BlockKey) -> Collection[int]:
-        """See BlockTier."""
-        return {len(self._entries[key].block.tokens) for key in self._children.get(parent, ())}
-
     def num_bytes(self, key: BlockKey) -> int | None:
         """See BlockTier."""
         entry = self._entries.get(key)
         return None if entry is None else entry.block.num_bytes
-
-    def children(self, parent: BlockKey) -> Collection[BlockKey]:
-        """See BlockTier; the oldest first."""
-        return self._children.get(parent, ())
-
-    def peek(self, key: BlockKey) -> Block:
-        """Return a block that is held, to look at."""
-        return self._entries[key].block
 
     def read(self, key: BlockKey) -> Block | None:
         """See BlockTier; takes no time here."""
@@ -118,21 +115,21 @@ class HostTier:
             if entry is not None:
                 self._rank(entry)
 
-    def offer(self, block: Block, importance: Importance) -> None:
+    def offer(self, block: Block, importance: Importance) -> bool:
         """See BlockTier; evicts others to make room."""
         self._num_offered += 1
         if block.key in self._entries:
             self.keep((block.key,), importance)
-            return
+            return True
         is_orphan = block.parent != block.root and not self._is_held(block.parent)
         if is_orphan or not self._make_room(block):
             self._num_dropped += 1
-            return
+            return False
         entry = _Entry(block, importance)
         self._entries[block.key] = entry
         self._children[block.parent].append(block.key)
         if block.parent in self._entries:
-            self._entries[block.parent].item = None  # no leaf any more
+            self._queue(self._entries[block.parent])  # no leaf any more
         self._num_bytes += block.num_bytes
         self._partition(block.root).num_bytes += block.num_bytes
         self._rank(entry)
@@ -140,6 +137,14 @@ class HostTier:
             self._hand_down(entry)
         if self._can_cut:
             self._drop_beginnings(block)
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no room before more of what is here has come to the tier below."""
+        if self._is_waiting:
+            self._look_below()
+        return self._is_waiting
 
     def discard(self, key: BlockKey) -> None:
         """See BlockTier; here and below."""
@@ -213,22 +218,6 @@ class HostTier:
         """See BlockTier."""
         self.flush()
 
-    def check_integrity(self) -> None:
-        """Assert every invariant; for tests."""
-        assert self._num_bytes == sum(entry.block.num_bytes for entry in self._entries.values()) <= self.max_bytes
-        children = sorted(key for keys in self._children.values() for key in keys)
-        assert children == sorted(self._entries)
-        for entry in self._entries.values():
-            block = entry.block
-            # What the tier below loses may leave orphans here, which nobody finds and which go in their turn.
-            assert block.parent == block.root or block.parent in self._entries or self._below is not None
-            assert self._may_go(entry) == (entry.item is not None)
-            assert entry.item is None or entry.item in self._partitions[block.root].heap
-        self._holdings.check_integrity()
-        for root, partition in self._partitions.items():
-            held = (entry.block.num_bytes for entry in self._entries.values() if entry.block.root == root)
-            assert partition.num_bytes == sum(held)
-
     def _is_held(self, key: BlockKey) -> bool:
         return key in self._entries or (self._below is not None and self._below.num_bytes(key) is not None)
 
@@ -242,7 +231,8 @@ class HostTier:
         """Give a block that was used just now its priority."""
         block, partition = entry.block, self._partition(entry.block.root)
         cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
-        entry.priority = self._floor + _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
+        worth = _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
+        entry.priority = self._floor + worth * (_KEPT_BELOW if entry.is_below else 1.0)
         partition.used_s = self._clock()
         self._queue(entry)
 
@@ -259,7 +249,9 @@ class HostTier:
 
     def _may_go(self, entry: _Entry) -> bool:
         key = entry.block.key
-        return key not in self._children and key not in self._holdings and entry.importance is not Importance.PINNED
+        if key in self._holdings or key in self._backlog or entry.importance is Importance.PINNED:
+            return False
+        return key not in self._children or entry.is_below
 
     def _is_current(self, item: _Item) -> bool:
         entry = self._entries.get(item[2])
@@ -269,15 +261,55 @@ class HostTier:
         """Evict until a block fits; False if it never will."""
         if block.num_bytes > self.max_bytes:
             return False
+        self._is_waiting = False
         while self._num_bytes + block.num_bytes > self.max_bytes:
-            victim = self._choose_victim(block)
+            self._look_below()
+            victim = self._choose_victim(block) or self._choose_pending(block)
             if victim is None:
+                self._is_waiting = self._backlog.num_bytes > 0 and not self._backlog.is_stalled
                 return False
-            self._hand_down(victim)
+            if self._is_needed(victim):
+                continue
             self._floor = max(self._floor, victim.priority)
             self._num_evicted += 1
             self._remove(victim)
         return True
+
+    def _is_needed(self, victim: _Entry) -> bool:
+        """Whether a block that was to go must stay, since the tier below has it no more, or takes it only now."""
+        key = victim.block.key
+        if victim.is_below and not self._backlog.is_there(key):
+            victim.is_below = victim.is_offered = False
+            self._queue(victim)
+            return key in self._children
+        self._hand_down(victim)
+        if self._backlog.is_pending(key) and not self._has_to_give_way:
+            self._queue(victim)
+            return True
+        self._backlog.withdraw(key)
+        return False
+
+    def _look_below(self) -> None:
+        """See which blocks the tier below has done with."""
+        for key in self._backlog.settle():
+            self._is_waiting = False
+            entry = self._entries[key]
+            entry.is_offered = entry.is_below = self._backlog.is_there(key)
+            self._queue(entry)
+
+    @property
+    def _has_to_give_way(self) -> bool:
+        """Whether what waits for the tier below must not keep others out."""
+        return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
+
+    def _choose_pending(self, block: Block) -> _Entry | None:
+        """Return the lowest leaf that waits for the tier below, where that must not keep others out."""
+        if not self._has_to_give_way:
+            return None
+        kept = {block.parent, *self._children}
+        leaves = [self._entries[key] for key in self._backlog if key not in kept and key not in self._holdings]
+        leaves = [entry for entry in leaves if entry.importance is not Importance.PINNED]
+        return min(leaves, key=lambda entry: entry.priority, default=None)
 
     def _choose_victim(self, block: Block) -> _Entry | None:
         """Return the leaf to evict for a block: of the partitions over their share with it, or else of all, the lowest.
@@ -318,14 +350,20 @@ class HostTier:
             return
         chain = []
         walk: _Entry | None = entry
-        while walk is not None and not walk.is_offered and walk.importance is not Importance.VOLATILE:
+        while (
+            walk is not None
+            and walk.importance is not Importance.VOLATILE
+            and not (walk.is_offered and self._backlog.is_taken(walk.block.key))
+        ):
             chain.append(walk)
             walk = self._entries.get(walk.block.parent)
         if walk is not None and walk.importance is Importance.VOLATILE:
             return  # what hangs on a block that must not be written is of no use without it
         for each in reversed(chain):
+            if not self._backlog.offer(each.block, each.importance):
+                return  # nor what hangs on it
             each.is_offered = True
-            self._below.offer(each.block, each.importance)
+            self._queue(each)
 
     def _drop_beginnings(self, block: Block) -> None:
         """Forget siblings without children that are the beginning of a block."""
@@ -345,6 +383,7 @@ class HostTier:
     def _remove(self, entry: _Entry) -> None:
         block = entry.block
         self._holdings.forget(block.key)
+        self._backlog.forget(block.key)
         del self._entries[block.key]
         siblings = self._children[block.parent]
         siblings.remove(block.key)

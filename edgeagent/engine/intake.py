@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from edgeagent.engine.block_cache import Link
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.radix_tree import common_length
-from edgeagent.engine.restorer import Restorer
+from edgeagent.engine.restorer import Found, Restorer
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
@@ -60,8 +59,7 @@ class Intake:
         if best is None:
             return False
         length, leader = best
-        known, links = self._find(sequence)
-        if length < max(known, links[-1].end if links else 0) + _MIN_SHARED:
+        if length < self._find(sequence).end + _MIN_SHARED:
             return False
         sequence.follows = leader, length
         leader.tier = min(leader.tier, sequence.tier, key=list(type(leader.tier)).index)
@@ -75,16 +73,17 @@ class Intake:
         One that is alone needs no proof that there is room for it.
         """
         started_s = self._clock()
-        length, links = self._find(sequence)
-        if not is_alone and not self._saver.cells.can_hold(len(sequence.tokens) - length + 1):
+        found = self._find(sequence)
+        if not is_alone and not self._saver.cells.can_hold(len(sequence.tokens) - found.length + 1):
             return False
-        claimed = self._saver.claim(sequence.spec.partition, sequence.tokens, length)
+        claimed = self._saver.claim(sequence.spec.partition, sequence.tokens, found.length)
         if claimed is None:
             return False
         sequence.seq_id, sequence.num_computed = claimed
+        self._saver.follow(sequence.seq_id, found.known)
         sequence.restore_started_s = started_s
-        wanted = links if sequence.num_computed == length else []
-        sequence.restoring = self._restorer.begin(sequence.seq_id, sequence.tokens, sequence.num_usable, wanted)
+        wanted = found.to_restore if sequence.num_computed == found.length else []
+        sequence.restoring = self._restorer.begin(sequence.seq_id, sequence.tokens, wanted)
         return True
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
@@ -108,11 +107,12 @@ class Intake:
         self._add_stops(sequence)
         return True
 
-    def checkpoint(self, sequence: Sequence, num_tokens: int) -> None:
-        """Keep what could not be kept later, after so many more tokens were computed."""
+    def checkpoint(self, sequence: Sequence, start: int) -> None:
+        """Keep what could not be kept later, after the tokens from `start` on were computed."""
         is_boundary = sequence.num_computed in sequence.stops
         now, worth = sequence.num_computed, sequence.spec.worth
-        if sequence.keeps_prefix and (is_boundary or worth.has_block_end(now - num_tokens, now)):
+        has_end = worth.has_block_end(start, now, self._saver.blocks.block_tokens)
+        if sequence.keeps_prefix and (is_boundary or has_end):
             assert sequence.seq_id is not None
             self._saver.checkpoint(sequence.seq_id, worth, is_boundary=is_boundary)
 
@@ -126,7 +126,7 @@ class Intake:
         self._saver.cells.restore(sequence.seq_id)
         self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
 
-    def _find(self, sequence: Sequence) -> tuple[int, list[Link]]:
+    def _find(self, sequence: Sequence) -> Found:
         return self._restorer.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)
 
     def _prefill_s(self, num_tokens: int, depth: int) -> float | None:

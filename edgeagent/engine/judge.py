@@ -9,7 +9,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from edgeagent.engine.intake import Intake
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.proposals import Proposals
 from edgeagent.engine.runner import Runner
@@ -43,23 +42,18 @@ class Output:
 class Judge:
     """Turns decoded works into outputs."""
 
-    def __init__(
-        self, runner: Runner, cells: PrefixCache, intake: Intake, proposals: Proposals, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, runner: Runner, cells: PrefixCache, proposals: Proposals, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._cells = cells
-        self._intake = intake
         self._proposals = proposals
         self._clock = clock
 
     def judge(self, work: Work, row: int) -> Output:
         """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
         sequence, output = work.sequence, Output(work.sequence)
-        sequence.num_lost = max(0, sequence.num_lost - work.num_tokens)
         if work.num_scored:
             self._score(work, row, output)
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
-        self._intake.checkpoint(sequence, work.num_tokens)
         if work.num_logits == work.num_scored:
             if sequence.num_pending == 0:
                 output.finish_reason = FinishReason.STOP

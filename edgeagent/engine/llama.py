@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import psutil
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import choose_attention
 from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
+from edgeagent.engine.cores import num_usable_cores
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
 from edgeagent.engine.row_tiles import choose_tile, num_to_fill
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
@@ -27,15 +28,8 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
+_MAX_ROW_COST = 64.0  # of models that are little but a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
-
-
-def choose_num_threads(config: EngineConfig) -> int:
-    """Return the CPU threads to use: as configured, else a physical core each, of those this process may run on."""
-    if config.threads:
-        return config.threads
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
 class LlamaRunner:
@@ -46,7 +40,7 @@ class LlamaRunner:
         self.model = model
         self.memory_kind = model.memory_kind
         self.num_vocab = model.num_tokens
-        self.num_threads = choose_num_threads(config)
+        self.num_threads = config.threads or num_usable_cores()
         num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
         self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
         self._spare = self.num_sequences  # a sequence of our own, for what is not to stay
@@ -57,10 +51,11 @@ class LlamaRunner:
         self._tile = choose_tile(model.file_type)
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
-        self._context = lib.llama_init_from_model(model.handle, self._context_params(config, num_cells))
+        params = self._context_params(config, num_cells)
+        self._context = lib.llama_init_from_model(model.handle, params)
         if not self._context:
             raise ModelLoadFailed(
-                f"llama.cpp could not make a context of {num_cells} tokens for {model.path}: "
+                f"llama.cpp could not make a context of {params.n_ctx} tokens for {model.path}: "
                 f"{last_error() or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
             )
         self._memory = lib.llama_get_memory(self._context)
@@ -75,7 +70,7 @@ class LlamaRunner:
         self._make_batch()
         self._install_abort_flag()
 
-    def _context_params(self, config: EngineConfig, num_cells: int | None) -> object:
+    def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
         params = lib.llama_context_default_params()
         trained = self.model.context_length_trained or DEFAULT_MAX_CONTEXT
         params.n_ctx = num_cells or config.ctx or min(trained, DEFAULT_MAX_CONTEXT)
@@ -91,6 +86,9 @@ class LlamaRunner:
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
+        # A row multiplies the width by the vocabulary; a token multiplies by the weights of all layers.
+        row_params = self.model.num_tokens * self.model.embedding_length
+        self.row_cost = min(_MAX_ROW_COST, row_params / max(1, self.model.num_params - row_params))
         params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # it asserts that each sequence has a row
         params.n_threads = params.n_threads_batch = self.num_threads
         params.flash_attn_type = FLASH_ATTENTION[self.attention.flash]

@@ -17,13 +17,18 @@ class BlockLoader:
         self._read: SimpleQueue[tuple[BlockKey, Block | None]] = SimpleQueue()
         self._loaded: dict[BlockKey, Block | None] = {}
         self._num_wanted: dict[BlockKey, int] = {}
+        self._sizes: dict[BlockKey, int] = {}
+        self.num_bytes = 0
+        """Of all blocks that are asked for and not taken yet."""
         self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
         self._thread.start()
 
-    def request(self, key: BlockKey) -> None:
-        """Ask for a block; each request is ended by one `take` that finds it, or by `forget`."""
+    def request(self, key: BlockKey, num_bytes: int) -> None:
+        """Ask for a block of so many bytes; each request is ended by one `take` that finds it, or by `forget`."""
         self._num_wanted[key] = self._num_wanted.get(key, 0) + 1
         if self._num_wanted[key] == 1:
+            self._sizes[key] = num_bytes
+            self.num_bytes += num_bytes
             self._asked.put(key)
 
     def is_loaded(self, key: BlockKey) -> bool:
@@ -42,6 +47,7 @@ class BlockLoader:
         self._num_wanted[key] -= 1
         if self._num_wanted[key] == 0:
             del self._num_wanted[key]
+            self.num_bytes -= self._sizes.pop(key)
             self._loaded.pop(key, None)
 
     def wait(self, timeout_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import devices, last_error, lib
 from edgeagent.engine.offload import Footprint, kv_cache_bytes, num_layers_that_fit
+from edgeagent.engine.sampling import is_in_range
 from edgeagent.errors import InternalError, ModelLoadFailed
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
 
@@ -320,14 +322,17 @@ class Model:
         return bool(lib.llama_model_has_encoder(self._handle))
 
     def default_sampling(self) -> SamplingParams:
-        """Return the sampling its file recommends, completed with llama.cpp's defaults."""
+        """Return the sampling its file recommends, completed with llama.cpp's defaults.
+
+        What is no number, or out of range, is passed over: clients did not ask for it, and would be told that they did.
+        """
         values: dict[str, float | int] = {}
         for key, (field, kind) in _SAMPLING_KEYS.items():
             text = self.metadata(key)
             if text is not None:
-                try:
-                    values[field] = kind(text)
-                except ValueError:
-                    continue  # a broken recommendation is no reason to refuse the model
+                with contextlib.suppress(ValueError, OverflowError):
+                    value = kind(text)
+                    if is_in_range(field, value):
+                        values[field] = value
         merged = {field: getattr(_DEFAULT_SAMPLING, field) for field in _DEFAULT_SAMPLING.__struct_fields__}
         return SamplingParams(**(merged | values))

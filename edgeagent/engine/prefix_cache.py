@@ -25,7 +25,7 @@ class PrefixCache:
         """`on_evict` is called with the id of an idle sequence that is about to be forgotten."""
         self._runner = runner
         self._on_evict = on_evict
-        self._tree = RadixTree()
+        self._tree: RadixTree[int, str] = RadixTree()
         self._cells = CellLedger(runner.num_cells)
         self._free = list(range(runner.num_sequences - 1, -1, -1))
         self._live: set[int] = set()
@@ -69,9 +69,9 @@ class PrefixCache:
             return 0
         return max(0, top + 1 - length - sum(self._cells.length(live) for live in self._live))
 
-    def tokens(self, seq_id: int) -> array[int]:
-        """Return a sequence's tokens."""
-        return self._tree.tokens(seq_id)
+    def tokens(self, seq_id: int, start: int = 0, end: int | None = None) -> array[int]:
+        """Return a sequence's tokens, or those from `start` to `end`."""
+        return self._tree.tokens(seq_id, start, end)
 
     def partition(self, seq_id: int) -> str:
         """Return whose a sequence is."""
@@ -181,18 +181,6 @@ class PrefixCache:
             self._idle[seq_id] = None
         else:
             self._forget(seq_id)
-
-    def check_integrity(self) -> None:
-        """Assert every invariant; for tests."""
-        self._tree.check_integrity()
-        self._cells.check_integrity()
-        ids = sorted([*self._free, *self._live, *self._idle])
-        assert ids == list(range(self._runner.num_sequences)), ids
-        assert len(self._tree) == len(self._live) + len(self._idle)
-        for seq_id in (*self._live, *self._idle):
-            length = self._tree.length(seq_id)
-            assert self._cells.length(seq_id) == length
-            assert self._runner.length(seq_id) == length, (seq_id, self._runner.length(seq_id), length)
 
     def _find(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:
         """Return (length, holder) of the longest prefix whose holder's memory can be cut there.

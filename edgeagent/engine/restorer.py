@@ -19,20 +19,41 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.saver import MAX_GAP, Saver
 
 _WEIGHT = 0.2  # of a new measurement
+# Bytes that are read ahead of being restored, for all sequences together; each may have one block beyond that.
+_MAX_AHEAD_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class Restoring:
-    """A live sequence on its way back into the cells: first `links`, then what `guesses` turn out to have."""
+    """A live sequence on its way back into the cells, with the blocks that are still to come."""
 
     seq_id: int
     tokens: array[int]
-    max_length: int
     links: deque[Link]
-    guesses: deque[Link]
+    epoch: int  # of its partition when it began
+    unasked: deque[Link] = field(default_factory=deque)  # to be asked of the loader, in order
     requested: set[BlockKey] = field(default_factory=set)  # of the loader, and not taken yet
     read: set[BlockKey] = field(default_factory=set)  # came from the tier below
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by tier
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are back."""
+        return sum(self.num_restored.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of a prompt: `length` tokens in cells, then blocks `to_restore`; `known` are all its blocks."""
+
+    length: int
+    to_restore: list[Link]
+    known: list[Link]
+
+    @property
+    def end(self) -> int:
+        """Tokens that need not be computed."""
+        return self.to_restore[-1].end if self.to_restore else self.length
 
 
 class _Rate:
@@ -63,7 +84,7 @@ class Restorer:
 
     def find(
         self, partition: str, tokens: Sequence[int], max_length: int, prefill_s: Callable[[int, int], float | None]
-    ) -> tuple[int, list[Link]]:
+    ) -> Found:
         """Return how much of a prompt to take from cells, and the blocks to restore after that.
 
         `prefill_s` predicts the seconds of computing so many tokens from a depth on; blocks that would take longer are
@@ -72,16 +93,16 @@ class Restorer:
         known = self._cells.match(partition, tokens, max_length)
         links = self._blocks.find(partition, tokens, max_length)
         if self._is_better_lower(partition, tokens, known, links):
-            return 0, links
+            return Found(0, links, links)
         if not links or links[-1].end < known + MIN_PART:
-            return known, []
+            return Found(known, [], links)
         beyond = [link for link in links if link.end > known]
         if self._cells.match(partition, tokens, beyond[0].start) != beyond[0].start:
             beyond = links
         expected_s = prefill_s(links[-1].end - known, known)
         if expected_s is not None and self._restore_s(beyond) > expected_s:
-            return known, []
-        return beyond[0].start, beyond
+            return Found(known, [], links)
+        return Found(beyond[0].start, beyond, links)
 
     def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
         """Return how many of the leading tokens were seen before, whether or not one can go on from there."""
@@ -90,18 +111,12 @@ class Restorer:
             self._blocks.num_shared(partition, tokens, max_length),
         )
 
-    def begin(self, seq_id: int, tokens: array[int], max_length: int, links: Sequence[Link]) -> Restoring:
+    def begin(self, seq_id: int, tokens: array[int], links: Sequence[Link]) -> Restoring:
         """Begin to restore a live sequence; go on with `advance` until that says it is done."""
         self._blocks.use(links)
-        guesses = []
-        if max_length - self._cells.length(seq_id) >= MIN_PART:
-            guesses = self._blocks.guess(self._cells.partition(seq_id), tokens, max_length)
-        restoring = Restoring(seq_id, tokens, max_length, deque(links), deque(guesses))
-        if self._loader is not None:
-            for link in (*links, *guesses):
-                if link.tier is self._blocks.below and link.key not in restoring.requested:
-                    self._loader.request(link.key)
-                    restoring.requested.add(link.key)
+        restoring = Restoring(seq_id, tokens, deque(links), self._blocks.epoch(self._cells.partition(seq_id)))
+        restoring.unasked.extend(link for link in links if link.tier is self._blocks.below)
+        self._read_ahead(restoring)
         return restoring
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
@@ -110,27 +125,24 @@ class Restorer:
         A block that is gone, or does not fit, ends it early: what is there then is right, and the rest is computed.
         """
         started_s = self._clock()
-        while restoring.links or restoring.guesses:
-            link = (restoring.links or restoring.guesses)[0]
+        while restoring.links:
+            self._read_ahead(restoring)
+            link = restoring.links[0]
             if not self._is_loaded(restoring, link):
                 return False
             block = self._take(restoring, link)
-            if not restoring.links:
-                restoring.guesses.popleft()
-                if not restoring.guesses:
-                    self._add_guessed(restoring)
-            elif block is not None and self._restore(restoring, link, block):
+            if block is not None and self._restore(restoring, link, block):
                 restoring.links.popleft()
             else:
                 self.stop(restoring)
             if self._clock() - started_s >= budget_s:
                 break
-        return not restoring.links and not restoring.guesses
+        return not restoring.links
 
     def stop(self, restoring: Restoring) -> None:
         """Give up what is not restored yet."""
         restoring.links.clear()
-        restoring.guesses.clear()
+        restoring.unasked.clear()
         for key in restoring.requested:
             assert self._loader is not None
             self._loader.forget(key)
@@ -138,7 +150,7 @@ class Restorer:
 
     def wait(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
         """Wait for a while, where none of these can go on before another block is read."""
-        heads = [(each, (each.links or each.guesses)[0]) for each in restorings if each.links or each.guesses]
+        heads = [(each, each.links[0]) for each in restorings if each.links]
         if self._loader is not None and heads and not any(self._is_loaded(each, link) for each, link in heads):
             self._loader.wait(timeout_s)
 
@@ -174,17 +186,22 @@ class Restorer:
         restoring.requested.remove(link.key)
         restoring.read.add(link.key)
         block = self._loader.take(link.key)
-        if block is not None:
-            self._blocks.host.offer(block, Importance.IDLE)
+        self._read_ahead(restoring)
+        # What was purged meanwhile serves the sequence that began with it, and stays for nobody else.
+        if block is not None and restoring.epoch == self._blocks.epoch(self._cells.partition(restoring.seq_id)):
+            self._blocks.add(block, Importance.IDLE)
         return block
 
-    def _add_guessed(self, restoring: Restoring) -> None:
-        """Go on with the guess that has the most of the tokens: it is in host memory, where its tokens are known."""
-        seq_id = restoring.seq_id
-        links = self._blocks.find(self._cells.partition(seq_id), restoring.tokens, restoring.max_length)
-        beyond = [link for link in links if link.end >= self._cells.length(seq_id) + MIN_PART]
-        if beyond and self._cells.cut(seq_id, beyond[0].start) == beyond[0].start:
-            restoring.links.extend(link for link in beyond if link.tier is self._blocks.host)
+    def _read_ahead(self, restoring: Restoring) -> None:
+        """Ask the loader for the next blocks of a sequence: for one at least, for more within the bytes for all."""
+        while restoring.unasked and self._loader is not None:
+            link = restoring.unasked[0]
+            if restoring.requested and self._loader.num_bytes + link.num_bytes > _MAX_AHEAD_BYTES:
+                return
+            restoring.unasked.popleft()
+            if link.key not in restoring.requested:
+                self._loader.request(link.key, link.num_bytes)
+                restoring.requested.add(link.key)
 
     def _restore(self, restoring: Restoring, link: Link, block: Block) -> bool:
         seq_id, length = restoring.seq_id, len(block.tokens)

@@ -53,6 +53,7 @@ class Runner(Protocol):
     num_sequences: int
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
+    row_cost: float  # what a row of logits costs beside its token, in tokens
     min_prompt_chunk: int  # fewer of a prompt's tokens at once would give other bits than many (Sequence.note_batch)
 
     def decode(self, slices: Sequence[Slice]) -> None:

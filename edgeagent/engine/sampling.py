@@ -81,6 +81,12 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+def is_in_range(field: str, value: float) -> bool:
+    """Whether a sampling parameter may have this value."""
+    low, high = _RANGES[field]
+    return low <= value <= high
+
+
 def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
     """Fill what `params` leaves open from `defaults`, then llama.cpp's; raise InvalidRequest naming a bad field."""
     values: dict[str, float] = {}
@@ -89,7 +95,7 @@ def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSamplin
         value = getattr(defaults, field) if asked is None else asked
         if value is None:
             continue
-        if not low <= value <= high:
+        if not is_in_range(field, value):
             raise InvalidRequest(f"{field} is {value}; it must lie between {low:g} and {high:g}", param=field)
         values[field] = value
     for token, bias in params.logit_bias:
@@ -189,7 +195,12 @@ class Sampler:
 
     def distribution(self, logits: Floats) -> tuple[Indices, NDArray[np.float64]]:
         """Return the tokens that can be drawn next, ascending, and the probability of each."""
-        candidates = self._cut(self._allowed(self._modified(logits)))
+        values = self._modified(logits)
+        if self._constraint is not None and not self._constraint.allows(best := _greedy(values)):
+            token = self._constraint.instead_of(best)
+            if token is not None:
+                return np.array([token]), np.ones(1)
+        candidates = self._cut(self._allowed(values))
         if candidates.weights is not None:
             candidates = candidates.taken(nucleus(candidates.weights, candidates.target))
         candidates = candidates.taken(np.flatnonzero(candidates.values >= candidates.lowest))
@@ -207,6 +218,7 @@ class Sampler:
         1. q is one token and it is allowed: refused tokens only made its rivals stronger, so r is the same token.
         2. no top-k, no top-p, and min-p's measure, the likeliest token, allowed: r is q restricted to the allowed. A
            token drawn from q and, if refused, drawn again from r has q(t) + q(refused) r(t) = r(t).
+        Where the likeliest token is refused, the grammar may name what comes instead of it.
         """
         if self._constraint is None:
             return _greedy(values) if self._is_greedy else self._pick(self._cut(all_of(values)))
@@ -221,6 +233,8 @@ class Sampler:
                 token = self._pick(candidates)
                 if token == best or self._constraint.allows(token):
                     return token
+        elif (other := self._constraint.instead_of(best)) is not None:
+            return other
         return self._pick(self._cut(self._allowed(values)))
 
     @property
@@ -280,7 +294,7 @@ class Sampler:
 
     def _allowed(self, values: Floats) -> Candidates:
         """Return the tokens that the grammar allows."""
-        mask = None if self._constraint is None else self._constraint.mask()
+        mask = None if self._constraint is None else self._constraint.mask(_greedy(values))
         if mask is None:
             return all_of(values)
         if not is_sparse(mask) and mask[values.argmax()]:

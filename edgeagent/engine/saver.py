@@ -8,12 +8,12 @@ between two steps, a block at a time. It decides what stays in the cells, not wh
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from edgeagent.engine.block_cache import BlockCache, Link
+from edgeagent.engine.block_cache import Behind, BlockCache, Link
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Importance, Worth
+from edgeagent.engine.chain import Chain
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
@@ -30,6 +30,7 @@ class _Saved(Enum):
 
     MORE = "there may be another"
     ALL = "nothing was left to read"
+    LATER = "there is no room before the tier below has taken more"
     REFUSED = "it cannot be read, or is not kept"
 
 
@@ -42,6 +43,7 @@ class Saver:
         self._runner = runner
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
+        self._chains: dict[int, Chain] = {}  # of live and idle sequences, where memory is attention
         self._worths: dict[int, Worth] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
         self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
@@ -53,6 +55,11 @@ class Saver:
     def has_unsaved(self) -> bool:
         """Whether an idle prefix is still to be read out."""
         return bool(self._unsaved)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing can be read out before the tier below has taken more of what was."""
+        return bool(self._unsaved) and self.blocks.host.is_waiting
 
     @property
     def num_unsaved_tokens(self) -> int:
@@ -75,9 +82,16 @@ class Saver:
             self._forget(claimed[0])
         return claimed
 
+    def follow(self, seq_id: int, links: Sequence[Link]) -> None:
+        """Take note which blocks a live sequence begins with: what is saved of it hangs on them."""
+        if not self._has_state:
+            self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.stones(links))
+
     def release(self, seq_id: int, *, keep: bool, worth: Worth) -> None:
         """End a live sequence; its prefix stays for others if `keep`."""
         self.cells.release(seq_id, keep=keep)
+        if not self.cells.is_idle(seq_id):
+            self._chains.pop(seq_id, None)
         if self.blocks.is_enabled and self.cells.is_idle(seq_id):
             self._worths[seq_id] = worth
             self._unsaved[seq_id] = None
@@ -86,7 +100,7 @@ class Saver:
         """Read one block of an idle sequence out of the cells."""
         seq_id = next(iter(self._unsaved))
         outcome = self._save_next(seq_id, self._worths[seq_id], is_whole=True)
-        if outcome is not _Saved.MORE:
+        if outcome in (_Saved.ALL, _Saved.REFUSED):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
             self._saved.add(seq_id)
@@ -140,83 +154,121 @@ class Saver:
     def close(self) -> None:
         """Read out what is unsaved, and hand everything that is kept to the tier below."""
         for seq_id in tuple(self._unsaved):
-            self._save_evicted(seq_id)
+            while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on:
+                pass
+            self._forget(seq_id)
         self.blocks.host.close()
 
-    def check_integrity(self) -> None:
-        """Assert every invariant; for tests."""
-        self.cells.check_integrity()
-        self.blocks.host.check_integrity()
-        idle = set(self.cells.idle_ids)
-        assert self._worths.keys() == (idle if self.blocks.is_enabled else set())
-        assert self._unsaved.keys() | self._saved <= idle
-        assert not self._unsaved.keys() & self._saved
+    @property
+    def _below_goes_on(self) -> bool:
+        return self.blocks.below is not None and self.blocks.below.wait_written()
 
     def _save_evicted(self, seq_id: int) -> None:
         if seq_id in self._unsaved:
-            while self._save_next(seq_id, self._worths[seq_id], is_whole=True) is _Saved.MORE:
-                pass
+            self._save_all(seq_id)
         self._forget(seq_id)
+
+    def _save_all(self, seq_id: int) -> _Saved:
+        while (outcome := self._save_next(seq_id, self._worths[seq_id], is_whole=True)) is _Saved.MORE:
+            pass
+        return outcome
 
     def _drop(self, seq_id: int) -> None:
         self._forget(seq_id)
         self.cells.drop(seq_id)
 
     def _forget(self, seq_id: int) -> None:
+        self._chains.pop(seq_id, None)
         self._worths.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, worth: Worth, *, is_whole: bool) -> _Saved:
         """Read the next block of a sequence out of the cells; without `is_whole` only a full one."""
-        partition, tokens = self.cells.partition(seq_id), self.cells.tokens(seq_id)
-        if self._has_state:
-            found = self._next_stateful(partition, tokens)
-        else:
-            found = self._next(partition, tokens, worth, is_whole)
-        if found is None:
-            if is_whole and worth.importance is not Importance.VOLATILE:
-                self.blocks.keep(partition, tokens, worth)
-            if worth.lane and self.cells.is_idle(seq_id):
-                self.blocks.hold(partition, tokens, worth.lane)
+        chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, worth)
+        end = self._next_end(seq_id, chain, worth, is_whole=is_whole)
+        if end is None:
+            if is_whole:
+                self._keep(seq_id, chain, worth)
             return _Saved.ALL
-        links, end = found
-        start = links[-1].end if links else 0
-        if not self._runner.can_save(seq_id, start, end):
+        if not self._runner.can_save(seq_id, chain.end, end):
             return _Saved.REFUSED
+        if self.blocks.host.is_waiting:
+            return _Saved.LATER
+        partition, own = self.cells.partition(seq_id), self.cells.tokens(seq_id, chain.end, end)
         started_s = self._clock()
         try:
-            payload = self._runner.save(seq_id, start, end)
+            payload = self._runner.save(seq_id, chain.end, end)
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # nobody's answer needs it
-        block = self.blocks.make(partition, links, tokens[:end], start, payload)
+        block = self.blocks.make(partition, chain.key, chain.end, own, payload)
         if self._has_state:
             self._state_bytes = self._runner.state_bytes(seq_id)
-            self._cell_bytes = max(0, len(block.target) - self._state_bytes) / (end - start)
-        self.blocks.host.offer(block, worth.at(end))
+            self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
+        is_kept = self.blocks.add(block, worth.at(end))
         self._last_save_s = self._clock() - started_s
-        return _Saved.REFUSED if self.blocks.host.num_bytes(block.key) is None else _Saved.MORE
+        if is_kept:
+            return _Saved.MORE
+        return _Saved.LATER if self.blocks.host.is_waiting else _Saved.REFUSED
 
-    def _next(self, partition: str, tokens: array[int], worth: Worth, is_whole: bool) -> tuple[list[Link], int] | None:
-        """Return where the next block of attention ends, and the chain that it hangs on."""
-        links = self.blocks.find(partition, tokens, len(tokens))
-        stones = self.blocks.stones(links, worth.cut)
-        start = stones[-1].end if stones else 0
-        full_end = worth.block_end(start)
-        end = min(full_end, len(tokens))
-        is_held = bool(links) and links[-1].end == len(tokens)
-        if is_held or end - start < MIN_PART or (end < full_end and not is_whole):
+    def _chain(self, seq_id: int, worth: Worth) -> Chain:
+        """Return the blocks on which the next one of a sequence hangs, brought up to what there is by now.
+
+        Only what came since the last time is looked at: a long context costs no more than a short one.
+        """
+        chain, length = self._chains.setdefault(seq_id, Chain()), self.cells.length(seq_id)
+        while chain.key is not None and not self.blocks.is_held(chain.key):
+            chain.pop()
+        while length - chain.end >= MIN_PART:
+            stone = self._behind(seq_id, chain, length, worth).stone
+            if stone is None:
+                break
+            chain.append(stone.end, stone.key)
+        return chain
+
+    def _behind(self, seq_id: int, chain: Chain, length: int, worth: Worth) -> Behind:
+        size = self.blocks.block_tokens
+        own = self.cells.tokens(seq_id, chain.end, min(length, chain.end + size))
+        return self.blocks.behind(self.cells.partition(seq_id), chain.key, chain.end, own, worth.cut(size))
+
+    def _next_end(self, seq_id: int, chain: Chain, worth: Worth, *, is_whole: bool) -> int | None:
+        """Return where the next block of a sequence ends; None where there is none yet, or nothing is left."""
+        length = self.cells.length(seq_id)
+        if self._has_state:
+            return length if length >= MIN_PART and chain.end < length else None
+        full_end = worth.block_end(chain.end, self.blocks.block_tokens)
+        end = min(full_end, length)
+        if end - chain.end < MIN_PART or (end < full_end and not is_whole):
             return None
-        return stones, end
+        is_held = end == length and self._behind(seq_id, chain, length, worth).cover is not None
+        return None if is_held else end
 
-    def _next_stateful(self, partition: str, tokens: array[int]) -> tuple[list[Link], int] | None:
-        """Return the chain on which a block that ends here, with the state, hangs best.
+    def _keep(self, seq_id: int, chain: Chain, worth: Worth) -> None:
+        """Let the blocks of a sequence that is wholly in blocks matter as it does, and its lane wait with them.
+
+        They may be written then too, which one that must not be may have left here.
+        """
+        length = self.cells.length(seq_id)
+        keys = list(chain.keys_until(length))
+        tail = None if self._has_state or length - chain.end < MIN_PART else self._behind(seq_id, chain, length, worth)
+        if worth.importance is not Importance.VOLATILE:
+            for end, key in chain.take_unkept(length):
+                self.blocks.host.keep((key,), worth.at(end))
+            if tail is not None and tail.cover is not None and tail.cover.is_whole:
+                self.blocks.host.keep((tail.cover.key,), worth.at(length))
+        if worth.lane and self.cells.is_idle(seq_id):
+            if tail is not None and tail.cover is not None:
+                keys.append(tail.cover.key)
+            self.blocks.host.hold(worth.lane, keys)
+
+    def _stateful_chain(self, seq_id: int) -> Chain:
+        """Return the chain on which a block that ends here, with the state, hangs best; one that ends here if there is.
 
         Each block brings a state along, and a restore reads them all: so reach back until the cells weigh as much.
         """
-        links = self.blocks.find(partition, tokens, len(tokens))
-        if len(tokens) < MIN_PART or (links and links[-1].end == len(tokens)):
-            return None
-        while links and (len(tokens) - links[-1].end) * self._cell_bytes <= self._state_bytes:
-            links.pop()
-        return links, len(tokens)
+        length = self.cells.length(seq_id)
+        links = self.blocks.find(self.cells.partition(seq_id), self.cells.tokens(seq_id), length)
+        if not links or links[-1].end < length:
+            while links and (length - links[-1].end) * self._cell_bytes <= self._state_bytes:
+                links.pop()
+        return Chain((link.end, link.key) for link in links)

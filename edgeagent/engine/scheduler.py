@@ -1,25 +1,41 @@
 """Decides what the next batch holds. Pure: it reads sequences and answers; the engine acts.
 
 1. Every decoding sequence gets its one token (and its drafts), so that no stream waits for another's prompt.
-2. Prompt tokens follow, by tier and then arrival, as many as keep the step within the inter-token-latency budget
-   while somebody is decoding, and as many as a batch holds when nobody is.
+2. Prompt tokens follow, by tier, clients' shares and arrival: as many as keep the step within the inter-token-latency
+   budget while a sequence decodes, and within MAX_STEP_S when none does, so that the next request waits for one step
+   at most, and a slow machine shows progress.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import Tier
 
 # The smallest prompt chunk worth a step: below it, a CPU kernel's tile is not filled and the step costs the same.
 MIN_CHUNK = 32
 
+# The longest step, as predicted. Smaller chunks cost a slow machine more time in all: measured on a 0.5 B model, chunks
+# of 508 tokens took 21 s for a prompt, of 124 tokens 25 s, of 28 tokens 50 s.
+MAX_STEP_S = 2.0
+
+# The smallest chunk where MIN_CHUNK takes longer than that. A batch of four costs a CPU little more than one of two.
+MIN_SLOW_CHUNK = 4
+
+# How much larger than any chunk so far the next may be. The warm-up's 32 tokens lead to a full batch at once.
+_MAX_GROWTH = 16
+
 # The most prompt tokens of one sequence to score in a step: each costs a pass over the vocabulary beside the decode.
 MAX_SCORED = 32
+
+# The fewest while a sequence decodes.
+_MIN_SCORED = 4
 
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
@@ -38,6 +54,15 @@ class Work:
     num_logits: int
     num_scored: int = 0
 
+    @property
+    def slice(self) -> Slice:
+        """What of it the runner computes."""
+        assert self.sequence.seq_id is not None
+        start = self.sequence.num_computed
+        tokens = self.sequence.tokens[start : start + self.num_tokens]
+        tokens.extend(self.drafts)
+        return Slice(self.sequence.seq_id, start, tokens, self.num_logits)
+
 
 def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> Work:
     completes = num_tokens == sequence.num_pending and not sequence.spec.prefill_only
@@ -47,24 +72,46 @@ def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> 
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences in the order in which they are served: tier, then arrival."""
+    """Return sequences by tier, then arrival."""
     return sorted(sequences, key=lambda sequence: (_RANK[sequence.tier], sequence.order))
 
 
+def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
+    """Return sequences in the order in which they get a place: tier, then fair shares, then arrival.
+
+    A client's first comes with the other clients' firsts, however many it has: those of its own that are `running`, or
+    come before in this order, count. A client is who has a partition of its own.
+    """
+    places = Counter(sequence.spec.partition for sequence in running)
+    ranked = []
+    for sequence in by_urgency(sequences):
+        ranked.append((_RANK[sequence.tier], places[sequence.spec.partition], sequence.order, sequence))
+        places[sequence.spec.partition] += 1
+    return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
+
+
 class Scheduler:
-    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (by default as many)."""
+    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (by default as many).
+
+    `row_cost` is what a row of logits costs, in tokens: see Runner.
+    """
 
     def __init__(
-        self, max_batch: int, itl_budget_s: float, cost_model: CostModel, *, max_outputs: int | None = None
+        self,
+        max_batch: int,
+        itl_budget_s: float,
+        cost_model: CostModel,
+        *,
+        max_outputs: int | None = None,
+        row_cost: float = 0.0,
     ) -> None:
         self._max_batch = max_batch
         self._max_outputs = max_batch if max_outputs is None else max_outputs
+        self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
 
-    def plan(
-        self, running: Items[Sequence], drafts: dict[str, tuple[int, ...]], max_prompt_tokens: int | None = None
-    ) -> list[Work]:
+    def plan(self, running: Items[Sequence], drafts: dict[str, tuple[int, ...]]) -> list[Work]:
         """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only.
 
         No more sequences may run than a batch has tokens.
@@ -76,16 +123,17 @@ class Scheduler:
             proposed = drafts.get(sequence.id, ())[:room]
             room -= len(proposed)
             works.append(_work(sequence, 1, proposed))
-        depth = max((sequence.num_computed for sequence in running), default=0)
+        prompts = [sequence for sequence in running if not sequence.is_decoding]
+        if not prompts:
+            return works  # most steps: nothing is to be predicted
+        depth = max(sequence.num_computed for sequence in running)
         room = min(room, self._prompt_budget(works, depth))
-        if max_prompt_tokens is not None:
-            room = min(room, max_prompt_tokens)
         # Each sequence that samples needs a row; what is scored takes from those that are left.
-        num_spare = self._max_outputs - sum(work.num_logits for work in works) - (len(running) - len(decoding))
-        for sequence in by_urgency(sequence for sequence in running if not sequence.is_decoding):
+        num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
+        for sequence in by_share(prompts):
             num_tokens = min(sequence.num_until_stop, room)
             if sequence.is_scoring:
-                num_tokens = min(num_tokens, num_spare, MAX_SCORED)
+                num_tokens = min(num_tokens, num_spare, self._most_scored(room, is_alone=not decoding))
                 num_spare -= num_tokens
             if num_tokens > sequence.min_prompt_chunk and sequence.leaves_one(sequence.num_computed + num_tokens):
                 num_tokens -= 1
@@ -94,8 +142,22 @@ class Scheduler:
                 room -= num_tokens
         return works
 
+    def _most_scored(self, room: int, *, is_alone: bool) -> int:
+        """Return how many of a prompt's tokens to score where there is room for so many that are not."""
+        if is_alone:
+            return MAX_SCORED
+        return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
+
     def _prompt_budget(self, decoding: list[Work], depth: int) -> int:
+        """Return how many prompt tokens the step may have."""
+        costs = self._cost_model
+        if costs.predict(MIN_CHUNK, depth) is None:
+            return MIN_CHUNK
+        # A size that was never measured may take twice as long, once: the guess of it is linear and mostly too high.
+        most = costs.max_tokens_within(
+            MAX_STEP_S, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
+        )
         if not decoding:
-            return self._max_batch
+            return most
         taken = sum(1 + len(work.drafts) for work in decoding)
-        return max(MIN_CHUNK, self._cost_model.max_tokens_within(self._itl_budget_s, depth, MIN_CHUNK) - taken)
+        return min(most, max(MIN_CHUNK, costs.max_tokens_within(self._itl_budget_s, depth, MIN_CHUNK) - taken))

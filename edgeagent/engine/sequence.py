@@ -85,7 +85,6 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     num_scored: int = 0  # prompt tokens whose log probability has been given out
-    num_lost: int = 0  # tokens whose computation was interrupted and is not made up for
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
+from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import Acceptance, DraftLength
 from edgeagent.engine.restorer import Restorer
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
@@ -20,8 +21,11 @@ from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InternalError
 
-# A draft model that lags further behind than this (a long prompt) catches up by one such chunk a step.
+# A draft model that lags further behind than this (a long prompt) catches up by one such chunk a step: so many tokens,
+# fewer where they would take longer. Everybody's next tokens wait for it.
 _MAX_CATCH_UP = 256
+_MAX_CATCH_UP_S = 0.25
+_MIN_CATCH_UP = 32
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class DraftModel:
         self._cache = self.saver.cells
         self._drafts: dict[str, _Draft] = {}
         self._acceptances: dict[str, Acceptance] = {}
+        self._costs = CostModel(min(_MAX_CATCH_UP, runner.max_batch))  # of catching up
 
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id for the sequences that want a token each."""
@@ -91,11 +96,6 @@ class DraftModel:
             self._cache.restore(draft.seq_id)
             self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
 
-    def check_integrity(self) -> None:
-        """Assert every invariant; for tests, between sequences."""
-        if not self._drafts:
-            self.saver.check_integrity()
-
     def _choose(self, sequence: Sequence, num_decoding: int, depth: int) -> int:
         if sequence.id not in self._acceptances:
             self._acceptances[sequence.id] = self._length.begin()
@@ -104,7 +104,8 @@ class DraftModel:
     def _catch_up(self, decoding: Items[Sequence]) -> list[tuple[Sequence, _Draft]]:
         """Bring drafts to within one token of their sequences; return those that are there."""
         ready, slices, behind = [], [], []
-        room = min(_MAX_CATCH_UP, self._runner.max_batch)
+        depth = max((len(sequence.tokens) for sequence in decoding), default=0)
+        room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         for sequence in decoding:
             draft = self._settle(sequence)
             if draft is None:
@@ -117,7 +118,9 @@ class DraftModel:
             if draft.num_agreed + len(missing) == len(sequence.tokens) - 1:
                 ready.append((sequence, draft))
         if slices and self._cache.reserve(sum(len(part.tokens) for part in slices)):
+            started_s = self._clock()
             self._runner.decode(slices)
+            self._costs.observe(sum(len(part.tokens) for part in slices), depth, self._clock() - started_s)
             for draft, missing in behind:
                 self._cache.append(draft.seq_id, missing)
                 draft.num_agreed += len(missing)
@@ -141,12 +144,14 @@ class DraftModel:
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim what the draft's cells and blocks hold of a sequence; None if every sequence id is live."""
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
-        known, links = self._restorer.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
-        claimed = self.saver.claim(partition, sequence.tokens, known)
+        found = self._restorer.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
+        claimed = self.saver.claim(partition, sequence.tokens, found.length)
         if claimed is None:
             return None
         seq_id, length = claimed
-        restoring = self._restorer.begin(seq_id, sequence.tokens, max_length, links if length == known else [])
+        self.saver.follow(seq_id, found.known)
+        wanted = found.to_restore if length == found.length else []
+        restoring = self._restorer.begin(seq_id, sequence.tokens, wanted)
         while not self._restorer.advance(restoring, math.inf):
             pass  # memory never makes it wait
         draft = self._drafts[sequence.id] = _Draft(seq_id, self._cache.length(seq_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from edgeagent.engine.blocks import Block, Keyring
+from edgeagent.engine.blocks import Block, Importance, Keyring, Worth
 
 SECRET = b"s" * 32
 
@@ -36,15 +36,20 @@ def test_a_fingerprint_and_a_partition_never_run_together() -> None:
     assert Keyring(b"ab", SECRET).root("c") != Keyring(b"a", SECRET).root("bc")
 
 
-def test_keys_of_several_lengths_are_those_made_one_by_one() -> None:
-    keyring = Keyring(b"model", SECRET)
-    root = keyring.root("")
-    tokens = array("i", range(300))
-    assert keyring.keys(root, tokens, [256, 7, 100, 301]) == [
-        (length, keyring.key(root, tokens[:length])) for length in (7, 100, 256)
-    ]
-
-
 def test_a_block_counts_all_its_bytes() -> None:
     block = Block(b"r", b"p", b"k", 0, array("i", [1, 2]), b"12345", b"678")
     assert block.num_bytes == 5 + 3 + 8
+
+
+def test_instructions_count_as_such_up_to_their_end() -> None:
+    worth = Worth(Importance.IDLE, num_system=300)
+    assert [worth.at(end) for end in (256, 300, 301)] == [Importance.SYSTEM, Importance.SYSTEM, Importance.IDLE]
+    assert Worth(Importance.PINNED, num_system=300).at(256) is Importance.PINNED
+    assert Worth(Importance.VOLATILE, num_system=300).at(256) is Importance.VOLATILE
+    assert Worth(Importance.ONCE).at(1) is Importance.ONCE
+
+
+def test_instructions_end_a_block_where_what_is_left_of_them_is_worth_one() -> None:
+    assert [Worth(num_system=number).cut(256) for number in (256, 271, 272, 528)] == [0, 0, 272, 528]
+    worth = Worth(num_system=300)
+    assert [worth.block_end(start, 256) for start in (0, 256, 284, 285, 300)] == [256, 300, 300, 541, 556]

@@ -49,3 +49,38 @@ def test_of_sizes_that_contradict_each_other_the_one_measured_later_is_believed(
     busy.observe(1, 100, 0.500)
     assert busy.compare([1, 4, 8], 100) == [0.500, 0.500, 0.500]
     assert CostModel(512).compare([1, 2], 100) is None
+
+
+def test_a_size_that_was_dear_once_is_tried_again() -> None:
+    costs = CostModel(512)
+    costs.observe(512, 100, 60.0)  # the machine slept
+    for _ in range(20):
+        costs.observe(256, 100, 0.5)
+    assert costs.max_tokens_within(2.0, 100, 32) == 512
+    costs.observe(512, 100, 1.0)
+    assert costs.predict(512, 100) == 1.0
+
+
+def test_a_machine_that_became_slow_is_believed_for_all_sizes() -> None:
+    costs = CostModel(512)
+    for size in (32, 64, 128, 256, 512):
+        costs.observe(size, 100, 0.05)
+    for _ in range(20):
+        costs.observe(64, 100, 3.0)
+    assert costs.max_tokens_within(2.0, 100, 32) == 32
+
+
+def test_an_unknown_size_may_have_more_time_and_grows_by_so_much_at_most() -> None:
+    costs = CostModel(2048)
+    costs.observe(4, 0, 1.5)
+    assert costs.max_tokens_within(2.0, 0, 4) == 4
+    assert costs.max_tokens_within(2.0, 0, 4, at_first=4.0) == 8
+    quick = CostModel(2048)
+    quick.observe(4, 0, 0.001)
+    assert quick.max_tokens_within(2.0, 0, 4, max_growth=16) == 64
+
+
+def test_a_batch_that_is_no_power_of_two_can_be_full() -> None:
+    costs = CostModel(100)
+    costs.observe(100, 0, 0.1)
+    assert costs.max_tokens_within(2.0, 0, 4) == 100

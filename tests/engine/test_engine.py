@@ -20,7 +20,8 @@ from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftModel
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
-from tests.fakes import FakeRunner, FakeTier, next_token
+from tests.fakes import FakeRunner, FakeTier, next_token, warm_costs
+from tests.integrity import check_integrity
 
 END = 0
 GREEDY = SamplingParams(
@@ -72,7 +73,7 @@ def run(engine: Engine, check: bool = True) -> dict[str, tuple[list[int], Finish
                 assert output.sequence.id not in results
                 results[output.sequence.id] = (collected[output.sequence.id], output.finish_reason)
         if check:
-            engine.check_integrity()
+            check_integrity(engine)
     raise AssertionError("the engine does not come to an end")
 
 
@@ -83,7 +84,10 @@ def make_engine(
     draft: FakeRunner | None = None,
     host_bytes: int = 0,
     below: FakeTier | None = None,
+    batch_s: float = 0.0,
 ) -> Engine:
+    """Make an engine that expects a full batch to take `batch_s`."""
+
     def drafter(cost_model: CostModel) -> DraftModel:
         assert draft is not None
         return DraftModel(draft, DraftLength(4, cost_model))
@@ -91,7 +95,8 @@ def make_engine(
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
     blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
-    return Engine(runner, max_running=max_running, drafter=drafter if draft else None, blocks=blocks)
+    costs = warm_costs(runner.max_batch, batch_s)
+    return Engine(runner, max_running=max_running, drafter=drafter if draft else None, blocks=blocks, costs=costs)
 
 
 class TestOne:
@@ -208,6 +213,21 @@ def naive_without_end(prompt: list[int], max_tokens: int) -> tuple[list[int], Fi
     return tokens[len(prompt) :], FinishReason.LENGTH
 
 
+class Harassed(FakeRunner):
+    """Some client cancels something in every step that may be interrupted."""
+
+    engine: Engine
+    num_batches = 0
+    num_interrupted = 0
+
+    def decode(self, slices: Items[Slice]) -> None:
+        self.num_batches += 1
+        if self.engine.is_in_long_step:
+            self.num_interrupted += 1
+            self.cancel_next = len(slices)
+        super().decode(slices)
+
+
 class TestCancel:
     def test_cancels_waiting_and_running_and_ignores_the_unknown(self) -> None:
         engine = make_engine(FakeRunner(end_token=-1), max_running=1)
@@ -218,7 +238,7 @@ class TestCancel:
         assert engine.cancel("a") is not None
         assert engine.cancel("a") is None
         assert not engine.has_work
-        engine.check_integrity()
+        check_integrity(engine)
 
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
     def test_an_interrupted_batch_is_computed_again(self, kind: MemoryKind) -> None:
@@ -234,22 +254,15 @@ class TestCancel:
                 runner.cancel_next = step % 4
             for output in engine.step():
                 results.setdefault(output.sequence.id, []).extend(output.tokens)
-            engine.check_integrity()
+            check_integrity(engine)
         assert results == {
             name: naive(prompt, 20)[0] for name, prompt in {"a": [5, 6, 7], "b": [8, 9], "c": [10, 11, 12]}.items()
         }
 
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
     def test_cancels_without_end_hold_up_nobody_for_good(self, kind: MemoryKind) -> None:
-        class Harassed(FakeRunner):
-            """Some client cancels something in every step that lets itself be interrupted."""
-
-            def decode(self, slices: list) -> None:  # type: ignore[override, type-arg]
-                if engine.is_in_long_step:
-                    self.cancel_next = len(slices)
-                super().decode(slices)
-
-        engine = make_engine(Harassed(num_cells=1024, memory_kind=kind))
+        runner = Harassed(num_cells=1024, memory_kind=kind)
+        engine = runner.engine = make_engine(runner, batch_s=1.0)
         prompts = {"a": [1 + i % 40 for i in range(400)], "b": [2 + i % 40 for i in range(300)]}
         for name, prompt in prompts.items():
             engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=5))
@@ -257,12 +270,47 @@ class TestCancel:
         for _ in range(500):
             for output in engine.step():
                 outputs.setdefault(output.sequence.id, []).extend(output.tokens)
-            engine.check_integrity()
+            check_integrity(engine)
         assert outputs == {name: naive(prompt, 5)[0] for name, prompt in prompts.items()}
+
+    @pytest.mark.parametrize("kind", [MemoryKind.SLIDING_WINDOW, MemoryKind.RECURRENT, MemoryKind.HYBRID])
+    def test_a_memory_that_cannot_take_a_step_back_is_not_interrupted(self, kind: MemoryKind) -> None:
+        seen: list[bool] = []
+
+        class Watched(FakeRunner):
+            def decode(self, slices: Items[Slice]) -> None:
+                seen.append(engine.is_in_long_step)
+                super().decode(slices)
+
+        engine = make_engine(Watched(memory_kind=kind), batch_s=1.0)
+        engine.add(SequenceSpec("a", [1 + i % 40 for i in range(200)], greedy(), max_tokens=3))
+        run(engine)
+        assert len(seen) > 3
+        assert not any(seen)
+
+    def test_a_step_behind_an_interrupted_one_ends(self) -> None:
+        runner = Harassed(num_cells=1024, max_batch=64)
+        engine = runner.engine = make_engine(runner, batch_s=1.0)
+        engine.add(SequenceSpec("a", [1 + i % 40 for i in range(640)], greedy(), max_tokens=1))
+        run(engine)
+        assert runner.num_interrupted <= 1 + runner.num_batches // 2
+
+    def test_who_was_interrupted_and_sent_back_to_wait_slows_nobody(self) -> None:
+        runner = BatchSizes(num_cells=1024, max_batch=64, end_token=-1)
+        engine = make_engine(runner)
+        lost = engine.add(SequenceSpec("lost", [1 + i % 40 for i in range(300)], greedy(), max_tokens=9))
+        engine.step()
+        runner.cancel_next = 0
+        engine.step()
+        engine._preempt(lost)
+        engine.add(SequenceSpec("other", [2 + i % 40 for i in range(300)], greedy(), max_tokens=1))
+        runner.sizes.clear()
+        run(engine)
+        assert runner.sizes[0] == 64
 
     def test_a_long_step_is_not_begun_before_a_waiting_command_is_read(self) -> None:
         runner = FakeRunner()
-        engine = make_engine(runner)
+        engine = make_engine(runner, batch_s=1.0)
         engine.add(SequenceSpec("a", [1 + i % 40 for i in range(60)], greedy(), max_tokens=3))
         seen: list[bool] = []
 
@@ -289,7 +337,7 @@ class TestPreemption:
         was_preempted = False
         while engine.has_work:
             engine.step()
-            engine.check_integrity()
+            check_integrity(engine)
             was_preempted = was_preempted or second.seq_id is None
         assert was_preempted
         assert (first.num_cached, second.num_cached) == (0, 0), "what it had computed itself was not cached for it"
@@ -441,7 +489,7 @@ class TestFailure:
                     errors[output.sequence.id] = str(output.error)
                 elif output.sequence.id == "good":
                     tokens += output.tokens
-            engine.check_integrity()
+            check_integrity(engine)
         assert errors == {"bad": "NaN in the logits"}
         assert tokens == naive([5, 6, 7], 1000)[0]
 
@@ -462,7 +510,7 @@ class TestFailure:
         errors = [output.error for output in engine.step() if output.error]
         assert [type(error) for error in errors] == [InternalError]
         assert not engine.has_work
-        engine.check_integrity()
+        check_integrity(engine)
 
 
 @pytest.mark.parametrize(
@@ -532,14 +580,14 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
                 finished[name] = output.finish_reason
                 known.append([*expected[name].prompt, *outputs[name]])
         runner.refuse_next = False  # of a step that computed nothing
-        engine.check_integrity()
+        check_integrity(engine)
     runner.cancel_next, runner.refuse_next = None, False
     while engine.has_work:
         for output in engine.step():
             outputs.setdefault(output.sequence.id, []).extend(output.tokens)
             if output.finish_reason:
                 finished[output.sequence.id] = output.finish_reason
-        engine.check_integrity()
+        check_integrity(engine)
     for name, want in expected.items():
         room = runner.num_cells - len(want.prompt)
         tokens, reason = naive(want.prompt, min(want.max_tokens, room))

@@ -14,6 +14,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import MemoryKind
 from tests.engine.test_engine import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
+from tests.integrity import check_integrity
 
 SECRET = b"s" * 32
 
@@ -34,7 +35,7 @@ class Kept:
     def ask(self, name: str, prompt: list[int], **options: object) -> Sequence:
         sequence = self.engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3, **options))  # type: ignore[arg-type]
         assert run(self.engine)[name] == naive(prompt, 3)
-        self.engine.check_integrity()
+        check_integrity(self.engine)
         return sequence
 
     def importances(self) -> dict[int, Importance]:
@@ -61,7 +62,7 @@ def test_many_conversations_keep_one_system_prompt_once(num_system: int) -> None
     # What begins a block that is not worth an own one is in each of them.
     num_unique += 30 * (num_system % MAX_BLOCK_TOKENS if num_system % MAX_BLOCK_TOKENS < MIN_PART else 0)
     assert sum(len(block.tokens) for block in kept.below.blocks.values()) <= 1.02 * num_unique
-    assert sum(len(kept.host.peek(key).tokens) for key in kept.below.blocks) <= 1.02 * num_unique
+    assert sum(len(block.tokens) for key in kept.below.blocks if (block := kept.host.read(key))) <= 1.02 * num_unique
 
 
 def test_later_turns_keep_nothing_twice() -> None:
@@ -127,15 +128,15 @@ def test_instructions_that_must_not_be_written_are_not() -> None:
 
 def test_where_blocks_end() -> None:
     worth = Worth(num_system=300)
-    assert (worth.block_end(0), worth.block_end(256), worth.block_end(300), worth.block_end(500)) == (
+    assert tuple(worth.block_end(start, 256) for start in (0, 256, 300, 500)) == (
         256,
         300,
         556,
         756,
     )
-    assert [now for now in range(1, 900) if worth.has_block_end(now - 1, now)] == [256, 300, 556, 812]
-    assert Worth(num_system=520).block_end(512) == 768, "too little for a block of its own"
-    assert [now for now in range(1, 900) if Worth().has_block_end(now - 1, now)] == [256, 512, 768]
+    assert [now for now in range(1, 900) if worth.has_block_end(now - 1, now, 256)] == [256, 300, 556, 812]
+    assert Worth(num_system=520).block_end(512, 256) == 768, "too little for a block of its own"
+    assert [now for now in range(1, 900) if Worth().has_block_end(now - 1, now, 256)] == [256, 512, 768]
 
 
 class TestLanes:

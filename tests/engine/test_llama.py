@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.bindings import lib
-from edgeagent.engine.llama import LlamaRunner, choose_num_threads
+from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model, split_parts
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Slice
 from edgeagent.errors import ModelLoadFailed
@@ -194,8 +194,3 @@ def test_split_parts() -> None:
         Path("a/m-00001-of-00002.gguf"),
         Path("a/m-00002-of-00002.gguf"),
     ]
-
-
-def test_threads_as_asked_or_as_there_are() -> None:
-    assert choose_num_threads(EngineConfig(threads=3)) == 3
-    assert choose_num_threads(EngineConfig()) >= 1

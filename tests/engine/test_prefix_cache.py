@@ -6,6 +6,7 @@ from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeRunner
+from tests.integrity import check_integrity
 
 
 def compute(
@@ -20,9 +21,9 @@ def compute(
         assert cache.reserve(len(rest))
         runner.decode([Slice(seq_id, found, rest, 0)])
         cache.append(seq_id, rest)
-    cache.check_integrity()
+    check_integrity(cache)
     cache.release(seq_id, keep=keep)
-    cache.check_integrity()
+    check_integrity(cache)
     return seq_id, found
 
 

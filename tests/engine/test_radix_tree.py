@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.engine.radix_tree import RadixTree
+from tests.integrity import check_integrity
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 OPERATIONS = st.lists(
@@ -42,7 +43,7 @@ def test_agrees_with_a_dictionary(operations: list[tuple[str, int, list[int] | i
         elif name == "remove" and holder in plain:
             del plain[holder]
             tree.remove(holder)
-        tree.check_integrity()
+        check_integrity(tree)
     assert {holder: list(tree.tokens(holder)) for holder in plain} == plain
     assert {holder: tree.length(holder) for holder in plain} == {
         holder: len(tokens) for holder, tokens in plain.items()

@@ -37,12 +37,15 @@ class SetConstraint:
     def allows(self, token: int) -> bool:
         return token in self.allowed
 
-    def mask(self) -> NDArray[np.bool_] | None:
+    def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
         self.num_masks += 1
         return self._mask
 
     def accept(self, token: int) -> None:
         self.accepted.append(token)
+
+    def instead_of(self, token: int) -> int | None:
+        return None
 
     def forced(self) -> Sequence[int]:
         return tuple(self.allowed) if len(self.allowed) == 1 else ()
@@ -271,6 +274,27 @@ def test_a_constraint_follows_accepted_tokens_and_forces() -> None:
     sampler.accept(2)
     assert constraint.accepted == [2]
     assert list(Sampler(PLAIN, 4).forced()) == []
+
+
+@pytest.mark.parametrize(
+    "params", [PLAIN, dataclasses.replace(PLAIN, temperature=0.0), dataclasses.replace(PLAIN, top_k=3, top_p=0.9)]
+)
+def test_a_constraint_may_name_what_comes_instead_of_the_likeliest(params: ResolvedSampling) -> None:
+    class Naming(SetConstraint):
+        def instead_of(self, token: int) -> int | None:
+            return {0: 2, 1: None}[token]
+
+    allowed = [1, 2, 3]
+    named, unnamed = np.array([9, 5, 0, 1], np.float32), np.array([0, 9, 5, 1], np.float32)
+    sampler = Sampler(dataclasses.replace(params, seed=3), 4, constraint=Naming(allowed, 4))
+    for _ in range(20):
+        sampled = sampler.sample(named)
+        assert sampled.token == 2
+        sampler.accept(2)
+    ids, probs = sampler.distribution(named)
+    assert (ids.tolist(), probs.tolist()) == ([2], [1.0])
+    refusing = Sampler(dataclasses.replace(params, seed=3), 4, constraint=Naming([2, 3], 4))
+    assert refusing.sample(unnamed).token in (2, 3)
 
 
 def test_a_constraint_without_a_way_out_is_an_error() -> None:

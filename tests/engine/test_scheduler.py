@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
+from collections.abc import Callable
+
+import pytest
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.sampling import ResolvedSampling, Sampler
-from edgeagent.engine.scheduler import MIN_CHUNK, Scheduler
+from edgeagent.engine.scheduler import MAX_SCORED, MAX_STEP_S, MIN_CHUNK, MIN_SLOW_CHUNK, Scheduler, by_share
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import Tier
+from tests.fakes import warm_costs
 
 
 def sequence(
@@ -19,8 +24,10 @@ def sequence(
     tier: Tier = Tier.INTERACTIVE,
     order: int = 0,
     prefill_only: bool = False,
+    client: str = "",
 ) -> Sequence:
-    spec = SequenceSpec(name, [1] * num_prompt, Sampler(ResolvedSampling(), 10), tier=tier, prefill_only=prefill_only)
+    sampler = Sampler(ResolvedSampling(), 10)
+    spec = SequenceSpec(name, [1] * num_prompt, sampler, tier=tier, prefill_only=prefill_only, partition=client)
     tokens = array("i", [1] * (num_prompt + num_output))
     return Sequence(spec, tokens, num_prompt, num_prompt + 100, order, seq_id=order, num_computed=num_computed)
 
@@ -34,18 +41,18 @@ def summary(works: list) -> list[tuple[str, int, int]]:  # type: ignore[type-arg
 
 
 def test_alone_a_prompt_fills_the_batch() -> None:
-    plan = Scheduler(512, 0.1, CostModel(512)).plan([sequence("a", 600)], {})
+    plan = Scheduler(512, 0.1, warm_costs(512)).plan([sequence("a", 600)], {})
     assert summary(plan) == [("a", 512, 0)]
 
 
 def test_the_last_chunk_gives_logits_unless_nothing_is_to_be_sampled() -> None:
-    scheduler = Scheduler(512, 0.1, CostModel(512))
+    scheduler = Scheduler(512, 0.1, warm_costs(512))
     assert summary(scheduler.plan([sequence("a", 600, num_computed=512)], {})) == [("a", 88, 1)]
     assert summary(scheduler.plan([sequence("a", 20, prefill_only=True)], {})) == [("a", 20, 0)]
 
 
 def test_what_is_left_of_a_prompt_is_not_less_than_its_smallest_chunk() -> None:
-    scheduler = Scheduler(512, 0.1, CostModel(512))
+    scheduler = Scheduler(512, 0.1, warm_costs(512))
     prompts = [sequence("one left", 513), sequence("as many as fit", 512), sequence("two left", 514)]
     for prompt, num_tokens in zip(prompts, (511, 512, 512), strict=True):
         prompt.min_prompt_chunk = 2
@@ -57,7 +64,7 @@ def test_what_is_left_of_a_prompt_is_not_less_than_its_smallest_chunk() -> None:
 def test_output_is_computed_again_in_the_batches_that_gave_it() -> None:
     again = sequence("a", 100, num_output=6)
     again.batch_ends = [100, 101, 104, 105]
-    scheduler = Scheduler(512, 0.1, CostModel(512))
+    scheduler = Scheduler(512, 0.1, warm_costs(512))
     sizes = []
     while again.num_computed < 106:
         (work,) = scheduler.plan([again], {})
@@ -71,10 +78,10 @@ def test_what_is_computed_again_is_not_left_alone_where_it_was_not() -> None:
     again = sequence("a", 513, num_output=40)
     again.min_prompt_chunk = 2
     again.batch_ends = [513, 514, 547, 552]
-    scheduler = Scheduler(512, 0.1, CostModel(512))
+    large, small = (Scheduler(size, 0.1, warm_costs(size)) for size in (512, 32))
     sizes = []
     while again.num_computed < 553:
-        (work,) = scheduler.plan([again], {}, 32 if again.num_computed > 500 else None)
+        (work,) = (small if again.num_computed > 500 else large).plan([again], {})
         sizes.append(work.num_tokens)
         again.num_computed += work.num_tokens
     assert sizes == [511, 2, 1, 31, 2, 5, 1]
@@ -108,8 +115,18 @@ def test_prompts_go_by_tier_and_then_arrival() -> None:
         sequence("first", 30, order=1),
         sequence("now", 30, tier=Tier.REALTIME, order=3),
     ]
-    works = Scheduler(100, 0.1, CostModel(100)).plan(running, {})
+    works = Scheduler(100, 0.1, warm_costs(100)).plan(running, {})
     assert summary(works) == [("now", 30, 1), ("first", 30, 1), ("second", 30, 1), ("batch", 10, 0)]
+
+
+def test_clients_take_turns_within_a_tier() -> None:
+    waiting = [sequence(f"greedy {index}", 10, order=index, client="greedy") for index in range(4)]
+    waiting += [sequence(f"polite {index}", 10, order=10 + index, client="polite") for index in range(2)]
+    waiting += [sequence("batch", 10, order=20, tier=Tier.BATCH, client="other")]
+    names = [each.id for each in by_share(waiting)]
+    assert names == ["greedy 0", "polite 0", "greedy 1", "polite 1", "greedy 2", "greedy 3", "batch"]
+    running = [sequence("running", 10, client="polite"), sequence("running too", 10, client="polite")]
+    assert [each.id for each in by_share(waiting, running)][:4] == ["greedy 0", "greedy 1", "greedy 2", "polite 0"]
 
 
 def test_drafts_fit_the_batch_and_leave_every_stream_its_token() -> None:
@@ -120,3 +137,141 @@ def test_drafts_fit_the_batch_and_leave_every_stream_its_token() -> None:
         ("b", (), 1),
         ("c", (3,), 2),
     ]
+
+
+def chunks(num_prompt: int, step_s: Callable[[int], float], *, num_warm: int | None) -> list[int]:
+    """Return the chunks of a lone prompt on a machine that takes `step_s(tokens)` for a step."""
+    costs = CostModel(512)
+    if num_warm is not None:
+        costs.observe(num_warm, 0, step_s(num_warm))
+    scheduler, prompt, sizes = Scheduler(512, 0.1, costs), sequence("a", num_prompt), list[int]()
+    while prompt.num_pending:
+        (work,) = scheduler.plan([prompt], {})
+        costs.observe(work.num_tokens, prompt.num_computed, step_s(work.num_tokens))
+        sizes.append(work.num_tokens)
+        prompt.num_computed += work.num_tokens
+    return sizes
+
+
+@pytest.mark.parametrize("tokens_per_s", [2, 5, 17, 60, 200])
+@pytest.mark.parametrize("overhead_s", [0.0, 0.5])
+def test_on_a_slow_machine_no_step_is_long(tokens_per_s: int, overhead_s: float) -> None:
+    def step_s(num_tokens: int) -> float:
+        return overhead_s + num_tokens / tokens_per_s
+
+    sizes = chunks(2000, step_s, num_warm=4)
+    longest_s = max(MAX_STEP_S, step_s(MIN_SLOW_CHUNK))
+    assert all(step_s(size) <= 2 * longest_s for size in sizes), "a size that is tried for the first time"
+    assert sum(step_s(size) > longest_s for size in sizes) <= 2
+    # Nor are they shorter than they must be.
+    assert step_s(sizes[2]) >= MAX_STEP_S / 2 - overhead_s
+
+
+def test_on_a_quick_machine_a_warm_up_is_enough_for_full_batches() -> None:
+    assert chunks(1400, lambda num_tokens: 0.01 + num_tokens / 500, num_warm=32) == [512, 512, 376]
+
+
+def test_of_an_unknown_machine_the_first_step_is_small() -> None:
+    assert chunks(600, lambda num_tokens: num_tokens / 1000, num_warm=None) == [MIN_CHUNK, 512, 56]
+
+
+def test_beside_a_stream_too_no_step_is_long_on_a_slow_machine() -> None:
+    costs = CostModel(512)
+    for size in (1, 4, 8, 32):
+        costs.observe(size, 10, size / 2)
+    works = Scheduler(512, 0.1, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    assert summary(works) == [("a", 1, 1), ("b", 4, 0)]
+
+
+def test_rows_of_logits_count_while_somebody_decodes() -> None:
+    """A prompt that is scored has steps no longer than one that is not, but for a few rows that it always gets."""
+
+    def num_scored(row_cost: float, *others: Sequence) -> int:
+        scored = sequence("scored", 600, order=1)
+        scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
+        # A token takes a millisecond, so that the budget is one of MIN_CHUNK tokens.
+        plan = Scheduler(512, 0.001, warm_costs(512, 0.512), row_cost=row_cost).plan([*others, scored], {})
+        return next(work.num_scored for work in plan if work.sequence is scored)
+
+    assert num_scored(0.5) == num_scored(64.0) == MAX_SCORED
+    stream = decoding("stream")
+    assert num_scored(0.0, stream) == MIN_CHUNK
+    assert num_scored(1.0, stream) == MIN_CHUNK // 2
+    assert num_scored(64.0, stream) == 4
+
+
+class Asked(CostModel):
+    """A cost model that notes the depths that it is asked about, and lets a step have so many tokens."""
+
+    def __init__(self, within_itl: int) -> None:
+        super().__init__(512)
+        self.depths: set[int] = set()
+        self._within_itl = within_itl
+
+    def predict(self, num_tokens: int, depth: int) -> float | None:
+        self.depths.add(depth)
+        return 0.01
+
+    def max_tokens_within(self, budget_s: float, depth: int, *_: object, **__: object) -> int:
+        self.depths.add(depth)
+        return 512 if budget_s == MAX_STEP_S else self._within_itl
+
+
+def test_the_deepest_sequence_counts() -> None:
+    costs = Asked(100)
+    Scheduler(512, 0.1, costs).plan([sequence("a", 600, num_computed=300), sequence("b", 600, num_computed=40)], {})
+    assert costs.depths == {300}
+
+
+def test_a_step_without_prompts_asks_for_no_cost() -> None:
+    costs = Asked(100)
+    assert Scheduler(512, 0.1, costs).plan([], {}) == []
+    assert len(Scheduler(512, 0.1, costs).plan([decoding("s1"), decoding("s2", order=1)], {"s1": (1, 2)})) == 2
+    assert costs.depths == set()
+
+
+def test_drafts_and_streams_take_from_a_prompt_s_budget() -> None:
+    scheduler = Scheduler(512, 0.1, Asked(100))
+    streams = [decoding("s1"), decoding("s2", order=1)]
+    (*_, prompt) = scheduler.plan([*streams, sequence("p", 600, order=2)], {"s1": (1, 2, 3), "s2": (4,)})
+    assert prompt.num_tokens == 100 - 2 - 4
+
+
+def test_drafts_never_exceed_the_batch() -> None:
+    works = Scheduler(8, 0.1, Asked(8)).plan(
+        [decoding("s1"), decoding("s2", order=1)], {"s1": (1,) * 5, "s2": (2,) * 5}
+    )
+    assert [(work.num_tokens, len(work.drafts), work.num_logits) for work in works] == [(1, 5, 6), (1, 1, 2)]
+
+
+def test_nothing_is_planned_for_who_gets_no_tokens() -> None:
+    works = Scheduler(512, 0.1, Asked(512)).plan([sequence("a", 512), sequence("b", 512, order=1)], {})
+    assert summary(works) == [("a", 512, 1)]
+
+
+def scoring(name: str, num_prompt: int, order: int = 0) -> Sequence:
+    scored = sequence(name, num_prompt, order=order)
+    scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=0)
+    return scored
+
+
+def test_rows_that_others_sample_from_are_not_taken_for_scoring() -> None:
+    """Of ten rows the stream and its drafts have three, and each prompt is left one to sample from."""
+    scheduler = Scheduler(512, 0.1, Asked(512), max_outputs=10)
+    running = [decoding("s"), scoring("a", 600, order=1), sequence("b", 600, order=2)]
+    works = scheduler.plan(running, {"s": (1, 2)})
+    assert summary(works)[:2] == [("s", 1, 3), ("a", 5, 5)]
+    assert (works[1].num_scored, works[0].num_scored) == (5, 0)
+
+
+def test_two_that_score_share_the_rows() -> None:
+    works = Scheduler(512, 0.1, Asked(512), max_outputs=30).plan([scoring("a", 20), scoring("b", 600, order=1)], {})
+    assert summary(works) == [("a", 20, 20), ("b", 8, 8)]
+    assert [work.num_scored for work in works] == [19, 8]
+
+
+def test_a_smallest_chunk_is_given_up_for_nothing_smaller() -> None:
+    prompt = sequence("a", 3)
+    prompt.min_prompt_chunk = 2
+    (work,) = Scheduler(2, 0.1, Asked(2)).plan([prompt], {})
+    assert work.num_tokens == 2, "one token alone would be no better"

@@ -11,6 +11,7 @@ from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams
 from tests.fakes import FakeRunner, next_token
+from tests.integrity import check_integrity
 
 NUM_VOCAB = 50
 GREEDY = resolve(SamplingParams(temperature=0.0), SamplingParams(repeat_last_n=0))
@@ -29,7 +30,7 @@ def run(engine: Engine) -> dict[str, list[Output]]:
         for output in engine.step():
             assert output.error is None
             outputs.setdefault(output.sequence.id, []).append(output)
-        engine.check_integrity()
+        check_integrity(engine)
     return outputs
 
 
@@ -81,7 +82,7 @@ def test_scores_stand_whatever_is_cancelled_preempted_or_refused() -> None:
             for output in engine.step():
                 assert output.error is None or "no room" in output.error.message
                 outputs[output.sequence.id].append(output)
-            engine.check_integrity()
+            check_integrity(engine)
         for name, prompt in prompts.items():
             if all(output.error is None for output in outputs[name]):
                 check_scores(outputs[name], prompt)

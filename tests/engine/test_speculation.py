@@ -13,7 +13,8 @@ from edgeagent.engine.sampling import ResolvedSampling, Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import DraftModel
 from edgeagent.errors import InternalError
-from tests.fakes import FakeRunner, next_token
+from tests.fakes import FakeClock, FakeRunner, next_token
+from tests.integrity import check_integrity
 
 
 def decoding(tokens: list[int], name: str = "a") -> Sequence:
@@ -43,7 +44,7 @@ class TestDraftModel:
         # The third guess was never fed, so it is caught up on; then three guesses.
         assert runner.num_tokens_computed - before == 1 + 3
         draft.release(sequence)
-        draft.check_integrity()
+        check_integrity(draft)
 
     def test_refused_guesses_are_taken_back(self) -> None:
         runner = FakeRunner()
@@ -71,6 +72,21 @@ class TestDraftModel:
         steps = [draft.draft([sequence]) for _ in range(3)]
         assert [bool(step) for step in steps] == [False, False, True]
 
+    def test_a_slow_draft_catches_up_in_small_chunks(self) -> None:
+        clock, sizes = FakeClock(), list[int]()
+
+        class Slow(FakeRunner):
+            def decode(self, slices: Items[Slice]) -> None:
+                sizes.append(sum(len(part.tokens) for part in slices))
+                clock.advance(sizes[-1] / 200)
+                super().decode(slices)
+
+        draft = DraftModel(Slow(max_batch=512, num_cells=1024), DraftLength(2, CostModel(64)), clock=clock)
+        sequence = decoding([1 + i % 40 for i in range(400)])
+        while not draft.draft([sequence]):
+            pass
+        assert max(sizes) == 32, "200 tokens a second"
+
     def test_a_draft_that_breaks_costs_nobody_an_answer(self) -> None:
         class Broken(FakeRunner):
             is_broken = False
@@ -93,7 +109,7 @@ class TestDraftModel:
             expected.append(tokens[-1])
         assert draft.draft([sequence]) == {"a": tuple(expected)}
         draft.release(sequence)
-        draft.check_integrity()
+        check_integrity(draft)
 
     def test_one_that_is_always_wrong_is_left_alone_and_its_neighbour_is_not(self) -> None:
         # A schema makes of the one what no draft model would say.
@@ -119,4 +135,4 @@ class TestDraftModel:
         assert num_drafted["bad"] < 50
         for sequence in (good, bad):
             draft.release(sequence)
-        draft.check_integrity()
+        check_integrity(draft)

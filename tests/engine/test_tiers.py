@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,8 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import FinishReason, MemoryKind, Tier
 from tests.engine.test_engine import greedy, naive, run
-from tests.fakes import FakeClock, FakeRunner, FakeTier
+from tests.fakes import FakeClock, FakeRunner, FakeTier, warm_costs
+from tests.integrity import check_integrity
 
 KINDS = [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT]
 SECRET = b"s" * 32
@@ -33,7 +35,9 @@ def make_engine(
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
     blocks = BlockCache(Keyring(b"fake", SECRET), host, below, can_cut=can_cut)
-    return Engine(runner, max_running=max_running, blocks=blocks, clock=clock or FakeClock())
+    return Engine(
+        runner, max_running=max_running, blocks=blocks, costs=warm_costs(runner.max_batch), clock=clock or FakeClock()
+    )
 
 
 def prompt_of(length: int, seed: int = 1) -> list[int]:
@@ -131,7 +135,7 @@ class TestCompactness:
         before = runner.num_tokens_computed
         _, span = self.begun(engine, "next", [*prompts[3], 5])
         assert span == 900
-        engine.check_integrity()
+        check_integrity(engine)
         assert run(engine)["next"] == naive([*prompts[3], 5], 3)
         assert runner.num_tokens_computed - before <= 4
 
@@ -160,7 +164,7 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
     assert len(engine._cells.idle_ids) == 1
     while engine._cells.idle_ids:
         engine.step()
-        engine.check_integrity()
+        check_integrity(engine)
     assert engine.status().num_steps - num_steps >= 50, "two blocks, 25 steps apart"
     engine.cancel("live")
 
@@ -174,7 +178,7 @@ def test_conversations_that_end_all_the_time_do_not_fill_the_cells() -> None:
         for _ in range(16):
             engine.step()
         most = max(most, engine.status().num_cells_used)
-    engine.check_integrity()
+    check_integrity(engine)
     assert most < 3000, "of 18,000 that were computed"
     engine.cancel("live")
 
@@ -235,6 +239,23 @@ def test_a_restart_finds_everything_in_the_tier_below(kind: MemoryKind) -> None:
     assert ask(second, "private", prompt_of(300, 9)).num_cached == 0, "it was not to leave memory"
 
 
+def test_blocks_that_come_back_are_progress_though_no_batch_is_computed() -> None:
+    below = FakeTier()
+    first = make_engine(FakeRunner(num_cells=4096), below=below)
+    prompt = prompt_of(1500)
+    ask(first, "a", prompt)
+    first.close()
+    engine = make_engine(FakeRunner(num_cells=4096), below=below)
+    sequence = engine.add(SequenceSpec("a", [*prompt, 7, 7], greedy(), max_tokens=3))
+    engine._restore_budget_s = -1.0  # a block at a time
+    steps = [0]
+    while sequence.num_computed == 0:
+        engine.step()
+        steps.append(engine.status().num_steps)
+    assert steps[-1] >= len(below.blocks) - 1 > 3, "about one for each block"
+    assert run(engine)
+
+
 def test_a_damaged_block_ends_a_restore_where_it_is() -> None:
     below = FakeTier()
     first = make_engine(FakeRunner(num_cells=4096), below=below)
@@ -269,7 +290,7 @@ def test_streams_go_on_while_another_waits_for_the_disk() -> None:
     assert waiting.num_cached == 1499
     engine.cancel("live")
     engine.cancel("b")
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_a_cancel_in_the_middle_of_a_restore_leaves_nothing_open() -> None:
@@ -282,7 +303,7 @@ def test_a_cancel_in_the_middle_of_a_restore_leaves_nothing_open() -> None:
     engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=1))
     engine.admit()
     assert engine.cancel("b") is not None
-    engine.check_integrity()
+    check_integrity(engine)
     assert ask(engine, "c", prompt).num_cached == 1499
 
 
@@ -312,7 +333,7 @@ def test_a_purge_forgets_a_partition_in_all_tiers(kind: MemoryKind) -> None:
         ask(engine, partition, prompt_of(300), partition=partition)
         ask(engine, partition, [*prompt_of(300), 5], partition=partition)
     assert engine.purge("mine") > 0
-    engine.check_integrity()
+    check_integrity(engine)
     assert ask(engine, "a", prompt_of(300), partition="mine").num_cached == 0
     assert ask(engine, "b", prompt_of(300), partition="yours").num_cached == 299
 
@@ -376,3 +397,83 @@ def test_finish_reason_of_a_prefill_that_is_wholly_in_blocks() -> None:
 
 def test_importance_orders_as_documented() -> None:
     assert list(Importance) == sorted(Importance)
+
+
+class Gate(FakeTier):
+    """A tier whose reads wait until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = threading.Event()
+        self.begun = threading.Event()
+
+    def read(self, key: bytes):  # type: ignore[no-untyped-def]
+        block = super().read(key)
+        self.begun.set()
+        assert self.is_open.wait(10)
+        return block
+
+
+@pytest.mark.parametrize("whose", ["mine", None])
+def test_a_purge_is_not_undone_by_blocks_that_were_being_read(whose: str | None) -> None:
+    below = Gate()
+    below.is_open.set()
+    first = make_engine(FakeRunner(num_cells=4096), below=below)
+    prompt = prompt_of(600)
+    ask(first, "a", prompt, partition="mine")
+    first.close()
+    below.is_open.clear()
+    below.begun.clear()
+    engine = make_engine(FakeRunner(num_cells=4096), below=below)
+    engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=3, partition="mine"))
+    engine.step()
+    assert below.begun.wait(10)
+    engine.purge(whose)
+    below.is_open.set()
+    assert run(engine)["b"] == naive(prompt, 3), "what runs goes on"
+    assert engine.status().host.num_blocks == 0
+    assert not below.blocks
+    assert ask(engine, "c", prompt, partition="mine").num_cached == 0
+
+
+def test_what_was_preempted_before_a_purge_leaves_nothing() -> None:
+    clock = FakeClock()
+    clock.advance(1.0)
+    engine = make_engine(FakeRunner(num_cells=700, end_token=-1), clock=clock)
+    for name in ("a", "b"):
+        engine.add(SequenceSpec(name, prompt_of(300, ord(name)), greedy(), max_tokens=200))
+    while engine.status().num_waiting == 0 or engine.status().num_steps < 50:
+        engine.step()
+    engine.purge()
+    run(engine)
+    assert engine.status().host.num_blocks == 0
+
+
+def test_no_more_is_read_ahead_than_all_sequences_together_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = FakeTier()
+    first = make_engine(FakeRunner(num_cells=8192), below=below)
+    prompts = [prompt_of(1500, seed) for seed in range(3)]
+    for number, prompt in enumerate(prompts):
+        ask(first, f"{number}", prompt)
+    first.close()
+    size = max(block.num_bytes for block in below.blocks.values())
+    monkeypatch.setattr("edgeagent.engine.restorer._MAX_AHEAD_BYTES", 3 * size)
+    engine = make_engine(FakeRunner(num_cells=8192), below=below)
+    loader = engine._restorer._loader
+    assert loader is not None
+    most = 0
+    request = loader.request
+
+    def counted(key: bytes, num_bytes: int) -> None:
+        nonlocal most
+        request(key, num_bytes)
+        most = max(most, loader.num_bytes)
+
+    monkeypatch.setattr(loader, "request", counted)
+    for number, prompt in enumerate(prompts):
+        engine.add(SequenceSpec(f"{number}", prompt, greedy(), max_tokens=3))
+    sequences = list(engine._waiting.values())
+    assert run(engine) == {f"{number}": naive(prompt, 3) for number, prompt in enumerate(prompts)}
+    assert [sequence.num_cached for sequence in sequences] == [1499] * 3
+    assert size < most <= (3 + 2) * size, "three blocks for all, and one for each that would have none"
+    assert loader.num_bytes == 0

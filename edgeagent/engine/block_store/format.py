@@ -13,7 +13,8 @@ import struct
 import sys
 from array import array
 
-from edgeagent.engine.blocks import KEY_BYTES, Block, BlockKey
+from edgeagent.cache_folder import BlockName
+from edgeagent.engine.blocks import KEY_BYTES, Block, BlockKey, Head, block_key
 
 VERSION = 1
 MAC_BYTES = 32
@@ -32,6 +33,7 @@ class Seal:
     """Makes and checks blocks' files with a key derived from the installation's secret."""
 
     def __init__(self, secret: bytes) -> None:
+        self._secret = secret
         self._key = hashlib.blake2b(b"blocks on disk", key=secret, person=b"edgeagent seal", digest_size=32).digest()
 
     def encode(self, block: Block) -> tuple[bytes, bytes, memoryview, memoryview]:
@@ -79,6 +81,23 @@ class Seal:
         tokens = _to_tokens(body[:tokens_bytes])
         return Block(root, parent, own_key, start, tokens, target, draft if has_draft else None)
 
+    def decode_head(self, content: bytes, name: BlockName) -> Head:
+        """Return what finds the block of this name, from the beginning of its file; raise BadBlock as `decode` does.
+
+        The code of the whole file is not checked here, but a block's key is made of its parent and its tokens with this
+        installation's secret: no others have that key.
+        """
+        if len(content) != head_bytes(name.length):
+            raise BadBlock("too short for its tokens")
+        magic, version, _, root, parent, key, start, num_tokens, *_ = _HEADER.unpack_from(content)
+        if magic != _MAGIC or version != VERSION or (start, num_tokens) != (name.start, name.length):
+            raise BadBlock("not of this format, or not of this name")
+        tokens = _to_tokens(memoryview(content)[HEADER_BYTES:])
+        is_named = root.startswith(name.root) and parent.startswith(name.parent) and key == name.key
+        if not is_named or block_key(self._secret, parent, tokens) != key:
+            raise BadBlock("changed, or written by another installation")
+        return Head(root, parent, key, start, tokens)
+
     def _mac(self, *parts: bytes | memoryview) -> bytes:
         # BLAKE2b is the fastest keyed hash that hashlib has on every processor (1.4 GB/s where it was measured); where
         # SHA-256 has instructions of its own it is half as fast again, and without them a third as fast.
@@ -86,6 +105,11 @@ class Seal:
         for part in parts:
             hasher.update(part)
         return hasher.digest()
+
+
+def head_bytes(num_tokens: int) -> int:
+    """Return how many bytes of a block's file come before what llama.cpp wrote."""
+    return HEADER_BYTES + _TOKEN_BYTES * num_tokens
 
 
 def file_bytes(block: Block) -> int:

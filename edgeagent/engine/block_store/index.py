@@ -7,10 +7,10 @@ raising its epoch, whoever does it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, Found
+from edgeagent.cache_folder import ROOT_BYTES, BlockName, Found
 from edgeagent.engine.block_store.policy import Held
 from edgeagent.engine.blocks import BlockKey
 
@@ -28,12 +28,10 @@ class Epochs:
 
 
 class Index:
-    """Blocks by key; lengths and keys by parent."""
+    """Blocks by key."""
 
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, Held] = {}
-        self._lengths: dict[bytes, tuple[int, ...]] = {}
-        self._children: dict[bytes, tuple[BlockKey, ...]] = {}  # the newest first
         self._epochs: dict[bytes, int] = {}
         self._epoch = 0  # of all partitions
         self.num_bytes = 0
@@ -46,14 +44,6 @@ class Index:
         """Return a block that is held and not forgotten."""
         held = self._blocks.get(key)
         return held if held is not None and held.epoch == self.epoch(held.name.root) else None
-
-    def lengths(self, parent: BlockKey) -> Collection[int]:
-        """Return the lengths of the blocks with this parent; some of them may be gone."""
-        return self._lengths.get(parent[:PARENT_BYTES], ())
-
-    def children(self, parent: BlockKey) -> Collection[BlockKey]:
-        """Return the keys of the blocks with this parent, the newest first; some of them may be gone."""
-        return self._children.get(parent[:PARENT_BYTES], ())
 
     def all(self) -> list[Held]:
         """Return all blocks, forgotten ones included."""
@@ -86,31 +76,15 @@ class Index:
 
     def add(self, held: Held) -> None:
         """Take in a block, in place of the one with its key."""
-        key, parent = held.name.key, held.name.parent
-        former = self._blocks.get(key)
-        self._blocks[key] = held
+        former = self._blocks.get(held.name.key)
+        self._blocks[held.name.key] = held
         self.num_bytes += held.num_bytes - (former.num_bytes if former else 0)
-        lengths, children = self._lengths.get(parent, ()), self._children.get(parent, ())
-        if held.name.length not in lengths:
-            self._lengths[parent] = (*lengths, held.name.length)
-        if former is None:
-            self._children[parent] = (key, *children)
 
     def remove(self, key: BlockKey) -> None:
-        """Take out a block, if it is there. What its parent tells of it stays until `tidy`."""
+        """Take out a block, if it is there."""
         held = self._blocks.pop(key, None)
         if held is not None:
             self.num_bytes -= held.num_bytes
-
-    def tidy(self) -> None:
-        """Forget lengths and children that are gone."""
-        lengths: dict[bytes, set[int]] = {}
-        children: dict[bytes, list[BlockKey]] = {}
-        for held in sorted(self.all(), key=lambda held: -held.used_s):
-            lengths.setdefault(held.name.parent, set()).add(held.name.length)
-            children.setdefault(held.name.parent, []).append(held.name.key)
-        self._lengths = {parent: tuple(each) for parent, each in lengths.items()}
-        self._children = {parent: tuple(each) for parent, each in children.items()}
 
     def replace(self, found: Iterable[Found], epochs: Epochs) -> list[BlockName]:
         """Agree with what a scan found, and return the names of blocks that are there twice.
@@ -131,5 +105,4 @@ class Index:
             blocks[key] = Held(each.name, each.num_bytes, used_s, epoch)
         self._blocks = blocks
         self.num_bytes = sum(held.num_bytes for held in blocks.values())
-        self.tidy()
         return doubles

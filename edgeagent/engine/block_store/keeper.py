@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import psutil
 
@@ -21,7 +22,7 @@ from edgeagent.cache_folder import ROOT_BYTES, About, BlockName
 from edgeagent.engine.block_store.files import Buffer, Files, in_words
 from edgeagent.engine.block_store.index import Index
 from edgeagent.engine.block_store.ledger import Ledger
-from edgeagent.engine.block_store.policy import Held, choose_victims
+from edgeagent.engine.block_store.policy import Held, choose_victims, is_worth_writing
 from edgeagent.engine.blocks import BlockKey, Importance
 
 # Evicting ranks all blocks; what it frees beyond the need is the number of writes until the next ranking.
@@ -43,6 +44,14 @@ class Limits:
     max_bytes: int
     min_free_bytes: int = 0
     ttl_s: float = float("inf")
+
+
+class Outcome(Enum):
+    """What became of an attempt to write a block."""
+
+    WRITTEN = "it is there"
+    LATER = "the disk, or the hour's allowance, takes nothing at the moment"
+    LOST = "there is no room for it, or it was forgotten"
 
 
 def _mib(num_bytes: int) -> str:
@@ -77,7 +86,10 @@ class Keeper:
         self.shortage: str | None = None
         """Why the last block that was to be written found no room."""
         self._missing_bytes = 0  # of that block
+        self._is_gone = False  # the folder, at the last failure
         self.num_evicted = 0
+        self.has_found = False
+        """Whether a scan may have found blocks that were not written here; whoever looks takes it back."""
 
     def open(self) -> None:
         """Look at what the folder holds, and remove what a process left that died while it wrote."""
@@ -91,14 +103,20 @@ class Keeper:
             self._ledger.save()
             self._seen_ns = self._files.changed_ns()
 
-    def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> bool:
-        """Publish a block; False where there is no room, or no allowance, or the disk fails, or it was forgotten."""
+    def may_write(self, importance: Importance) -> bool:
+        """Whether what is left of the hour's allowance is for blocks of this importance."""
+        return is_worth_writing(importance, allowance_left=self._ledger.left_now)
+
+    def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> Outcome:
+        """Publish a block."""
         if self.trouble is not None:
-            return False
+            return Outcome.LATER
         with self._guarded("write to"):
             self._look_around()
-            if not self._make_room(num_bytes) or not self._ledger.take(num_bytes):
-                return False
+            if not self._make_room(num_bytes) or not self._ledger.is_possible(num_bytes):
+                return Outcome.LOST
+            if not self._ledger.take(num_bytes):
+                return Outcome.LATER
             self._label(name.root)
             temporary = cache_folder.temporary_name()
             used_s = self._ledger.now_s
@@ -109,7 +127,7 @@ class Keeper:
                 self._files.stamp(temporary, used_s)
                 if epoch != self._index.epoch(name.root):
                     self._files.remove(temporary)
-                    return False
+                    return Outcome.LOST
                 self._files.rename(temporary, name.file_name)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -118,8 +136,8 @@ class Keeper:
             self._index.add(Held(name, num_bytes, used_s, epoch))
             self._is_unsynced = True
             self._seen_ns = self._files.changed_ns()
-            return True
-        return False
+            return Outcome.WRITTEN
+        return Outcome.LATER
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used just now."""
@@ -199,7 +217,15 @@ class Keeper:
             yield
         except OSError as error:
             self.trouble = f"cannot {what} {self._files.folder}: {in_words(error)}"
-            self._due[self._retry] = self._ticks() + _RETRY_EVERY_S
+            is_gone = not self._files.is_there()
+            if is_gone and not self._is_gone:
+                # All blocks went with the folder. The next turn makes it anew, where this process may.
+                self._index.replace([], self._index.epochs())
+                self._labelled.clear()
+                self._due[self._retry] = self._ticks()
+            else:
+                self._due[self._retry] = self._ticks() + _RETRY_EVERY_S
+            self._is_gone = is_gone
 
     def _retry(self) -> None:
         """Write again if the disk will have it."""
@@ -235,6 +261,7 @@ class Keeper:
         for name in self._index.replace(self._files.scan(), epochs):
             self._files.remove(name.file_name)
         self._seen_ns = seen_ns
+        self.has_found = True
         self._labelled = set(cache_folder.read_abouts(self._files.folder))
 
     def _set_ages(self, *, is_time_known: bool) -> None:
@@ -261,7 +288,6 @@ class Keeper:
     def _tidy(self) -> None:
         """Remove what is expired or out of reach."""
         self._evict(0)
-        self._index.tidy()
         roots = {held.name.root for held in self._index.all()}
         for root in self._labelled - roots - set(self._abouts):
             self._files.remove(cache_folder.about_name(root))

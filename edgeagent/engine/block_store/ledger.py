@@ -66,6 +66,7 @@ class Ledger:
         self._granted_bytes = 0.0
         self.allowance_left = 1.0
         """Part of an hour's bytes that may still be written, as known at the last look."""
+        self._looked_at_s = 0.0
         self.read_bytes_per_s = 0.0
 
     @property
@@ -74,13 +75,20 @@ class Ledger:
         return self._base_s + self._ticks()
 
     @property
+    def left_now(self) -> float:
+        """Part of an hour's bytes that may still be written, as far as it is known here."""
+        if not self._bytes_per_hour:
+            return 1.0
+        return min(1.0, self.allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
+
+    @property
     def thrift(self) -> str | None:
         """Why less is written than is offered, where the hour's bytes are nearly used up."""
-        if not self._bytes_per_hour or self.allowance_left > LITTLE_LEFT:
+        if self.left_now > LITTLE_LEFT:
             return None
         return (
-            f"{1 - self.allowance_left:.0%} of the {self._bytes_per_hour / 2**20:,.0f} MiB that may be written in an "
-            "hour are used (cache.max_bytes_per_hour): for a while only what matters most is written"
+            f"{1 - self.left_now:.0%} of the {self._bytes_per_hour / 2**20:,.0f} MiB that may be written in an "
+            "hour are used (cache.max_bytes_per_hour): what matters most is written, and the rest waits"
         )
 
     def open(self) -> bool:
@@ -99,6 +107,10 @@ class Ledger:
         with self._locked() as is_locked:
             if is_locked:
                 self._settle(0.0)
+
+    def is_possible(self, num_bytes: int) -> bool:
+        """Whether so much may be written at all, in any hour."""
+        return self._bytes_per_hour == 0 or num_bytes <= self._bytes_per_hour
 
     def take(self, num_bytes: int) -> bool:
         """Whether `num_bytes` may be written; they count as written then."""
@@ -127,7 +139,7 @@ class Ledger:
             level = min(limit, max(0.0, state.allowance_bytes) + refill)
         level = min(limit, level + self._granted_bytes)
         self._granted_bytes = min(level, wanted_bytes)
-        self.allowance_left = level / limit if limit else 1.0
+        self.allowance_left, self._looked_at_s = level / limit if limit else 1.0, now_s
         self._write(_State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s))
 
     def _read(self) -> _State | None:

@@ -10,8 +10,8 @@ from edgeagent.engine.blocks import Importance
 
 LITTLE_LEFT = 0.25
 """Of the hour's allowance: then a conversation that went idle is not written any more, which is worth saying."""
-# What must be left of the hour's allowance and of the queue, for a block to be written: what matters less yields early,
-# so that a flood of prompts seen once leaves room for a system prompt.
+# What must be left of the hour's allowance for a block to be written: what matters less yields early, so that a flood
+# of prompts seen once leaves room for a system prompt.
 _NEEDED_LEFT = {
     Importance.ONCE: 0.5,
     Importance.IDLE: LITTLE_LEFT,
@@ -48,11 +48,9 @@ class Held:
         return Importance(min(self.name.importance, Importance.PINNED))
 
 
-def is_worth_writing(importance: Importance, *, allowance_left: float, queue_left: float) -> bool:
-    """Whether to write a block, by the parts (0 to 1) that are left of the bytes per hour and of the queue."""
-    if importance is Importance.VOLATILE:
-        return False
-    return min(allowance_left, queue_left) > _NEEDED_LEFT[importance]
+def is_worth_writing(importance: Importance, *, allowance_left: float) -> bool:
+    """Whether to write a block now, by the part (0 to 1) that is left of the bytes per hour."""
+    return importance is not Importance.VOLATILE and allowance_left > _NEEDED_LEFT[importance]
 
 
 def choose_victims(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty
 
 from edgeagent.cache_folder import About
@@ -21,13 +21,12 @@ from edgeagent.engine.block_store.format import BadBlock, Seal
 from edgeagent.engine.block_store.index import Index
 from edgeagent.engine.block_store.keeper import Keeper, Limits
 from edgeagent.engine.block_store.ledger import Ledger
-from edgeagent.engine.block_store.policy import ReadRate, is_worth_writing
+from edgeagent.engine.block_store.policy import ReadRate
 from edgeagent.engine.block_store.writer import Close, Discard, Introduce, Raise, Sweep, Touch, Write, Writer
-from edgeagent.engine.blocks import Block, BlockKey, Importance
+from edgeagent.engine.blocks import Block, BlockKey, Head, Importance
 from edgeagent.types import CacheStatus
 
-_MAX_QUEUED_BYTES = 256 << 20
-_CLOSE_S = 1.0
+_POLL_S = 0.005
 
 
 class BlockStore:
@@ -40,8 +39,11 @@ class BlockStore:
         ledger: Ledger,
         limits: Limits,
         *,
+        close_s: float = 1.0,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`close_s`: how long the end of the process may wait for what is to be written."""
+        self._close_s = close_s
         self._files = files
         self._seal = seal
         self._ledger = ledger
@@ -49,16 +51,21 @@ class BlockStore:
         self._ticks = ticks
         self._index = Index()
         self._keeper = Keeper(files, self._index, ledger, limits, ticks=ticks)
-        self._writer = Writer(seal, self._index, self._keeper, ticks=ticks)
+        self._writer = Writer(files, seal, self._index, self._keeper, ticks=ticks)
         self._rate = ReadRate()
+        self._end_by_s = float("inf")
         # Written by the engine's thread.
-        self._num_offered = self._num_refused = self._queued_bytes = 0
+        self._num_offered = self._num_refused = 0
         # Written by the loader's.
         self._num_hits = self._num_misses = 0
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
         """Leave the processor free while `is_busy`: while tokens are computed."""
         self._writer.is_busy = is_busy
+
+    def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
+        """Say how many tokens a full block has, and how many bytes may wait to be written before that is pressing."""
+        self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
         """Wait until what is there is known, for so long; once, before the first lookup."""
@@ -71,13 +78,11 @@ class BlockStore:
 
     # The engine's thread
 
-    def lengths(self, parent: BlockKey) -> Collection[int]:
-        """See BlockTier."""
-        return self._index.lengths(parent)
-
-    def children(self, parent: BlockKey) -> Collection[BlockKey]:
-        """See BlockTier; the newest first."""
-        return self._index.children(parent)
+    def take_found(self, max_heads: int) -> Iterator[Head]:
+        """See LowerTier."""
+        with contextlib.suppress(Empty):
+            for _ in range(max_heads):
+                yield self._writer.found.get_nowait()
 
     def num_bytes(self, key: BlockKey) -> int | None:
         """See BlockTier."""
@@ -88,30 +93,47 @@ class BlockStore:
         """See BlockTier."""
         self._writer.commands.put(Touch(tuple(keys)))
 
-    def offer(self, block: Block, importance: Importance) -> None:
-        """See BlockTier."""
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """See BlockTier. Memory is bounded by who offers: what is pending is what that one holds, too."""
         self._num_offered += 1
-        held, pending = self._index.find(block.key), self._writer.pending.get(block.key)
-        known = held.importance if held is not None else pending
-        if known is not None:
-            if importance > known:
-                self._writer.commands.put(Raise(block.key, importance))
-            return
+        if self.is_pending(block.key) or self._index.find(block.key) is not None:
+            self._writer.commands.put(Raise(block.key, importance))
+            return True
         if not self._is_wanted(block, importance):
             self._num_refused += 1
-            return
-        self._writer.pending[block.key] = importance
-        self._queued_bytes += block.num_bytes
-        self._writer.commands.put(Write(block, importance, self._index.epoch(block.root)))
+            return False
+        self._writer.pending[block.key] = block
+        self._writer.commands.put(Write(block.key, importance, self._index.epoch(block.root)))
+        return True
 
     def _is_wanted(self, block: Block, importance: Importance) -> bool:
-        if self._writer.close_by_s is not None or self.trouble is not None:
+        if self._writer.close_by_s is not None or self._writer.is_broken or importance is Importance.VOLATILE:
             return False
         has_parent = block.parent == block.root or self._index.find(block.parent) is not None
-        if not has_parent and block.parent not in self._writer.pending:
-            return False
-        queue_left = 1 - (self._queued_bytes - self._writer.taken_bytes + block.num_bytes) / _MAX_QUEUED_BYTES
-        return is_worth_writing(importance, allowance_left=self._ledger.allowance_left, queue_left=queue_left)
+        return has_parent or self.is_pending(block.parent)
+
+    def is_pending(self, key: BlockKey) -> bool:
+        """See LowerTier."""
+        return key in self._writer.pending
+
+    def withdraw(self, key: BlockKey) -> None:
+        """See BlockTier."""
+        self._writer.pending.pop(key, None)
+
+    @property
+    def is_stalled(self) -> bool:
+        """See BlockTier."""
+        return self._writer.is_stalled
+
+    def wait_written(self) -> bool:
+        """See BlockTier."""
+        self._hurry()
+        num_before = len(self._writer.pending)
+        while num_before and not self.is_stalled and not self._is_over:
+            if len(self._writer.pending) < num_before:
+                return True
+            time.sleep(_POLL_S)
+        return False
 
     def discard(self, key: BlockKey) -> None:
         """See BlockTier."""
@@ -121,6 +143,9 @@ class BlockStore:
     def purge(self, root: BlockKey | None = None) -> int:
         """See BlockTier."""
         num_found = self._index.forget(root)
+        for block in tuple(self._writer.pending.values()):
+            if root is None or block.root == root:
+                self.withdraw(block.key)
         self._writer.commands.put(Sweep())
         return num_found
 
@@ -151,11 +176,27 @@ class BlockStore:
 
     def close(self) -> None:
         """See BlockTier; waits for the writer's thread, which ends."""
-        self._writer.close_by_s = self._ticks() + _CLOSE_S
+        self._hurry()
+        self._writer.close_by_s = self._end_by_s
         self._writer.commands.put(Close())
         # A disk that hangs is not waited for: the process ends, and a temporary file is all it leaves.
         with contextlib.suppress(Empty):
-            self._writer.closed.get(timeout=_CLOSE_S + 0.5)
+            self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._ticks()) + 0.5)
+
+    @property
+    def left_out_bytes(self) -> int:
+        """Bytes that were to be written and are not; after `close`."""
+        return self._writer.pending_bytes()
+
+    def _hurry(self) -> None:
+        """Begin the end: write without rest."""
+        if not self._writer.is_hurried:
+            self._end_by_s = self._ticks() + self._close_s
+            self._writer.is_hurried = True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._ticks() > self._end_by_s
 
     # The loader's thread
 

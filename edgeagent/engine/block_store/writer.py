@@ -1,36 +1,40 @@
-"""The writer's thread: takes commands off a queue, one at a time, and has the keeper carry them out.
+"""The writer's thread: takes commands off a queue, and has the keeper write blocks, what matters most first.
 
 A block that is not full waits until its conversation has been quiet for a while: as long as it goes on, the next turn
-brings a longer block in its place. The writer leaves the processor alone while tokens are computed.
+brings a longer block in its place. A block also waits while the disk takes nothing, or the hour's allowance is used up.
+The writer leaves the processor alone while tokens are computed, the less so the more waits to be written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, About, BlockName
-from edgeagent.engine.block_store.format import Seal, file_bytes
+from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.format import BadBlock, Seal, file_bytes, head_bytes
 from edgeagent.engine.block_store.index import Index
-from edgeagent.engine.block_store.keeper import Keeper
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Importance
+from edgeagent.engine.block_store.keeper import Keeper, Outcome
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Head, Importance
 
 _TICK_S = 1.0
 _SETTLE_S = 5.0
-# Of a busy machine's time the writer takes a hundredth.
+# Of a busy machine's time the writer takes a hundredth, while little waits to be written.
 _REST_FOR_WORK = 100.0
 _REST_STEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Publish a block, unless its partition was forgotten since `epoch`."""
+    """Publish a pending block, unless its partition was forgotten since `epoch`."""
 
-    block: Block
+    key: BlockKey
     importance: Importance
     epoch: int
 
@@ -78,25 +82,48 @@ class Close:
 Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
 
-class Writer:
-    """Carries out commands. `run` is a thread's; `close_by_s` and `is_busy` are set by others."""
+@dataclass(slots=True)
+class _Waiting:
+    """A write that is not done; `due_s` is None once nothing but its turn is waited for."""
 
-    def __init__(self, seal: Seal, index: Index, keeper: Keeper, *, ticks: Callable[[], float]) -> None:
+    epoch: int
+    importance: Importance
+    due_s: float | None
+
+
+class Writer:
+    """Carries out commands. `run` is a thread's; attributes without an underscore are set or read by others too."""
+
+    def __init__(self, files: Files, seal: Seal, index: Index, keeper: Keeper, *, ticks: Callable[[], float]) -> None:
+        self._files = files
         self._seal = seal
         self._index = index
         self._keeper = keeper
         self._ticks = ticks
-        self._settling: dict[BlockKey, tuple[float, Write]] = {}  # in the order in which they are due
+        self._waiting: dict[BlockKey, _Waiting] = {}
+        self._settling: dict[BlockKey, None] = {}  # those with a due time, in the order in which they are due
+        self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: what matters most first, then the first come
+        self._order = itertools.count()
         self._is_open = False
+        self._announced: set[BlockKey] = set()
+        self.found: SimpleQueue[Head] = SimpleQueue()
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: SimpleQueue[None] = SimpleQueue()
         self.closed: SimpleQueue[None] = SimpleQueue()
         self.close_by_s: float | None = None
+        self.is_hurried = False
+        """Whether to write without rest: the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
-        self.pending: dict[BlockKey, Importance] = {}
-        """What was asked to be written and is not yet: who asks adds to it, the writer takes away."""
-        self.taken_bytes = 0
-        """Of all writes that are done with, one way or the other."""
+        self.block_tokens = MAX_BLOCK_TOKENS
+        """Tokens of a full block."""
+        self.max_pending_bytes = 256 << 20
+        """With so much to write the writer does not rest."""
+        self.pending: dict[BlockKey, Block] = {}
+        """What is to be written: who asks adds to it or takes back, the writer takes away what is done with."""
+        self.is_stalled = False
+        """Whether what waits cannot be written now: the disk takes nothing, or the hour's allowance is used up."""
+        self.is_broken = False
+        """Whether the thread ended by a bug."""
         self.num_written = 0
         self.num_lost = 0
         """Writes that came to nothing."""
@@ -110,6 +137,7 @@ class Writer:
         except Exception as error:  # the thread's edge: a cache that broke must not take the model with it
             traceback.print_exc()
             self._keeper.trouble = f"the block store broke: {error!r}"
+            self.is_stalled = self.is_broken = True
             self.opened.put(None)
             self.closed.put(None)
 
@@ -117,109 +145,193 @@ class Writer:
         """Look at what is there."""
         self._keeper.open()
         self._is_open = True
+        self._announce()
         self.opened.put(None)
+
+    def _announce(self) -> None:
+        """Give out the heads of blocks that a scan found."""
+        self._keeper.has_found = False
+        blocks = {held.name.key: held.name for held in self._index.all()}
+        for name in sorted(blocks.values(), key=lambda name: name.start):
+            if name.key in self._announced:
+                continue
+            try:
+                content = self._files.read_head(name.file_name, head_bytes(name.length))
+                self.found.put(self._seal.decode_head(content, name))
+            except OSError:
+                blocks.pop(name.key)  # the next look tries again
+            except (ValueError, BadBlock):
+                pass  # damaged, or another installation's: a miss
+        self._announced = set(blocks)
 
     def work(self) -> None:
         """Carry out what has been asked for so far, without a thread."""
         if not self._is_open:
             self.open()
         while self._turn(0.0):
-            if self.commands.empty():
+            if self.commands.empty() and not self._can_write:
                 return
 
+    def pending_bytes(self) -> int:
+        """Return the bytes of all that is to be written; any thread may ask."""
+        return sum(block.num_bytes for block in tuple(self.pending.values()))
+
+    @property
+    def _can_write(self) -> bool:
+        return bool(self._turns) and not self.is_stalled
+
     def _turn(self, timeout_s: float) -> bool:
-        """Carry out one command and what else is due; False when closed."""
-        command: Command | None = None
+        """Carry out the commands that are there, write one block, and do what else is due; False when closed.
+
+        Wait for a command for so long, where nothing can be written.
+        """
+        wait_s = 0.0 if self._can_write else timeout_s
         with contextlib.suppress(Empty):
-            command = self.commands.get(timeout=timeout_s) if timeout_s else self.commands.get_nowait()
+            while True:
+                command = self.commands.get(timeout=wait_s) if wait_s else self.commands.get_nowait()
+                wait_s = 0.0
+                if not self._carry_out(command):
+                    return False
+        self._end_settling(everything=False)
+        self._write_next()
+        self._keeper.tick(is_idle=self.commands.empty() and not self._can_write)
+        if self._keeper.has_found:
+            self._announce()
+        return True
+
+    def _carry_out(self, command: Command) -> bool:
         match command:
-            case Write():
-                self._settle_or_write(command)
+            case Write(key):
+                self._await(command, self.pending.get(key))
             case Touch(keys):
                 self._keeper.touch(keys)
-            case Raise():
-                self._raise(command)
+            case Raise(key, importance):
+                self._raise(key, importance)
             case Discard(key):
-                self._discard(key)
+                if key in self._waiting:
+                    self._end(key)
+                else:
+                    self._keeper.discard(key)
             case Introduce(root, about):
                 self._keeper.introduce(root, about)
             case Sweep():
                 self._keeper.sweep()
             case Close():
-                self._write_settled(everything=True)
-                self._keeper.close()
-                self.closed.put(None)
+                self._write_rest()
                 return False
-        self._write_settled(everything=False)
-        self._keeper.tick(is_idle=self.commands.empty())
         return True
 
-    def _settle_or_write(self, command: Write) -> None:
-        is_full = len(command.block.tokens) >= MAX_BLOCK_TOKENS
-        if is_full or command.importance > Importance.IDLE:
-            self._write(command)
-        else:
-            self._settling[command.block.key] = (self._ticks() + _SETTLE_S, command)
+    def _write_rest(self) -> None:
+        """Write what waits, as far as there is time."""
+        self._end_settling(everything=True)
+        while self._turns and (self.close_by_s is None or self._ticks() <= self.close_by_s):
+            self._write_next()
+            if self.is_stalled:
+                break
+        self.num_lost += len(self._waiting)
+        self._keeper.close()
+        self.closed.put(None)
 
-    def _write_settled(self, *, everything: bool) -> None:
+    def _await(self, command: Write, block: Block | None) -> None:
+        """Give a block its place among those that are to be written."""
+        if block is None:
+            return  # taken back
+        is_settled = len(block.tokens) >= self.block_tokens or command.importance > Importance.IDLE
+        due_s = None if is_settled else self._ticks() + _SETTLE_S
+        self._waiting[block.key] = _Waiting(command.epoch, command.importance, due_s)
+        if is_settled:
+            self._push(block.key, command.importance)
+        else:
+            self._settling[block.key] = None
+
+    def _push(self, key: BlockKey, importance: Importance) -> None:
+        self._settling.pop(key, None)
+        self._waiting[key].due_s = None
+        heapq.heappush(self._turns, (-int(importance), next(self._order), key))
+
+    def _end_settling(self, *, everything: bool) -> None:
         now_s = self._ticks()
-        while self._settling:
-            due_s, command = next(iter(self._settling.values()))
-            if due_s > now_s and not everything:
+        for key in tuple(self._settling):
+            waiting = self._waiting[key]
+            if waiting.due_s is not None and waiting.due_s > now_s and not everything:
                 return
-            self._write(command)
+            self._push(key, waiting.importance)
 
-    def _raise(self, command: Raise) -> None:
-        if command.key in self._settling:
-            _, write = self._settling[command.key]
-            self._write(replace(write, importance=command.importance))
-        else:
-            self._keeper.set_importance(command.key, command.importance)
+    def _raise(self, key: BlockKey, importance: Importance) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._keeper.set_importance(key, importance)
+        elif importance > waiting.importance:
+            waiting.importance = importance
+            self._push(key, importance)
 
-    def _discard(self, key: BlockKey) -> None:
-        if key in self._settling:
-            self._end(self._settling[key][1].block)
-        else:
-            self._keeper.discard(key)
+    def _write_next(self) -> None:
+        """Write the block whose turn it is, behind those that it hangs on."""
+        self.is_stalled = self._keeper.trouble is not None
+        while self._turns and not self.is_stalled:
+            rank, _, key = self._turns[0]
+            waiting = self._waiting.get(key)
+            if waiting is None or -rank != waiting.importance or waiting.due_s is not None:
+                heapq.heappop(self._turns)  # done, or it has another place
+                continue
+            if not self._keeper.may_write(waiting.importance):
+                self.is_stalled = True
+                return
+            self._write_chain(key)
+            return
 
-    def _write(self, command: Write) -> None:
-        block, started_s = command.block, time.thread_time()
-        if block.parent in self._settling:
-            self._write(self._settling[block.parent][1])
-        is_late = self.close_by_s is not None and self._ticks() > self.close_by_s
-        if not is_late and self._is_writable(command) and self._publish(command):
-            self.num_written += 1
-        else:
-            self.num_lost += 1
-        self._end(block)
-        self._rest(time.thread_time() - started_s)
+    def _write_chain(self, key: BlockKey) -> None:
+        chain = [key]
+        while (block := self.pending.get(chain[-1])) is not None and block.parent in self._waiting:
+            chain.append(block.parent)
+        for each in reversed(chain):
+            started_s = time.thread_time()
+            if self._write(each) is Outcome.LATER:
+                self.is_stalled = True
+                return
+            self._rest(time.thread_time() - started_s)
 
-    def _end(self, block: Block) -> None:
-        self._settling.pop(block.key, None)
-        self.pending.pop(block.key, None)
-        self.taken_bytes += block.num_bytes
+    def _write(self, key: BlockKey) -> Outcome:
+        block, waiting = self.pending.get(key), self._waiting[key]
+        outcome = Outcome.LOST
+        if block is not None and self._is_writable(block, waiting.epoch):
+            outcome = self._publish(block, waiting)
+        match outcome:
+            case Outcome.LATER:
+                return outcome
+            case Outcome.WRITTEN:
+                self.num_written += 1
+                self._announced.add(key)
+            case Outcome.LOST if block is not None:
+                self.num_lost += 1
+        self._end(key)
+        return outcome
 
-    def _is_writable(self, command: Write) -> bool:
+    def _end(self, key: BlockKey) -> None:
+        self._settling.pop(key, None)
+        self._waiting.pop(key, None)
+        self.pending.pop(key, None)
+
+    def _is_writable(self, block: Block, epoch: int) -> bool:
         """Whether a block is still wanted: not forgotten, not there, its parent written."""
-        block = command.block
-        if command.epoch != self._index.epoch(block.root) or self._index.find(block.key) is not None:
+        if epoch != self._index.epoch(block.root) or self._index.find(block.key) is not None:
             return False
         return block.parent == block.root or self._index.find(block.parent) is not None
 
-    def _publish(self, command: Write) -> bool:
-        block = command.block
+    def _publish(self, block: Block, waiting: _Waiting) -> Outcome:
         name = BlockName(
             block.root[:ROOT_BYTES],
             block.parent[:PARENT_BYTES],
             block.key,
             block.start,
             len(block.tokens),
-            int(command.importance),
+            int(waiting.importance),
         )
-        return self._keeper.write(name, self._seal.encode(block), file_bytes(block), command.epoch)
+        return self._keeper.write(name, self._seal.encode(block), file_bytes(block), waiting.epoch)
 
     def _rest(self, worked_s: float) -> None:
         """Leave the processor to those who compute tokens: its threads wait for each other at every layer."""
-        until_s = self._ticks() + worked_s * _REST_FOR_WORK
-        while self.close_by_s is None and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
+        spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)
+        until_s = self._ticks() + worked_s * _REST_FOR_WORK * spare
+        while not self.is_hurried and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
             time.sleep(min(left_s, _REST_STEP_S))

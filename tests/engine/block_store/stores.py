@@ -97,6 +97,7 @@ for _name in (
     "remove",
     "stamp",
     "read",
+    "read_head",
     "open_lock",
     "free_bytes",
 ):
@@ -133,12 +134,13 @@ def make_store(
     min_free_bytes: int = 0,
     ttl_s: float = 7 * DAY_S,
     bytes_per_hour: int = 0,
+    close_s: float = 1.0,
 ) -> BlockStore:
     times = times or Times()
     files = files or Files(folder)
     ledger = Ledger(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, ticks=times.ticks, wall=times.wall)
     limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
-    return BlockStore(files, Seal(secret), ledger, limits, ticks=times.ticks)
+    return BlockStore(files, Seal(secret), ledger, limits, close_s=close_s, ticks=times.ticks)
 
 
 def close_now(store: BlockStore) -> None:

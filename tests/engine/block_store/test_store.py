@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -10,9 +12,17 @@ import pytest
 
 from edgeagent import cache_folder
 from edgeagent.cache_folder import About
-from edgeagent.engine.block_store.format import file_bytes
+from edgeagent.engine.block_store.format import HEADER_BYTES, file_bytes
 from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import BLOCK_TOKENS, Times, close_now, is_same, keyring, make_chain, make_store
+from tests.engine.block_store.stores import (
+    FaultyFiles,
+    Times,
+    close_now,
+    is_same,
+    keyring,
+    make_chain,
+    make_store,
+)
 
 
 @pytest.fixture
@@ -30,8 +40,6 @@ def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
     for block in chain:
         assert store.num_bytes(block.key) == file_bytes(block)
         assert is_same(store.read(block.key), block)
-        assert list(store.lengths(block.parent)) == [BLOCK_TOKENS]
-        assert list(store.children(block.parent)) == [block.key]
     stats = store.stats()
     assert (stats.num_blocks, stats.num_hits, stats.num_offered, stats.num_dropped) == (3, 3, 3, 0)
     assert stats.num_bytes == sum(file_bytes(block) for block in chain)
@@ -228,3 +236,107 @@ def test_close_writes_down_uses(folder: Path) -> None:
     store.work()
     close_now(store)
     assert next(cache_folder.scan(folder)).used_s == pytest.approx(before + 500, abs=1)
+
+
+def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_path: Path) -> None:
+    times, folder = Times(), tmp_path / "cache"
+    store = make_store(folder, times)
+    chain = make_chain(2)
+    store.introduce(chain[0].root, About("m", ""))
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_blocks == 2
+    shutil.rmtree(folder)
+    store.work()
+    assert store.stats().num_blocks == 0
+    times.pass_s(1)
+    store.work()
+    assert store.trouble is None
+    if os.name == "posix":
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert (store.trouble, store.stats().num_blocks) == (None, 2)
+    assert is_same(store.read(chain[1].key), chain[1])
+    names = {path.name for path in folder.iterdir()}
+    assert {cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(chain[0].root)} <= names
+
+
+def test_a_folder_that_cannot_be_made_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, folder = Times(), tmp_path / "cache"
+    store = make_store(folder, times)
+    (block,) = make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    shutil.rmtree(folder)
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache_folder, "ensure_private", refuse)
+    for _ in range(3):
+        times.pass_s(1)
+        store.work()
+        assert (store.trouble or "").endswith("permission denied") or "no such file" in (store.trouble or "").lower()
+    assert store.stats().num_blocks == 0
+    monkeypatch.undo()
+    times.pass_s(30)
+    store.work()
+    assert store.trouble is None
+
+
+def test_two_processes_on_one_folder_find_what_the_other_wrote(folder: Path) -> None:
+    times, chain = Times(), make_chain(3)
+    first, second = make_store(folder, times), make_store(folder, times)
+    first.open()
+    second.open()
+    for block in chain:
+        first.offer(block, Importance.IDLE)
+    first.work()
+    assert list(second.take_found(9)) == []
+    for _ in range(2):
+        times.pass_s(11)
+        second.work()
+    assert [head.key for head in second.take_found(2)] == [block.key for block in chain[:2]]
+    assert [head.tokens for head in second.take_found(9)] == [chain[2].tokens]
+    assert list(second.take_found(9)) == []
+    assert all(is_same(second.read(block.key), block) for block in chain)
+    assert list(first.take_found(9)) == [], "it knows what it wrote"
+
+
+def test_only_heads_are_read_at_the_start(folder: Path) -> None:
+    chain = make_chain(50, payload_bytes=100_000)
+    first = make_store(folder)
+    for block in chain:
+        first.offer(block, Importance.IDLE)
+    first.work()
+    files = FaultyFiles(folder)
+    operations: list[str] = []
+    files.fault = lambda number, name: operations.append(name)
+    second = make_store(folder, files=files)
+    second.open()
+    assert len(list(second.take_found(99))) == 50
+    assert operations.count("read_head") == 50
+    assert "read" not in operations
+
+
+def test_a_head_that_was_changed_or_is_anothers_is_not_found(folder: Path) -> None:
+    chain = make_chain(3)
+    first = make_store(folder)
+    for block in chain:
+        first.offer(block, Importance.IDLE)
+    first.work()
+    (victim,) = [path for path in folder.glob("*.kv") if chain[1].key.hex() in path.name]
+    content = bytearray(victim.read_bytes())
+    content[HEADER_BYTES + 5] ^= 1  # one of its tokens
+    victim.write_bytes(content)
+    second = make_store(folder)
+    second.open()
+    assert [head.key for head in second.take_found(9)] == [chain[0].key, chain[2].key]
+    stranger = make_store(folder, secret=b"x" * 32)
+    stranger.open()
+    assert list(stranger.take_found(9)) == []
+    stranger.work()
+    assert len(list(folder.glob("*.kv"))) == 3, "they are another's to remove"

@@ -5,12 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgeagent.cache_folder import BlockName
+from edgeagent.engine.block_store.format import file_bytes
+from edgeagent.engine.block_store.keeper import Outcome
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Block, Importance
-from tests.engine.block_store.stores import FaultyFiles, Times, close_now, is_same, make_chain, make_store
+from tests.engine.block_store.stores import (
+    NO_SPACE,
+    FaultyFiles,
+    Times,
+    close_now,
+    failing,
+    is_same,
+    make_chain,
+    make_store,
+)
 
 
 @pytest.fixture
@@ -84,14 +97,114 @@ def test_what_waits_is_written_at_the_end(tmp_path: Path, store: BlockStore) -> 
     assert is_same(later.read(tail.key), tail)
 
 
-def test_a_full_queue_drops_instead_of_waiting(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeagent.engine.block_store.store._MAX_QUEUED_BYTES", 256_000)
-    chains = [make_chain(1, seed=seed, payload_bytes=40_000)[0] for seed in range(8)]
-    for block in chains:
+def test_what_matters_most_is_written_first(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    write = store._keeper.write
+
+    def noted(name: BlockName, *rest: Any) -> Outcome:
+        written.append(name.key)
+        return write(name, *rest)
+
+    monkeypatch.setattr(store._keeper, "write", noted)
+    chains = [make_chain(2, seed=seed) for seed in range(3)]
+    for chain, importance in zip(chains, (Importance.ONCE, Importance.IDLE, Importance.SYSTEM), strict=True):
+        for block in chain:
+            store.offer(block, importance)
+    store.work()
+    assert written == [block.key for chain in reversed(chains) for block in chain]
+
+
+def test_what_the_allowance_does_not_cover_waits_until_it_renews(tmp_path: Path, times: Times) -> None:
+    chain = make_chain(12)
+    store = make_store(tmp_path / "cache", times, bytes_per_hour=8 * file_bytes(chain[0]))
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.work()
+    assert 0 < sum(held(store, *chain)) < 8
+    assert store.is_stalled
+    for _ in range(180):
+        times.pass_s(60)
+        store.work()
+    assert all(held(store, *chain))
+    assert store.stats().num_dropped == 0
+    assert not store.is_pending(chain[-1].key)
+
+
+def test_what_is_offered_while_the_disk_refuses_is_written_when_it_takes_it_again(tmp_path: Path, times: Times) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    store, chain = make_store(tmp_path / "cache", times, files=files), make_chain(3)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.trouble is not None
+    assert store.is_stalled
+    files.fault = lambda number, name: None
+    times.pass_s(60)
+    store.work()
+    store.work()
+    assert all(held(store, *chain))
+
+
+def test_one_that_is_taken_back_is_not_written_and_may_be_offered_again(store: BlockStore) -> None:
+    chain = make_chain(2)
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.withdraw(chain[1].key)
+    assert not store.is_pending(chain[1].key)
+    store.work()
+    assert held(store, *chain) == [True, False]
+    assert store.offer(chain[1], Importance.IDLE)
+    store.work()
+    assert held(store, *chain) == [True, True]
+
+
+def test_what_had_to_be_left_out_at_the_end_is_told(tmp_path: Path, times: Times) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    store, chain = make_store(tmp_path / "cache", times, files=files), make_chain(3)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    for block in chain:
         store.offer(block, Importance.IDLE)
-    assert store.stats().num_dropped == 4  # a quarter is for what matters more
-    store.offer(make_chain(1, seed=9, payload_bytes=40_000)[0], Importance.SYSTEM)
-    assert store.stats().num_dropped == 4
+    close_now(store)
+    assert store.left_out_bytes == sum(block.num_bytes for block in chain)
+
+
+def test_the_end_waits_until_less_is_to_be_written(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = make_chain(2)
+    monkeypatch.setattr(time, "sleep", lambda seconds: store.work())
+    assert not store.wait_written(), "nothing is to be written"
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    assert store.wait_written()
+    assert held(store, *chain) == [True, True]
+    assert not store.wait_written()
+
+
+def test_the_end_waits_no_longer_than_it_may(store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = times.ticks.at_s
+    monkeypatch.setattr(time, "sleep", lambda seconds: times.pass_s(0.25))
+    store.offer(make_chain(1)[0], Importance.IDLE)
+    assert not store.wait_written()
+    assert times.ticks.at_s == began_s + 1.25  # a second is what `close_s` allows
+    assert not store.wait_written()
+    assert times.ticks.at_s == began_s + 1.25, "the second is counted once"
+
+
+def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
+    tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    store = make_store(tmp_path / "cache", times, files=files)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    store.offer(make_chain(1)[0], Importance.IDLE)
+    store.work()
+    sleeps: list[float] = []
+    monkeypatch.setattr(time, "sleep", sleeps.append)
+    assert not store.wait_written()
+    assert sleeps == []
 
 
 class _Threaded:

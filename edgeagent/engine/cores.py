@@ -1,0 +1,136 @@
+"""How many cores there are to compute on: quick ones, each once, that this process may use, within its quota.
+
+llama.cpp's threads wait for each other after every operation: one that shares its core, runs on a slow one or is out of
+quota makes all others wait. Pure functions of a file system's root and a platform, so that tests can give their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+# Of the quickest core's capacity: the next quickest of a phone's three kinds counts, the efficient ones do not.
+_QUICK = 0.7
+
+
+def num_usable_cores(
+    root: Path = Path("/"),
+    *,
+    platform: str = sys.platform,
+    allowed: frozenset[int] | None = None,
+    sysctl: Callable[[str], int | None] | None = None,
+) -> int:
+    """Return how many threads to compute with, at least one.
+
+    `allowed` are the logical CPUs that the process may run on (None: asked of the system), `sysctl` answers for a name.
+    """
+    if platform == "linux":
+        cpus = quick_cpus(root, _allowed_cpus() if allowed is None else allowed)
+        num_cores = num_physical_cores(root, cpus)
+        quota = cpu_quota(root)
+        return max(1, num_cores if quota is None else min(num_cores, math.ceil(quota)))
+    if platform == "darwin":
+        quick = (sysctl or _read_sysctl)("hw.perflevel0.physicalcpu")
+        if quick:
+            return quick
+    # On Windows efficient cores count too: nothing that Python reaches tells them apart.
+    return max(1, psutil.cpu_count(logical=False) or os.cpu_count() or 1)
+
+
+def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
+    """Return those of some logical CPUs that are no efficient ones; all of them where they are of one kind.
+
+    Linux tells it of Intel's in /sys/devices/cpu_core, of Arm's by cpu_capacity.
+    """
+    devices = root / "sys/devices"
+    capacities = {cpu: _read_number(devices / f"system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
+    known = [capacity for capacity in capacities.values() if capacity is not None]
+    if known and len(known) == len(cpus):
+        return frozenset(cpu for cpu, capacity in capacities.items() if (capacity or 0) >= _QUICK * max(known))
+    listed = _read(devices / "cpu_core/cpus")
+    return (parse_cpus(listed) & cpus or cpus) if listed else cpus
+
+
+def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
+    """Return of how many cores some logical CPUs are."""
+    topology = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
+    siblings = {_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology}
+    if siblings and None not in siblings:
+        return len(siblings)
+    return min(len(cpus), psutil.cpu_count(logical=False) or len(cpus))
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Return how many CPUs' time the process's control groups grant it; None without a limit."""
+    mounts = root / "sys/fs/cgroup"
+    quotas: list[float] = []
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
+        if not controllers and path:
+            for mount in (mounts, mounts / "unified"):
+                quotas += [quota for folder in _upwards(mount, path) if (quota := _quota_v2(folder)) is not None]
+        elif "cpu" in controllers.split(","):
+            for mount in (mounts / controllers, mounts / "cpu"):
+                quotas += [quota for folder in _upwards(mount, path) if (quota := _quota_v1(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Return the numbers of a list such as 0-3,8; none where it is not one."""
+    try:
+        bounds = [part.partition("-") for part in text.strip().split(",") if part]
+        return frozenset(cpu for first, _, last in bounds for cpu in range(int(first), int(last or first) + 1))
+    except ValueError:
+        return frozenset()
+
+
+def _allowed_cpus() -> frozenset[int]:
+    if sys.platform != "win32" and hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """Return a control group's folder and those above it; in a container only the mount itself may be there."""
+    inside = PurePosixPath(path.lstrip("/"))
+    return [mount / inside, *(mount / parent for parent in inside.parents)]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    quota, _, period = (_read(folder / "cpu.max") or "").partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() and int(period) else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(_read(path) or "")
+    except ValueError:
+        return None
+
+
+def _read_sysctl(name: str) -> int | None:
+    """Return a number that macOS's kernel tells; None where it does not."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    try:
+        status = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    except (AttributeError, OSError):
+        return None
+    return int(value.value) if status == 0 else None

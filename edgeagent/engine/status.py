@@ -1,0 +1,18 @@
+"""What an engine tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeagent.types import CacheStatus
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Counts for observers."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_cells_used: int
+    host: CacheStatus

@@ -1,0 +1,96 @@
+"""The first work of a model that has just been loaded. It warms the model up, and shows whether the model works at all.
+
+A file can load well and still be of no use: weights that are no numbers, a rope base of 0, a tokenizer that throws.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.model import Model
+from edgeagent.engine.runner import Logits, OutOfCells, Slice
+from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
+from edgeagent.errors import InternalError, ModelLoadFailed
+
+# Letters, digits, white space, other scripts and a character outside of the basic plane: the ways through a tokenizer.
+_TEXT = "The quick brown fox's 12345 jumps:\n\n\tÄpfel, 漢字 и 🦊!"
+# Large enough to touch every weight's page once and fill a kernel tile, small against a load.
+_NUM_TOKENS = 32
+TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
+
+
+def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], costs: CostModel | None = None) -> float:
+    """Take a text apart, then compute a token, a batch and a token behind it; nothing of that stays in the cells.
+
+    The batch is what the first prompt's chunks are chosen by; it takes a slow machine a few seconds at most. `on_try`
+    is told what begins: llama.cpp may end the process there. Return how many bytes of a block each token takes, 0 where
+    all are a state. Raise ModelLoadFailed, which names the file and what is wrong with it.
+    """
+    path = model.path
+    on_try(f"{TOKENIZER} of {path}")
+    text = _tokenize(model, path)
+    on_try(f"{FIRST_STEPS} of {path}")
+    # Tokens from all over the vocabulary too, since every one has a row of weights.
+    spread = np.linspace(0, model.num_tokens - 1, _NUM_TOKENS).astype(int).tolist()
+    tokens = [*text[: _NUM_TOKENS // 2], *spread]
+    sizes: dict[int, int] = {}
+    num_tokens = 1
+    try:
+        for is_warm in (False, True):
+            runner.clear(0)
+            started_s = time.monotonic()
+            _check(_decode(runner, 0, tokens[:num_tokens]), path)
+            took_s = time.monotonic() - started_s
+            end = num_tokens
+            sizes[end] = len(runner.save(0, 0, end))
+            if is_warm and costs is not None:
+                costs.observe(end, 0, took_s)
+            fits = int(MAX_STEP_S / max(took_s, 1e-6))
+            num_tokens = min(_NUM_TOKENS, max(MIN_SLOW_CHUNK, fits), runner.max_batch)
+        _check(_decode(runner, end, tokens[:1]), path)
+    except (InternalError, OutOfCells) as error:
+        raise ModelLoadFailed(f"{path} cannot be served: {FIRST_STEPS} cannot be computed ({error})") from error
+    finally:
+        runner.clear(0)
+    return (max(sizes.values()) - min(sizes.values())) / max(1, max(sizes) - min(sizes))
+
+
+def _tokenize(model: Model, path: Path) -> list[int]:
+    try:
+        tokens = model.tokenize(_TEXT, parse_special=False)
+    except InternalError as error:
+        raise ModelLoadFailed(f"{path} cannot be served: {TOKENIZER} cannot take a text apart ({error})") from error
+    wrong = next((token for token in tokens if not 0 <= token < model.num_tokens), None)
+    if wrong is not None:
+        raise ModelLoadFailed(
+            f"{path} cannot be served: {TOKENIZER} makes token {wrong} of a text, but there are {model.num_tokens}"
+        )
+    for token in tokens:
+        model.piece(token)
+    return tokens
+
+
+def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None:
+    """Compute tokens behind those that are there; return the last one's logits, None where the model makes none."""
+    runner.decode([Slice(0, start, tokens, 1)])
+    try:
+        return runner.logits(0)
+    except ValueError:  # a null pointer: models for embeddings may have no output layer
+        return None
+
+
+def _check(logits: Logits | None, path: Path) -> None:
+    """Raise where a token cannot be drawn; attention carries what is no number from any token to the last one's."""
+    peak = np.float32(0) if logits is None else logits.max()
+    if not np.isfinite(peak):
+        what = "not numbers (NaN)" if np.isnan(peak) else "infinite"
+        raise ModelLoadFailed(
+            f"{path} cannot be served: the logits of {FIRST_STEPS} are {what}. Its weights or its metadata (a rope "
+            "base, say) are damaged, or were converted wrongly; get the file again, or another one."
+        )

@@ -1,0 +1,90 @@
+"""What a model's first work finds: files that load and are of no use, each refused by its name and its fault."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.model import Model
+from edgeagent.engine.sampling import resolve
+from edgeagent.engine.trial import try_out
+from edgeagent.errors import ModelLoadFailed
+from edgeagent.types import MemoryKind, SamplingParams
+from tests.conftest import TinyModel
+from tests.models import make_tiny_model
+
+CONFIG = EngineConfig(threads=1, ctx=512)
+
+
+def opened(path: Path) -> tuple[Model, LlamaRunner]:
+    model = Model(path, CONFIG)
+    return model, LlamaRunner(model, CONFIG)
+
+
+def damage(path: Path, tensor: str, value: float) -> None:
+    """Write a value all over a tensor of 32-bit numbers; a single one may drown where products are quantized."""
+    reader = gguf.GGUFReader(path, "r+")
+    found = next(each for each in reader.tensors if each.name == tensor)
+    found.data[:] = value
+    reader.data.flush()
+
+
+@pytest.mark.parametrize("kind", MemoryKind)
+def test_a_good_model_is_left_as_it_was(tiny_model: TinyModel, kind: MemoryKind) -> None:
+    model, runner = opened(tiny_model(kind))
+    tried: list[str] = []
+    bytes_per_token = try_out(model, runner, tried.append)
+    assert (bytes_per_token > 0) == (kind is not MemoryKind.RECURRENT)
+    assert tried == [f"the tokenizer of {model.path}", f"the first tokens of {model.path}"]
+    assert runner.length(0) == 0
+    assert np.isfinite(runner.logits(0)).all()
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "word"),
+    [
+        ("output_norm.weight", math.nan, "NaN"),
+        ("output_norm.weight", math.inf, "NaN|infinite"),
+        ("blk.2.attn_norm.weight", math.nan, "NaN"),
+        ("blk.0.ffn_norm.weight", math.inf, "NaN|infinite"),
+    ],
+)
+def test_weights_that_are_no_numbers(tmp_path: Path, tensor: str, value: float, word: str) -> None:
+    path = make_tiny_model(tmp_path / "damaged.gguf", MemoryKind.FULL_ATTENTION)
+    damage(path, tensor, value)
+    model, runner = opened(path)
+    with pytest.raises(ModelLoadFailed, match=rf"damaged\.gguf cannot be served: .*first tokens are.*({word})"):
+        try_out(model, runner, lambda _: None)
+    runner.close()
+
+
+@pytest.mark.parametrize("base", [math.nan, 0.0, -1.0])
+def test_a_rope_base_that_makes_no_numbers(tmp_path: Path, base: float) -> None:
+    path = make_tiny_model(tmp_path / "damaged.gguf", MemoryKind.FULL_ATTENTION)
+    reader = gguf.GGUFReader(path, "r+")
+    field = reader.get_field("llama.rope.freq_base")
+    assert field is not None
+    field.parts[field.data[0]][0] = base
+    reader.data.flush()
+    with pytest.raises(ModelLoadFailed, match="damaged"):
+        try_out(*opened(path), lambda _: None)
+
+
+def test_bad_recommendations_are_passed_over(tmp_path: Path) -> None:
+    bad: dict[str, float] = {
+        "general.sampling.top_k": -5,
+        "general.sampling.temp": math.nan,
+        "general.sampling.top_p": 7.0,
+        "general.sampling.min_p": 0.25,
+    }
+    path = make_tiny_model(tmp_path / "advice.gguf", MemoryKind.FULL_ATTENTION, metadata=bad)
+    defaults = Model(path, CONFIG).default_sampling()
+    resolved = resolve(SamplingParams(), defaults)
+    assert (resolved.top_k, resolved.temperature, resolved.top_p, resolved.min_p) == (40, 0.8, 0.95, 0.25)
