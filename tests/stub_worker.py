@@ -35,6 +35,7 @@ from edgeagent.types import (
     WorkerStatus,
 )
 from edgeagent.worker import protocol
+from edgeagent.worker.cause import describe_left_out
 from edgeagent.worker.protocol import (
     Answer,
     Ask,
@@ -84,6 +85,7 @@ class Stub:
         self.num_delivered: dict[str, int] = {}
         self.num_steps = 0
         self.preparing_since_s = 0.0
+        self.preparing_id = ""
         self.name = "stub"
 
     def command(self, commands: list[str]) -> list[str]:
@@ -131,7 +133,10 @@ class Stub:
             self.streams[request_id] += 1
         self.num_steps += len(self.busy)
         status = WorkerStatus(
-            num_steps=self.num_steps, num_running=len(self.live), preparing_since_s=self.preparing_since_s
+            num_steps=self.num_steps,
+            num_running=len(self.live),
+            preparing_since_s=self.preparing_since_s,
+            preparing_id=self.preparing_id,
         )
         send(Pong(nonce, status))
 
@@ -205,6 +210,16 @@ class Stub:
             if isinstance(message, Ping):
                 send(Pong(message.nonce, WorkerStatus()))
                 send(LoadProgress(0.25))
+
+    def start_saving(self) -> None:
+        """Be ready; when asked to stop, write prompts to disk for a while, of which some are left over."""
+        self.start_ok()
+        while not isinstance(protocol.read_to_worker(sys.stdin.buffer), Stop):
+            pass
+        time.sleep(0.5)
+        sys.stderr.write(f"edgeagent worker: {describe_left_out(3 << 20)}\n")
+        sys.stderr.flush()
+        sys.exit(0)
 
     def start_deaf(self) -> None:
         """Load, then read nothing any more, the end of the pipe neither."""
@@ -315,6 +330,7 @@ class Stub:
         """Prepare the prompt for ever, while other requests go on."""
         self.live[request_id] = False
         self.preparing_since_s = time.monotonic()
+        self.preparing_id = request_id
 
     def do_spin(self, request_id: str, num: str = "0") -> None:
         """Give some tokens, then compute for ever without looking up."""

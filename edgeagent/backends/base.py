@@ -62,6 +62,10 @@ class Backend(Protocol):
         """Return the name of the model that serves a request which names none."""
         ...
 
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        ...
+
     async def start(self) -> None:
         """Begin to load what is configured; return without waiting for it."""
         ...

@@ -40,6 +40,10 @@ class LocalBackend:
         """Return the name of the model that serves a request which names none."""
         return self._pool.default_model()
 
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        return self._pool.find_model(name)
+
     async def start(self) -> None:
         """Find the configured model and begin to load it; raise StoreError or NotFound where there is none."""
         await self._pool.start()

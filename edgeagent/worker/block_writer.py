@@ -19,6 +19,6 @@ def start_block_store(disk: DiskCache) -> BlockStore:
     # A restart under a wrong clock ages blocks by half their time at most.
     ledger = Ledger(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
     limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
-    store = BlockStore(files, Seal(disk.secret), ledger, limits)
+    store = BlockStore(files, Seal(disk.secret), ledger, limits, close_s=disk.close_s)
     threading.Thread(target=store.run, name="block writer", daemon=True).start()
     return store

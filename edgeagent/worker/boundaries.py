@@ -11,8 +11,8 @@ from itertools import takewhile
 from msgspec import structs
 
 from edgeagent.errors import EdgeAgentError
-from edgeagent.text.template import ChatTemplate
 from edgeagent.types import ChatPrompt, Message
+from edgeagent.worker.renderer import Template
 
 _OTHER = "\u2042"  # begins like no message that a person would write
 _QUESTION = Message("user", _OTHER)
@@ -22,7 +22,7 @@ Piece = Callable[[int], bytes]
 
 
 def find_system_end(
-    template: ChatTemplate, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
+    template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
     """Return where what instructions and tools make of a prompt's tokens ends, None where the template will not tell.
 
@@ -34,7 +34,7 @@ def find_system_end(
 
 
 def find_next_turn(
-    template: ChatTemplate, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
+    template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
     """Return where the next turn of a conversation will go on, None where the template will not tell.
 
@@ -44,9 +44,7 @@ def find_next_turn(
     return _num_shared(template, next_turn, text, tokens, piece)
 
 
-def _num_shared(
-    template: ChatTemplate, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
-) -> int | None:
+def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece) -> int | None:
     """Return how many tokens another prompt begins with too, all but the last at most."""
     try:
         rendered = template.render(other).text

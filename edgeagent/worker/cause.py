@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
+from pathlib import Path
 
 _SIGNAL_WORDS = {
     "SIGSEGV": "invalid memory access",
@@ -19,6 +21,8 @@ _SIGNAL_WORDS = {
     "SIGTERM": "terminated from outside",
     "SIGXCPU": "out of its CPU time limit",
 }
+_SIGKILL, _SIGTERM = 9, 15
+_OUT_OF_MEMORY = "SIGKILL (out of memory: the kernel ended it; a smaller --ctx or model needs less)"
 # NTSTATUS values that a Windows process leaves as its exit code.
 _WINDOWS_CODES = {
     0xC0000005: "access violation",
@@ -37,13 +41,59 @@ _LIBCPP = re.compile(r"terminating due to uncaught exception of type ((?:[^:\n]|
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "[^"]*?([^/\\"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")
+# Of what a worker has to say to the log, which is not to be trusted to be short.
+_MAX_NOTES = 3
+_MAX_NOTE_CHARS = 400
+_LEFT_OUT = re.compile(r"^edgeagent worker: left out (\d{1,15}) bytes", re.MULTILINE)
 _MAX_QUOTE = 200
 _MAX_LINE = 400
 
 
-def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool) -> str:
-    """Return what ended a process nobody asked to end, e.g. "SIGSEGV (invalid memory access)"."""
-    how = _describe_code(returncode)
+def describe_left_out(num_bytes: int) -> str:
+    """Return a stopping worker's word on what it had no time to write to the disk cache."""
+    return f"left out {num_bytes} bytes"
+
+
+def read_left_out(stderr: str) -> int:
+    """Return the bytes that a worker which was asked to stop says it did not write; 0 where it says nothing."""
+    found = _LEFT_OUT.search(stderr)
+    return int(found[1]) if found else 0
+
+
+def read_notes(notes: Sequence[str]) -> list[str]:
+    """Return what a worker wants in the log: a few lines, without control characters."""
+    return [one_line(note) for note in notes[:_MAX_NOTES]]
+
+
+def one_line(text: str) -> str:
+    """Return a worker's words as one short line."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MAX_NOTE_CHARS])
+
+
+def is_from_outside(returncode: int) -> bool:
+    """Whether a process was ended by somebody else: a person, a service manager, the kernel out of memory.
+
+    On Windows whoever ends a process chooses its exit code, so there is no telling.
+    """
+    return returncode in (-_SIGKILL, -_SIGTERM)
+
+
+def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
+    """Return how many processes Linux's kernel has ended since its start to free memory; 0 where it is not told."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return int(found[1]) if found else 0
+
+
+def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool, num_oom_kills: int = 0) -> str:
+    """Return what ended a process nobody asked to end, e.g. "SIGSEGV (invalid memory access)".
+
+    `num_oom_kills` is how many processes the kernel ended to free memory while this one lived.
+    """
+    is_out_of_memory = returncode == -_SIGKILL and num_oom_kills > 0
+    how = _OUT_OF_MEMORY if is_out_of_memory else _describe_code(returncode)
     why = _describe_output(stderr, has_seen_prompts)
     return f"{how}: {why}" if why else how
 

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import psutil
+
+from edgeagent.worker.cause import describe_exit, num_oom_kills
 from edgeagent.worker.environment import worker_environment
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
@@ -27,6 +30,7 @@ from edgeagent.worker.protocol import (
     encode,
     frame_length,
 )
+from edgeagent.worker.watchdog import Signs
 
 STDERR_TAIL_BYTES = 16 << 10
 OUTPUT_GRACE_S = 0.5
@@ -91,6 +95,8 @@ class Channel(asyncio.SubprocessProtocol):
         self._open_outputs = {_STDOUT, _STDERR}
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
+        self._process: psutil.Process | None = None
+        self._num_oom_kills = num_oom_kills()
 
     @classmethod
     async def spawn(
@@ -123,21 +129,40 @@ class Channel(asyncio.SubprocessProtocol):
         if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.write(frame)
 
+    def signs(self) -> Signs | None:
+        """Return what the child's process has used so far; None where the system does not tell."""
+        if self._process is None:
+            return None
+        try:
+            with self._process.oneshot():
+                times = self._process.cpu_times()
+                return Signs(times.user + times.system, self._process.memory_info().rss)
+        except psutil.Error:
+            return None
+
     def mute(self) -> None:
         """Hand on nothing more of what the child writes."""
         self._on_message = None
+
+    def describe_end(self, *, has_seen_prompts: bool) -> str:
+        """Return what ended the child, which must be gone; see `describe_exit`."""
+        assert self.returncode is not None
+        num_more = num_oom_kills() - self._num_oom_kills
+        return describe_exit(
+            self.returncode, self.stderr_tail(), has_seen_prompts=has_seen_prompts, num_oom_kills=num_more
+        )
 
     def stderr_tail(self) -> str:
         """Return the end of what the child printed."""
         return self._stderr.decode("utf-8", "replace")
 
-    async def stop(self, grace_s: float) -> bool:
-        """Ask the child to stop, then end it; False if it cannot be ended.
+    async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
+        """Ask the child to stop, for which it has `save_s` more, then end it; False if it cannot be ended.
 
         Its stdin stays open: the end of that stream means that nobody listens, and this child's last words are wanted.
         """
         self.send(Stop())
-        return await self._has_ended(grace_s) or await self.end(grace_s)
+        return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
 
     async def end(self, grace_s: float) -> bool:
         """SIGTERM, a grace, SIGKILL; False if even that leaves the process there (a device driver holds it)."""
@@ -159,6 +184,8 @@ class Channel(asyncio.SubprocessProtocol):
         process = cast(asyncio.SubprocessTransport, transport)
         self._transport = process
         self.pid = process.get_pid()
+        with contextlib.suppress(psutil.Error):
+            self._process = psutil.Process(self.pid)
         self._stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(_STDIN))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:

@@ -10,6 +10,7 @@ from edgeagent.errors import ConfigError
 from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
+_MIN_CLOSE_S = 1.0  # also for who drains nothing: the end of a conversation takes no longer to write
 
 logger = logging.getLogger(__name__)
 
@@ -35,4 +36,5 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
         min_free_bytes=config.cache.min_free_bytes,
         max_unused_s=config.cache.max_unused_days * _DAY_S,
         max_bytes_per_hour=config.cache.max_bytes_per_hour,
+        close_s=max(_MIN_CLOSE_S, config.server.drain_s),
     )

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from edgeagent.cache_folder import About
 from edgeagent.config import EngineConfig
-from edgeagent.engine.bindings import commit, lib, system_description
-from edgeagent.engine.block_cache import make_blocks
+from edgeagent.engine.bindings import commit, devices, system_description
+from edgeagent.engine.block_cache import BlockCache, make_blocks
 from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Keyring
+from edgeagent.engine.blocks import Keyring, choose_block_tokens
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.embedding import Embedder
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.fingerprint import make_fingerprint
+from edgeagent.engine.fingerprint import describe_unused, make_fingerprint
+from edgeagent.engine.host_tier import PENDING_SHARE
 from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model, split_parts
-from edgeagent.engine.runner import CUTTABLE, Slice
+from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftModel
 from edgeagent.engine.threads import ThreadGovernor
-from edgeagent.errors import InvalidRequest, ModelLoadFailed
+from edgeagent.engine.trial import try_out
+from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output import OutputStream
@@ -41,14 +43,13 @@ from edgeagent.types import (
     ModelInfo,
     TextAnswer,
     TextQuery,
-    Tool,
 )
+from edgeagent.worker.fit import check_memory
 from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.renderer import MakeTemplate, Template, open_here
 from edgeagent.worker.text_reader import TextReader
 
-# Large enough to touch every weight's page once and fill a kernel tile, small against a load.
-_WARM_UP_TOKENS = 32
 # A draft's cells are this small a part of its target's, about.
 _DRAFT_SHARE = 1 / 8
 _OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by then are found later
@@ -62,6 +63,7 @@ class Prepared:
     output: OutputStream
     render_ms: float
     echo: PromptEcho | None = None
+    num_dropped_items: int = 0
 
 
 class Host:
@@ -73,13 +75,17 @@ class Host:
         on_progress: Callable[[float], None],
         sandbox: tuple[str, ...] = (),
         store: BlockStore | None = None,
+        on_try: Callable[[str], None] = lambda _: None,
+        make: MakeTemplate = open_here,
     ) -> None:
         """Load the model. Raise ModelLoadFailed with what to do about it.
 
-        `sandbox` is told to whoever asks; `store` keeps blocks on disk, on a thread of its own.
+        `sandbox` is told to whoever asks; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
+        part of which file is tried next, in words; `make` makes a chat template of what it is opened with.
         """
         started_s = time.monotonic()
         config = EngineConfig.model_validate_json(load.engine_config)
+        check_memory(load.num_cells, load.kv_bytes_per_token, devices())
         self.model = Model(Path(load.path), config, on_progress)
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
@@ -87,24 +93,29 @@ class Host:
         self._runners = [self._runner]
         # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
-        _warm_up(self._runner)
+        costs = CostModel(self._runner.max_batch)
+        self._block_tokens = choose_block_tokens(try_out(self.model, self._runner, on_try, costs))
         self._name = load.name
         self._store = store
+        self._settings: Mapping[str, str] = {}
+        self.notes: tuple[str, ...] = ()
+        """What whoever watches the daemon's log should know of this load."""
         self._keyring = self._make_keyring(load, config)
         self._introduced: set[str] = set()
-        share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
         self.engine = Engine(
             self._runner,
             max_running=config.parallel,
             max_forced=config.draft_tokens,
             itl_budget_s=config.itl_budget_ms / 1000,
-            drafter=self._make_drafter(load, config),
-            blocks=make_blocks(self._runner.memory_kind, config, self._keyring, store, share),
+            costs=costs,
+            drafter=self._make_drafter(load, config, on_try),
+            blocks=self._make_blocks(load, config),
         )
         self._sampling = self.model.default_sampling()
         self._special = special_texts(self.model)
         self._vocabulary = LongTextVocabulary(self.model, self._special)
-        self._template = make_template(self.model, self._special)
+        self._make_template = partial(make_template, self.model, self._special, make)
+        self._template = self._try_template()
         self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model)
         self.itl_budget_s = config.itl_budget_ms / 1000
@@ -115,6 +126,7 @@ class Host:
         ).read
         if store is not None:
             store.wait_until_open(_OPEN_S)
+            self.engine.refresh()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def close(self) -> None:
@@ -159,7 +171,7 @@ class Host:
 
     def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
         """Return what answers questions about text, for one thread to call beside all others."""
-        return partial(answer_query, self.model, self._vocabulary, make_template(self.model, self._special))
+        return partial(answer_query, self.model, self._vocabulary, self._make_template())
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
@@ -168,12 +180,12 @@ class Host:
         Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
-        prompt = self._prompts.read(request.prompt)
+        prompt = self._prompts.read(request.prompt, request.max_tokens)
         if not prompt.tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         tools = chat.tools if chat is not None and chat.tool_choice.mode != "none" else ()
-        sampler = self._make_sampler(request, prompt, tools, chat or ChatPrompt(()))
+        sampler = self._make_sampler(request, prompt, chat or ChatPrompt(()))
         output = OutputStream(
             self.model,
             stops=request.stop,
@@ -194,19 +206,27 @@ class Host:
             echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
         self._introduce(request.cache)
         spec = _spec(request, prompt, sampler, delivered, num_scored)
-        return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo)
+        return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo, prompt.num_dropped_items)
 
-    def _make_sampler(
-        self, request: GenerateRequest, prompt: ReadPrompt, tools: tuple[Tool, ...], chat: ChatPrompt
-    ) -> Sampler:
-        """Return what draws a request's tokens, held to its format and to the `tools` that it may call."""
+    def _try_template(self) -> Template:
+        try:
+            return self._make_template()
+        except TemplateTooSlow as error:
+            raise ModelLoadFailed(
+                f"{self.model.path} cannot be served: trying its chat template (tokenizer.chat_template) ended in the "
+                f"error: {error.message.partition('.')[0]}"
+            ) from error
+
+    def _make_sampler(self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt) -> Sampler:
+        """Return what draws a request's tokens, held to its format and to the tools that it may call."""
         constraint = self._grammars.compile(
             request.format,
-            tools=tools,
+            tools=chat.tools,
             tool_choice=chat.tool_choice,
             parallel_tool_calls=chat.parallel_tool_calls,
             tool_format=self._template.tool_format,
             open_reasoning=prompt.open_reasoning,
+            has_called=any(message.tool_calls or message.role == "tool" for message in chat.messages),
         )
         return Sampler(
             resolve(request.sampling, self._sampling),
@@ -220,25 +240,38 @@ class Host:
         """Return what names this model's blocks, the same after every restart; None where nothing outlives it."""
         if load.disk is None:
             return None
-        paths = [Path(path) for path in (load.path, load.draft_path) if path is not None]
-        files = [part for path in paths for part in split_parts(path)]
         fingerprint = make_fingerprint(
-            files,
+            split_parts(Path(load.path)),
             config,
             num_cells=self._runner.num_cells,
-            gpu_layers=self.model.num_gpu_layers,
+            block_tokens=self._block_tokens,
             flash_attention=self._runner.attention.flash,
         )
-        return Keyring(fingerprint, load.disk.secret)
+        keyring = Keyring(fingerprint.digest, load.disk.secret)
+        self._settings = fingerprint.fields
+        unused = describe_unused(Path(load.disk.folder), load.name, fingerprint, keyring)
+        self.notes = () if unused is None else (unused,)
+        return keyring
+
+    def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
+        share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
+        blocks = make_blocks(
+            self._runner.memory_kind, config, self._keyring, self._store, share, block_tokens=self._block_tokens
+        )
+        if self._store is not None:
+            self._store.expect(self._block_tokens, int(blocks.host.max_bytes * PENDING_SHARE))
+        return blocks
 
     def _introduce(self, policy: CachePolicy) -> None:
         """Let the store know whose a partition is, for listing and purging it by name."""
         name = policy.partition
         if self._store is not None and self._keyring is not None and policy.write and name not in self._introduced:
             self._introduced.add(name)
-            self._store.introduce(self._keyring.root(name), About(self._name, name))
+            self._store.introduce(self._keyring.root(name), About(self._name, name, self._settings))
 
-    def _make_drafter(self, load: Load, config: EngineConfig) -> Callable[[CostModel], DraftModel] | None:
+    def _make_drafter(
+        self, load: Load, config: EngineConfig, on_try: Callable[[str], None]
+    ) -> Callable[[CostModel], DraftModel] | None:
         if load.draft_path is None or config.draft_tokens == 0:
             return None
         if self.model.memory_kind not in CUTTABLE:
@@ -260,8 +293,8 @@ class Host:
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
         self._runners.append(runner)
-        _warm_up(runner)
-        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE)
+        block_tokens = choose_block_tokens(try_out(draft, runner, on_try))
+        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, block_tokens=block_tokens)
         return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model), blocks)
 
     def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
@@ -320,11 +353,3 @@ def _spec(
         num_system=prompt.num_system,
         lane=cache.lane,
     )
-
-
-def _warm_up(runner: LlamaRunner) -> None:
-    """Compute a batch and forget it: weights are paged in, threads started, graphs planned."""
-    token = max(0, lib.llama_vocab_bos(lib.llama_model_get_vocab(runner.model.handle)))
-    for num_tokens in (min(_WARM_UP_TOKENS, runner.max_batch), 1):
-        runner.decode([Slice(0, 0, [token] * num_tokens, 1)])
-        runner.clear(0)

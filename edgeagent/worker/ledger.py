@@ -33,6 +33,10 @@ from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
+# Who is killed from outside did nothing wrong, mostly; one that needs more memory than there is must end all the same,
+# and from the third time on takes nobody along.
+_MAX_HANDOVERS = 10
+_MAX_UNSUSPECTED_KILLS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
 # Only a prompt that is echoed, or many log probabilities, come in many parts.
 _MAX_PARTS = 512
@@ -43,6 +47,7 @@ class Fate(StrEnum):
     """What ended a worker; the hand-over of its requests is marked with it."""
 
     CRASHED = "worker_crashed"
+    KILLED = "worker_killed"
     HUNG = "worker_hung"
     REPLACED = "worker_replaced"
 
@@ -75,6 +80,7 @@ class LiveRequest:
         "is_sent",
         "num_deaths",
         "num_hangs",
+        "num_kills",
         "request",
         "sink",
         "started",
@@ -98,6 +104,7 @@ class LiveRequest:
         self.has_progressed = False  # got a token from the worker that has it
         self.num_deaths = 0
         self.num_hangs = 0
+        self.num_kills = 0  # from outside; they are no deaths
         self.handovers: tuple[Handover, ...] = ()
 
     @property
@@ -108,13 +115,15 @@ class LiveRequest:
     @property
     def is_suspect(self) -> bool:
         """Whether a worker died under it, and it has not shown since that it is not what kills them."""
-        return self.num_deaths > 0 and not self.has_progressed
+        is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
+        return is_marked and not self.has_progressed
 
     @property
     def is_exhausted(self) -> bool:
         """Whether it has had its share of workers."""
         max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
-        return self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
+        is_worn_out = self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
+        return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
 
 
 class Ledger:
@@ -220,11 +229,18 @@ class Ledger:
         error = from_code(failed.code, failed.message, param=failed.param)
         self.fail(self._sent(failed.id), error)
 
+    def blame(self, request_id: str, cause: str) -> None:
+        """End a request that the worker is ended over, before others are: it would only do the same to the next."""
+        live = self._live.get(request_id)
+        if live is not None and live.is_sent and live.cancelled_at_s is None:
+            self.fail(live, _stuck(cause))
+
     def on_death(self, cause: str, fate: Fate) -> None:
         """Settle what a dead worker had: cancelled, failed, or to go on with the next one."""
         for live in [live for live in self._live.values() if live.is_sent]:
             live.held.clear()
-            live.num_deaths += fate is not Fate.REPLACED
+            live.num_deaths += fate in (Fate.CRASHED, Fate.HUNG)
+            live.num_kills += fate is Fate.KILLED
             live.num_hangs += fate is Fate.HUNG
             if live.cancelled_at_s is not None:
                 self._finish_cancelled(live)
@@ -306,9 +322,17 @@ def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finis
     return replace(finished, usage=usage, timings=timings)
 
 
+def _stuck(cause: str) -> WorkerCrashed:
+    return WorkerCrashed(
+        f"the model's process was ended over this request ({cause}); it is not tried again. Send a shorter prompt, or "
+        "a simpler schema",
+        served_by="local",
+    )
+
+
 def _crash(cause: str) -> WorkerCrashed:
     return WorkerCrashed(
-        f"the model's process ended under the request ({cause}), and again when it was tried on a new one; "
+        f"the model's process ended under the request ({cause}), and again when it was tried on new ones; "
         "try again later, or change the request",
         retry_after_s=1.0,
         served_by="local",

@@ -27,6 +27,7 @@ from edgeagent.types import (
     Started,
     TextAnswer,
     TextDelta,
+    Tier,
     Timings,
     TokenLogprob,
     Usage,
@@ -35,6 +36,7 @@ from edgeagent.types import (
 from edgeagent.worker.embeddings import Embeddings
 from edgeagent.worker.host import Host, Prepared
 from edgeagent.worker.protocol import Answer, Ask, Cancel, Drop, StepItem, Steps, Stop, Submit, failed
+from edgeagent.worker.turns import Turns
 from edgeagent.worker.writer import Frames
 
 # More is held back only of a long beginning of a call that may be none.
@@ -88,7 +90,7 @@ class Worker:
         self._frames = frames
         self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
         self.commands: SimpleQueue[Command] = SimpleQueue()
-        self.to_prepare: SimpleQueue[Submit] = SimpleQueue()
+        self.to_prepare = Turns()
         self._requests: dict[str, _Request] = {}
         self._num_output_tokens = 0
         self._num_prompt_tokens = 0
@@ -97,6 +99,7 @@ class Worker:
         # Read by the reader thread for pongs; written by the main thread, the last one by the preparer.
         self.step_started_at_s = 0.0
         self.preparing_since_s = 0.0
+        self.preparing_id = ""
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -118,6 +121,7 @@ class Worker:
             self.step_started_at_s = time.monotonic()
             self._send(self._engine.admit())
             self._send(self._engine.step(self._is_wanted))
+            self._engine.settle()
             self.step_started_at_s = 0.0
         is_busy = self._engine.num_live > 0
         self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
@@ -140,6 +144,13 @@ class Worker:
         if self._engine.is_in_long_step:
             self._host.request_abort()
 
+    def hand_in(self, ready: PromptReady) -> None:
+        """Take a request from the preparer's thread; a realtime one stops a step that would make it wait."""
+        self.commands.put(ready)
+        is_urgent = ready.submit.request.tier is Tier.REALTIME
+        if is_urgent and self._engine.is_in_long_step and not self._engine.is_in_urgent_step:
+            self._host.request_abort()
+
     def _is_wanted(self) -> bool:
         return not self.commands.empty()
 
@@ -149,7 +160,7 @@ class Worker:
         self._embeddings.rest()
         with contextlib.suppress(Empty):
             while True:
-                command = self.commands.get(block=can_wait, timeout=self._embeddings.rest_s())
+                command = self.commands.get(block=can_wait, timeout=self._rest_s())
                 can_wait = False
                 match command:
                     case Submit():
@@ -176,6 +187,11 @@ class Worker:
                             self._cancel(request_id)
                         return False
         return True
+
+    def _rest_s(self) -> float | None:
+        """Return how long to wait for a command at most."""
+        rests = [rest_s for rest_s in (self._embeddings.rest_s(), self._engine.rest_s) if rest_s is not None]
+        return min(rests, default=None)
 
     def _is_awaited(self, submit: Submit) -> bool:
         """Whether this is a live request's; it may have been cancelled while it was prepared, and its id used again."""
@@ -242,7 +258,7 @@ class Worker:
             self._num_prompt_tokens += sequence.num_prompt
             self._num_cached_tokens += sequence.num_cached
             self._num_restored.update(sequence.num_restored)
-            deltas.append(Started(sequence.num_prompt, sequence.num_cached))
+            deltas.append(Started(sequence.num_prompt, sequence.num_cached, request.prepared.num_dropped_items))
         self._num_output_tokens += len(output.tokens)
         num_before = stream.num_tokens
         if sequence.spec.reports_progress and sequence.num_output == len(output.tokens):
@@ -313,6 +329,7 @@ class Worker:
         status = self._engine.status()
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
+            step_expected_s=self._engine.step_expected_s,
             num_running=status.num_running,
             num_waiting=status.num_waiting,
             num_cells_used=status.num_cells_used,

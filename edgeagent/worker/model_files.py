@@ -1,9 +1,12 @@
-"""Which files a model's worker was given, and whether others have taken their place. It knows no worker."""
+"""Which files and folder a model's worker was given, and whether others have taken their place. It knows no worker."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+
+from edgeagent.cache_folder import ensure_private
 
 
 class ModelFiles:
@@ -32,3 +35,31 @@ def identity(path: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+class GivenFolder:
+    """The folder of a worker's own. Each method reads the disk: call it in a thread."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._given = ""
+
+    def give(self, path: Path | None) -> None:
+        """Note the folder: a worker is about to be given it; None where it gets none."""
+        self._path, self._given = path, "" if path is None else _place(path)
+
+    def is_made_anew(self) -> bool:
+        """Make the folder again where it is gone; return whether it is there, and not the one that was given."""
+        if self._path is None:
+            return False
+        with contextlib.suppress(OSError):  # a disk that refuses is asked again later
+            ensure_private(self._path)
+        return _place(self._path) not in ("", self._given)
+
+
+def _place(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return f"{status.st_dev}:{status.st_ino}"

@@ -10,15 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, ModelNotFound
 from edgeagent.types import GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
+from edgeagent.worker.fit import Header, check_draft, kv_bytes_per_token, num_cells_wanted
 from edgeagent.worker.ledger import Sink
-from edgeagent.worker.model_files import ModelFiles, identity
+from edgeagent.worker.model_files import GivenFolder, ModelFiles, identity
 from edgeagent.worker.protocol import DiskCache, Load
+from edgeagent.worker.sandbox import READ_ONLY_FILES
 from edgeagent.worker.supervisor import WORKER_COMMAND, Supervisor
 from edgeagent.worker.watchdog import Patience
 
@@ -41,15 +44,16 @@ class FoundModel(Protocol):
 class Pool:
     """The models of this machine.
 
-    `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded;
-    `disk_cache` makes ready what a worker may use of the disk. They run in a thread, before each load.
+    `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded, and
+    returns what its header tells, if anything; `disk_cache` makes ready what a worker may use of the disk. They run in
+    a thread, before each load.
     """
 
     def __init__(
         self,
         config: Config,
         resolve: Callable[[str], FoundModel],
-        validate: Callable[[Path], object],
+        validate: Callable[[Path], Header | None],
         *,
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience | None = None,
@@ -61,7 +65,8 @@ class Pool:
         self._resolve = resolve
         self._validate = validate
         self._command = command
-        self._patience = patience or Patience.from_config(config.engine)
+        save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
+        self._patience = patience or replace(Patience.from_config(config.engine), save_s=save_s)
         self._clock = clock
         self._supervisors: dict[str, Supervisor] = {}
         self._aliases: dict[str, str] = {}
@@ -71,15 +76,28 @@ class Pool:
         """Return the name of the model that serves a request which names none."""
         return next(iter(self._supervisors), self._config.model)
 
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that has several; raise ModelNotFound, or BackendUnavailable at the start."""
+        if not self._supervisors:
+            raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
+        found = self._aliases.get(name, name)
+        if found not in self._supervisors:
+            served = ", ".join(self._supervisors)
+            raise ModelNotFound(f"model '{name[:256]}' not found; this daemon serves {served}", param="model")
+        return found
+
     async def start(self) -> None:
-        """Find the configured model and begin to load it; raise StoreError or NotFound where there is none."""
+        """Find the configured model and begin to load it; raise StoreError or NotFound where there is none.
+
+        Returns when its files have been looked at: those that must not be loaded have failed by then.
+        """
         if self._supervisors:
             return
         files = await asyncio.to_thread(self._resolve, self._config.model)
         draft_path = files.draft_path
         if self._config.draft is not None:
             draft_path = (await asyncio.to_thread(self._resolve, self._config.draft)).path
-        self._add(files, draft_path)
+        await self._add(files, draft_path).wait()
 
     async def stop(self) -> None:
         """End all workers and their requests."""
@@ -118,33 +136,49 @@ class Pool:
         """Start a model's worker anew; raise ModelNotFound."""
         self._supervisor(model).reload()
 
-    def _add(self, found: FoundModel, draft_path: Path | None) -> None:
+    def _add(self, found: FoundModel, draft_path: Path | None) -> asyncio.Event:
+        """Begin to load a model; return what is set once its files have been looked at."""
+        checked = asyncio.Event()
+        folder = GivenFolder()
         files = ModelFiles([path for path in (found.path, draft_path) if path is not None])
 
         async def prepare() -> Load:
-            return await asyncio.to_thread(self._check, found, draft_path, files)
+            try:
+                return await asyncio.to_thread(self._check, found, draft_path, files, folder)
+            finally:
+                checked.set()
 
         supervisor = Supervisor(found.name, prepare, command=self._command, patience=self._patience, clock=self._clock)
         self._supervisors[found.name] = supervisor
         self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), found.name)
         supervisor.start()
-        self._watches.append(asyncio.create_task(self._lift_quarantine(supervisor, files)))
+        self._watches.append(asyncio.create_task(self._look_after(supervisor, files, folder)))
+        return checked
 
-    async def _lift_quarantine(self, supervisor: Supervisor, files: ModelFiles) -> None:
-        """Try a model again as soon as its files are not those any more that killed their workers."""
+    async def _look_after(self, supervisor: Supervisor, files: ModelFiles, folder: GivenFolder) -> None:
+        """Load a model anew where what its worker was given has changed in a way that the worker cannot bear."""
         while True:
             await asyncio.sleep(self._patience.look_interval_s)
-            is_quarantined = supervisor.status().state is WorkerState.QUARANTINED
-            if is_quarantined and await asyncio.to_thread(files.are_replaced):
+            status = supervisor.status()
+            if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(files.are_replaced):
                 logger.warning("the files of %s were replaced; it is tried again", supervisor.name)
                 supervisor.reload()
+            elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(folder.is_made_anew):
+                # A sandbox is bound to the folder that was there when it was entered, so another worker is needed.
+                logger.warning(
+                    "the cache folder of %s was deleted and made anew; the model is loaded again to use it", status.name
+                )
+                supervisor.reload()
 
-    def _check(self, found: FoundModel, draft_path: Path | None, files: ModelFiles) -> Load:
+    def _check(self, found: FoundModel, draft_path: Path | None, files: ModelFiles, folder: GivenFolder) -> Load:
         """Look at the files before a worker does, before each load: they may have changed since the last."""
         files.give()
-        for path in files.paths:
-            self._validate(path)
+        headers = {path: header for path in files.paths if (header := self._validate(path)) is not None}
+        model = headers.get(found.path)
+        if model is not None and draft_path in headers:
+            check_draft(model, found.path, headers[draft_path], draft_path)
         disk = self._disk_cache()
+        folder.give(None if disk is None else Path(disk.folder))
         return Load(
             name=found.name,
             path=str(found.path.absolute()),
@@ -153,13 +187,16 @@ class Pool:
             identity=identity(found.path),
             writable=() if disk is None else (disk.folder,),
             disk=disk,
+            num_cells=0 if model is None else num_cells_wanted(model, self._config.engine),
+            kv_bytes_per_token=kv_bytes_per_token(tuple(headers.values()), self._config.engine),
         )
 
     def _supervisor(self, model: str) -> Supervisor:
-        if not self._supervisors:
-            raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
-        supervisor = self._supervisors.get(self._aliases.get(model, model))
-        if supervisor is None:
-            names = ", ".join(self._supervisors)
-            raise ModelNotFound(f"there is no model {model!r} here; available: {names}", param="model")
-        return supervisor
+        return self._supervisors[self.find_model(model)]
+
+
+def _is_cut_off(status: ModelStatus) -> bool:
+    """Whether a worker in a sandbox says that it cannot write to its cache folder."""
+    disk = status.worker.disk_cache if status.worker is not None else None
+    is_enclosed = status.info is not None and READ_ONLY_FILES in status.info.sandbox
+    return status.state is WorkerState.READY and is_enclosed and disk is not None and disk.trouble is not None

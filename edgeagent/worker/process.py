@@ -31,6 +31,7 @@ from edgeagent.engine.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed, PurgeCache, WorkerStatus
 from edgeagent.worker.block_writer import start_block_store
+from edgeagent.worker.cause import describe_left_out
 from edgeagent.worker.host import Host
 from edgeagent.worker.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.protocol import (
@@ -49,6 +50,7 @@ from edgeagent.worker.protocol import (
     read_to_worker,
 )
 from edgeagent.worker.questions import Questions
+from edgeagent.worker.renderer import MakeTemplate, start_renderers
 from edgeagent.worker.sandbox import enclose, set_limits
 from edgeagent.worker.writer import Frames, Outlet, Writer
 
@@ -108,6 +110,7 @@ class _Reader(threading.Thread):
             status,
             step_started_at_s=self._worker.step_started_at_s,
             preparing_since_s=self._worker.preparing_since_s,
+            preparing_id=self._worker.preparing_id,
             tokens_per_second=rate,
             rss_bytes=self._process.memory_info().rss,
             disk_cache=self._host.disk_cache(),
@@ -133,10 +136,11 @@ class _Preparer(threading.Thread):
             self._prepare(self._worker.to_prepare.get())
 
     def _prepare(self, submit: Submit) -> None:
+        self._worker.preparing_id = submit.request.id
         self._worker.preparing_since_s = time.monotonic()
         try:
             prepared = self._host.prepare(submit.request, submit.delivered)
-            self._worker.commands.put(PromptReady(submit, prepared))
+            self._worker.hand_in(PromptReady(submit, prepared))
         except EdgeAgentError as error:
             self._worker.commands.put(PromptRefused(submit, error))
         except BaseException:  # the loop's edge: one bad request (a panic in Rust is no Exception) must not end it
@@ -179,7 +183,9 @@ def _enclose(load: Load) -> tuple[str, ...]:
     return enclose([part for model in models for part in split_parts(model)], map(Path, load.writable))
 
 
-def _load(message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames) -> Host:
+def _load(
+    message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames, make: MakeTemplate
+) -> Host:
     last = -1.0
 
     def report(fraction: float) -> None:
@@ -188,7 +194,10 @@ def _load(message: Load, sandbox: tuple[str, ...], store: BlockStore | None, fra
             last = fraction
             frames.put(LoadProgress(fraction))
 
-    return Host(message, report, sandbox, store)
+    def report_trial(trying: str) -> None:
+        frames.put(LoadProgress(last, trying))
+
+    return Host(message, report, sandbox, store, report_trial, make)
 
 
 def main() -> int:
@@ -204,20 +213,24 @@ def main() -> int:
     if not isinstance(message, Load):
         _complain("the first message must be Load; this program is started by the daemon")
         return 2
+    # One template for prompts, one for questions about text.
+    make_template = start_renderers(2, is_enclosed=EngineConfig.model_validate_json(message.engine_config).sandbox)
     sandbox = _enclose(message)
     writer.start()
     store = None if message.disk is None else start_block_store(message.disk)
+    # At once: what is tried may end the process before a thread has said so.
+    outlet = Outlet(writer)
     try:
-        host = _load(message, sandbox, store, writer.frames)
+        host = _load(message, sandbox, store, outlet, make_template)
     except EdgeAgentError as error:
         writer.frames.put(LoadFailed(error.code, error.message))
         writer.frames.put(None)
         writer.join()
         return 1
-    worker = Worker(host, Outlet(writer))
+    worker = Worker(host, outlet)
     if store is not None:
         store.yield_to(lambda: worker.status.num_running > 0)
-    writer.frames.put(Ready(host.info))
+    writer.frames.put(Ready(host.info, host.notes))
     _Preparer(host, worker).start()
     questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
     questions.start()
@@ -226,6 +239,8 @@ def main() -> int:
     writer.frames.put(None)
     writer.join()
     host.close()
+    if store is not None and store.left_out_bytes:
+        _complain(describe_left_out(store.left_out_bytes))
     return 0
 
 

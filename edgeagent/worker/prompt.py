@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from edgeagent.engine.model import Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
-from edgeagent.text.template import ChatTemplate, tokenize_rendered
+from edgeagent.text.rendered import Rendered, tokenize_rendered
+from edgeagent.text.shortening import cut_before, cut_places, num_items, text_of
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
 from edgeagent.text.vocabulary import SpecialTexts
 from edgeagent.types import (
@@ -15,6 +18,7 @@ from edgeagent.types import (
     Detokenize,
     Embed,
     MemoryKind,
+    Message,
     Prompt,
     PurgeCache,
     RenderPrompt,
@@ -23,10 +27,23 @@ from edgeagent.types import (
     TextQuery,
     Tokenize,
     TokenPrompt,
+    replace,
 )
 from edgeagent.worker.boundaries import find_next_turn, find_system_end
+from edgeagent.worker.render_protocol import Open
+from edgeagent.worker.renderer import MakeTemplate, Template, open_here
 
 _USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
+_MOST_BYTES = 16  # of a token, on average: a longer conversation is not even tried
+_ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
+_TURN_TOKENS = 8  # what a turn's role and punctuation add, about
+_MAX_SIZES = 8192
+# What is dropped of a conversation goes in steps of this share of the context. Larger steps drop more than is needed;
+# smaller ones are due more often, and then all that is kept has to be computed anew.
+_STEP = 2
+# The share of the context that is left for an answer: of one without limit, and of any.
+_USUAL_ANSWER = 8
+_LONGEST_ANSWER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +51,7 @@ class ReadPrompt:
     """A prompt's tokens, the first `num_added` of them ours.
 
     `text` is what the client wrote, None where that was no one text. `open_reasoning` is what the template left open.
+    `num_dropped_items` of a conversation are left out, since they did not fit.
     `num_system` tokens are instructions and tools; `boundaries` are positions where other prompts may part from this
     one, looked for where the memory needs it.
     """
@@ -44,37 +62,50 @@ class ReadPrompt:
     open_reasoning: ReasoningMarkers | None = None
     num_system: int = 0
     boundaries: tuple[int, ...] = ()
+    num_dropped_items: int = 0
 
 
-def make_template(model: Model, special: SpecialTexts) -> ChatTemplate:
-    """Return the model's chat template. One thread uses it; another one makes its own."""
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A conversation as the template writes it."""
+
+    prompt: ChatPrompt
+    rendered: Rendered
+    tokens: list[int]
+
+
+def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Template:
+    """Return the model's chat template. One thread uses it; another one makes its own.
+
+    Raise TemplateTooSlow where it cannot be tried within its limits.
+    """
     source = model.chat_template
-    return ChatTemplate(
-        source,
-        bos_text=model.bos_text,
-        eos_text=model.eos_text,
-        architecture=model.metadata("general.architecture") or "",
-        control_texts=special.control,
-        marker_texts=special.markers(f"{source}{KNOWN_MARKERS}"),
-    )
+    markers = special.markers(f"{source}{KNOWN_MARKERS}")
+    architecture = model.metadata("general.architecture") or ""
+    opening = Open(0, source, model.bos_text, model.eos_text, architecture, tuple(special.control), tuple(markers))
+    return make(opening)
 
 
 class PromptReader:
     """Reads prompts for a context of `context_length` tokens."""
 
-    def __init__(
-        self, model: Model, vocabulary: LongTextVocabulary, template: ChatTemplate, context_length: int
-    ) -> None:
+    def __init__(self, model: Model, vocabulary: LongTextVocabulary, template: Template, context_length: int) -> None:
         self._model = model
         self._vocabulary = vocabulary
         self._template = template
         self._context_length = context_length
+        self._sizes: dict[bytes, int] = {}
 
-    def read(self, prompt: Prompt) -> ReadPrompt:
-        """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded where none can fit."""
+    def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
+        """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded where none can fit.
+
+        `max_tokens` may follow, None: as many as fit. A conversation that is to be truncated leaves room for some.
+        """
         match prompt:
             case ChatPrompt():
-                return self._read_chat(prompt)
+                written = self._write_shortened(prompt, max_tokens) if prompt.truncate else self._write(prompt)
+                num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
+                return self._read_chat(written, num_dropped)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special):
                 self._check_length(text + (suffix or ""))
                 if suffix is not None:
@@ -84,10 +115,60 @@ class PromptReader:
                 check_tokens(self._model, tokens, "prompt")
                 return ReadPrompt(list(tokens))
 
-    def _read_chat(self, prompt: ChatPrompt) -> ReadPrompt:
+    def _write(self, prompt: ChatPrompt) -> _Written:
         rendered = self._template.render(prompt)
         self._check_length(rendered.text)
-        tokens = tokenize_rendered(rendered, self._vocabulary)
+        return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
+
+    def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None) -> _Written:
+        """Write a conversation without as much of its front as is needed for it to fit, with room for an answer.
+
+        Where nothing makes it fit, it is as short as it can be.
+        """
+        context = self._context_length
+        most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
+        written = self._write_fitting(prompt, most)
+        places = [] if written is not None else self._places(prompt.messages)
+        low, high = 0, len(places) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            fitting = self._write_fitting(_cut(prompt, places[middle]), most)
+            written = fitting or written
+            low, high = (low, middle - 1) if fitting is not None else (middle + 1, high)
+        if written is not None:
+            return written
+        return self._write(_cut(prompt, places[-1]) if places else prompt)
+
+    def _places(self, messages: Sequence[Message]) -> list[int]:
+        """Return where a conversation can be cut; of most of its messages the size is known from the turn before."""
+        texts = {id(message): text_of(message) for message in messages}
+        is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
+
+        def size(message: Message) -> int:
+            text = texts[id(message)].encode()
+            if not is_countable:
+                return _TURN_TOKENS + len(text) // _ROUGHLY_BYTES
+            key = blake2b(text, digest_size=16).digest()
+            if key not in self._sizes:
+                if len(self._sizes) >= _MAX_SIZES:
+                    self._sizes.clear()
+                self._sizes[key] = len(self._vocabulary.tokenize(texts[id(message)], parse_special=False))
+            return _TURN_TOKENS + self._sizes[key]
+
+        return cut_places(messages, max(1, self._context_length // _STEP), size)
+
+    def _write_fitting(self, prompt: ChatPrompt, most: int) -> _Written | None:
+        """Write a conversation; None where it has more tokens than that."""
+        if sum(len(text_of(message).encode()) for message in prompt.messages) > _MOST_BYTES * most:
+            return None
+        try:
+            written = self._write(prompt)
+        except ContextLengthExceeded:
+            return None
+        return written if len(written.tokens) <= most else None
+
+    def _read_chat(self, written: _Written, num_dropped: int) -> ReadPrompt:
+        prompt, rendered, tokens = written.prompt, written.rendered, written.tokens
         place = (self._template, prompt, rendered.text, tokens, self._model.piece)
         has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
         # A memory that can be cut anywhere needs no places to be cut at.
@@ -100,6 +181,7 @@ class PromptReader:
             open_reasoning=rendered.open_reasoning,
             num_system=(system_end or 0) if has_instructions else 0,
             boundaries=tuple(sorted({end for end in (system_end, next_turn) if end})) if has_boundaries else (),
+            num_dropped_items=num_dropped,
         )
 
     def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:
@@ -137,7 +219,11 @@ class PromptReader:
             )
 
 
-def answer_query(model: Model, vocabulary: LongTextVocabulary, template: ChatTemplate, query: TextQuery) -> TextAnswer:
+def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
+    return replace(prompt, messages=cut_before(prompt.messages, place))
+
+
+def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
     """Answer a question about text; raise InvalidRequest where it names tokens that there are not."""
     match query:
         case Tokenize(text, add_bos, parse_special, with_pieces):

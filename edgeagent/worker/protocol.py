@@ -26,7 +26,7 @@ _MAX_ERROR_CHARS = 4096
 class DiskCache(Struct, frozen=True):
     """The folder of cached blocks, its bounds, and the secret that keys and seals them.
 
-    `max_bytes_per_hour` 0: as many as come.
+    `max_bytes_per_hour` 0: as many as come. `close_s`: how long a worker that is asked to stop may write what waits.
     """
 
     folder: str
@@ -35,13 +35,15 @@ class DiskCache(Struct, frozen=True):
     min_free_bytes: int
     max_unused_s: float
     max_bytes_per_hour: int
+    close_s: float = 1.0
 
 
 class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
     `identity` tells the model's file from another that took its place. `writable` are folders of the worker's own: in
-    its sandbox it can write nowhere else.
+    its sandbox it can write nowhere else. `num_cells` tokens of context of `kv_bytes_per_token` are going to be made
+    room for; 0 where the headers do not tell.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Load(Struct, frozen=True, tag="load"):
     identity: str = ""
     writable: tuple[str, ...] = ()
     disk: DiskCache | None = None
+    num_cells: int = 0
+    kv_bytes_per_token: float = 0.0
 
 
 class Delivered(Struct, frozen=True, array_like=True):
@@ -113,15 +117,20 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 
 
 class LoadProgress(Struct, frozen=True, tag="progress"):
-    """How much of the model is loaded, 0 to 1."""
+    """How much of the model is loaded, 0 to 1.
+
+    `trying`: what of which file is tried next, in words; it is to blame where the process ends in it.
+    """
 
     fraction: float
+    trying: str = ""
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded and warm."""
+    """The model is loaded and warm. `notes` are lines for the daemon's log."""
 
     info: ModelInfo
+    notes: tuple[str, ...] = ()
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):

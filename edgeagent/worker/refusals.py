@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelChanged, PayloadTooLarge
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    InvalidRequest,
+    ModelChanged,
+    ModelLoadFailed,
+    PayloadTooLarge,
+)
+from edgeagent.worker.cause import one_line
 from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, Ask, Submit, encode
 
 
@@ -23,6 +31,15 @@ def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
     return BackendUnavailable(
         f"the process of model {name!r} crashed too often ({cause}); it is left alone for {duration_s / 60:g} minutes, "
         "or until `edgeagent reload`",
+        served_by="local",
+    )
+
+
+def failed_trial(trying: str, cause: str) -> EdgeAgentError:
+    """Return the error of a file whose first work ended the process; `trying` says what of which file it was."""
+    return ModelLoadFailed(
+        f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
+        "converted wrongly or needs another build of llama.cpp; get it again, or another one",
         served_by="local",
     )
 

@@ -22,6 +22,8 @@ NO_NEW_PRIVILEGES = "no-new-privileges"
 READ_ONLY_FILES = "read-only files"
 
 _MAX_OPEN_FILES = 4096
+# Threads beyond those that the machine runs already; Linux counts all of a user's against this limit.
+_MAX_MORE_THREADS = 4096
 _OOM_SCORE, _MAX_OOM_SCORE = 500, 1000
 _WAKE_TIMEOUT_S = 20.0
 # Where programs, libraries and drivers are; what they read of the system; nobody's home.
@@ -35,21 +37,34 @@ _GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "ra
 def set_limits() -> None:
     """Bound what a worker can take from the machine, where the platform can.
 
-    No core files (they would hold prompts), no descriptors without end, and out of memory the worker goes before the
-    daemon. Address space is not bounded: mapped models and GPU drivers reserve far more than they ever use.
+    No core files (they would hold prompts), no descriptors, threads or messages without end, no realtime priority, and
+    out of memory the worker goes before the daemon. Address space is not bounded: mapped models and GPU drivers reserve
+    far more than they ever use.
     """
     if os.name == "posix":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _lower(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
     if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError):
+            num_threads = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[2])
+            _lower(resource.RLIMIT_NPROC, num_threads + _MAX_MORE_THREADS)
+        _lower(resource.RLIMIT_MSGQUEUE, 0)
+        _lower(resource.RLIMIT_RTPRIO, 0)
         with contextlib.suppress(OSError):
             score = Path("/proc/self/oom_score_adj")
             worse = min(_MAX_OOM_SCORE, int(score.read_text(encoding="ascii")) + _OOM_SCORE)
             score.write_text(f"{worse}\n", encoding="ascii")
+
+
+def _lower(limit: int, value: int) -> None:
+    """Lower a limit to a value, for good; one that is lower stays."""
+    import resource
+
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(hard, value)
+    resource.setrlimit(limit, (value, value))
 
 
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
@@ -74,6 +89,18 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
         seccomp.refuse_calls()
         state += [NO_NETWORK, NO_PROGRAMS]
     return tuple(sorted(state))
+
+
+def enclose_renderer() -> None:
+    """Give up all but the interpreter's own files, for good, where the platform can. Call it with one thread."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):
+        privileges.give_up()
+    with contextlib.suppress(OSError):
+        landlock.restrict(read=_libraries(), write=(), devices=_devices())
+    with contextlib.suppress(OSError):
+        seccomp.refuse_calls()
 
 
 def _wake_gpu() -> None:

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, WorkerCrashed, from_code
@@ -23,7 +23,7 @@ from edgeagent.types import (
     TextQuery,
     WorkerState,
 )
-from edgeagent.worker.cause import describe_exit
+from edgeagent.worker.cause import is_from_outside, read_left_out, read_notes
 from edgeagent.worker.channel import Channel, FloodLimit
 from edgeagent.worker.ledger import Fate, Ledger, LiveRequest, Sink
 from edgeagent.worker.protocol import (
@@ -43,23 +43,14 @@ from edgeagent.worker.protocol import (
     Submit,
 )
 from edgeagent.worker.queries import Queries
-from edgeagent.worker.refusals import changed, check_sendable, quarantined, renewed
+from edgeagent.worker.refusals import changed, check_sendable, failed_trial, quarantined, renewed
+from edgeagent.worker.restarts import Death, Quarantine, RestartPolicy
 from edgeagent.worker.vitals import Vitals
-from edgeagent.worker.watchdog import Patience, Quarantine, RestartPolicy
+from edgeagent.worker.watchdog import Owed, Patience
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.process")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Death:
-    """A worker's end. `error` is set where it said itself that it cannot load the model."""
-
-    cause: str
-    fate: Fate = Fate.CRASHED
-    ready_for_s: float | None = None
-    error: EdgeAgentError | None = None
 
 
 class Supervisor:
@@ -97,7 +88,7 @@ class Supervisor:
 
     def _begin_life(self) -> None:
         """Reset what is known of one worker process."""
-        self._verdict: asyncio.Future[_Death] = asyncio.Future()
+        self._verdict: asyncio.Future[Death] = asyncio.Future()
         self._vitals = Vitals(self._patience)
         self._info: ModelInfo | None = None
         self._ready_at_s: float | None = None
@@ -191,7 +182,7 @@ class Supervisor:
         if self._channel is not None:
             self._state = WorkerState.STOPPING
             if not self._verdict.done():
-                self._verdict.set_result(_Death("stopped"))
+                self._verdict.set_result(Death("stopped"))
         elif self._task is not None:
             self._task.cancel()
         if self._task is not None:
@@ -215,8 +206,7 @@ class Supervisor:
                     self._give_up(death.error, WorkerState.FAILED, self._patience.load_retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, death.cause)
-                hung_at_once = death.fate is Fate.HUNG and not self._vitals.has_worked
-                decision = self._restarts.on_crash(self._clock(), death.ready_for_s, hung_at_once=hung_at_once)
+                decision = self._restarts.on_end(self._clock(), death, has_worked=self._vitals.has_worked)
                 if isinstance(decision, Quarantine):
                     error = quarantined(self.name, death.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
@@ -229,16 +219,16 @@ class Supervisor:
             failure = InternalError(f"the supervisor failed: {type(error).__name__}")
             self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
 
-    async def _live(self) -> _Death:
+    async def _live(self) -> Death:
         """One worker from its start to its end."""
         try:
             load = await self._prepare()
             self._take_identity(load.identity)
             channel = await Channel.spawn(self._command, self._on_message, self._on_violation, self._flood)
         except EdgeAgentError as error:
-            return _Death(error.message, error=error)
+            return Death(error.message, error=error)
         except OSError as error:
-            return self._bury(_Death(f"its process could not be started: {error}"))
+            return self._bury(Death(f"its process could not be started: {error}"))
         self._channel = channel
         channel.send(load)
         await self._watch(channel)
@@ -255,21 +245,22 @@ class Supervisor:
             if done:
                 return
             now_s = self._clock()
-            self._tick(channel, now_s, now_s - last_s)
+            self._tick(channel, now_s - last_s)
             last_s = now_s
 
-    def _tick(self, channel: Channel, now_s: float, elapsed_s: float) -> None:
-        is_loading = self._state is WorkerState.STARTING
-        is_busy = self._ledger.num_sent() > 0 or self._queries.is_embedding
-        hang = self._vitals.tick(elapsed_s, is_loading=is_loading, is_busy=is_busy) or self._vitals.overdue(
-            now_s, self._ledger.oldest_cancel_s(), self._queries.sent_at_s
-        )
+    def _tick(self, channel: Channel, elapsed_s: float) -> None:
+        owed = None
+        if self._state is not WorkerState.STARTING:
+            is_busy = self._ledger.num_sent() > 0 or self._queries.is_embedding
+            owed = Owed(is_busy, self._ledger.oldest_cancel_s(), self._queries.sent_at_s)
+        hang = self._vitals.tick(elapsed_s, channel.signs(), owed)
         if hang is not None:
+            self._ledger.blame(self._vitals.culprit, hang)
             self._condemn(hang, Fate.HUNG)
         elif (ping := self._vitals.ping()) is not None:
             channel.send(ping)
 
-    async def _end(self, channel: Channel) -> _Death:
+    async def _end(self, channel: Channel) -> Death:
         """See the process out; return what it died of."""
         self._state = WorkerState.STOPPING
         is_gone = True
@@ -277,17 +268,27 @@ class Supervisor:
             death = self._verdict.result()
             # One that is still loading cannot hear, and one that hangs or lies has nothing to say.
             is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
-            is_gone = await (channel.stop if is_asked else channel.end)(self._patience.stop_grace_s)
+            grace_s = self._patience.stop_grace_s
+            is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
+            if num_bytes := read_left_out(channel.stderr_tail()):
+                logger.warning(
+                    "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "
+                    "server.drain_s gives it more time",
+                    self.name,
+                    num_bytes / 2**20,
+                )
         else:
             assert channel.returncode is not None
-            seen = self._has_seen_prompts
-            death = _Death(describe_exit(channel.returncode, channel.stderr_tail(), has_seen_prompts=seen))
+            cause = channel.describe_end(has_seen_prompts=self._has_seen_prompts)
+            death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
+            if self._ready_at_s is None and self._vitals.trying and death.fate is Fate.CRASHED:
+                death = replace(death, error=failed_trial(self._vitals.trying, cause))
         if not is_gone:
             death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
         self._channel = None
         return self._bury(death)
 
-    def _bury(self, death: _Death) -> _Death:
+    def _bury(self, death: Death) -> Death:
         """Settle a dead worker's requests."""
         if self._ready_at_s is not None:
             death = replace(death, ready_for_s=self._clock() - self._ready_at_s)
@@ -301,7 +302,7 @@ class Supervisor:
         """Let the worker be ended; its requests need not wait for that."""
         if self._verdict.done():
             return
-        self._verdict.set_result(_Death(cause, fate, error=error))
+        self._verdict.set_result(Death(cause, fate, error=error))
         self._state = WorkerState.STOPPING
         if self._channel is not None:
             self._channel.mute()
@@ -350,10 +351,12 @@ class Supervisor:
                 self._send_waiting()
             case Pong():
                 self._vitals.on_pong(message)
-            case LoadProgress(fraction):
-                self._vitals.on_load_progress(fraction)
-            case Ready(info):
+            case LoadProgress():
+                self._vitals.on_load_progress(message)
+            case Ready(info, notes):
                 self._on_ready(info)
+                for note in read_notes(notes):
+                    logger.info("%s: %s", self.name, note)
             case LoadFailed(code, text):
                 self._on_load_failed(from_code(code, text))
 

@@ -6,20 +6,21 @@ It knows when a worker counts as hung (watchdog has the limits), not what is don
 from __future__ import annotations
 
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.protocol import Ping, Pong, ProtocolError, Steps
-from edgeagent.worker.watchdog import LoadWatch, Patience, StepWatch
+from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, Steps
+from edgeagent.worker.watchdog import LoadWatch, Owed, Patience, Pulse, Signs, StepWatch
 
 
 class Vitals:
     """What is known of one process's health."""
 
     def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+        self._pulse = Pulse(patience)
         self._load = LoadWatch(patience)
         self._steps = StepWatch(patience)
         self._nonce = 0
         self._is_pong_due = False
         self.status: WorkerStatus | None = None
+        self.trying = ""  # what of a model that is loaded is tried, in words
         self.has_worked = False  # ended a step, as far as is known
 
     @property
@@ -27,9 +28,15 @@ class Vitals:
         """How much is loaded, 0 to 1."""
         return self._load.progress
 
-    def on_load_progress(self, fraction: float) -> None:
-        """Note how much is loaded."""
-        self._load.advance(fraction)
+    @property
+    def culprit(self) -> str:
+        """The request whose preparation is why the worker is hung; empty where it is not known."""
+        return self._steps.culprit
+
+    def on_load_progress(self, progress: LoadProgress) -> None:
+        """Note how much is loaded, and what is tried."""
+        self._load.advance(progress.fraction)
+        self.trying = progress.trying
 
     def on_progress(self) -> None:
         """Note that the worker answered a request, in part or whole, or was idle and got one."""
@@ -57,16 +64,10 @@ class Vitals:
         self._is_pong_due = True
         return Ping(self._nonce)
 
-    def tick(self, elapsed_s: float, *, is_loading: bool, is_busy: bool) -> str | None:
-        """Count time since the last tick; return why the worker is hung, or None."""
-        return self._load.tick(elapsed_s) if is_loading else self._steps.tick(elapsed_s, is_busy=is_busy)
+    def tick(self, elapsed_s: float, signs: Signs | None, owed: Owed | None) -> str | None:
+        """Count time since the last tick; return why the worker is hung, or None.
 
-    def overdue(self, now_s: float, cancelled_at_s: float | None, asked_at_s: float | None) -> str | None:
-        """Return why the worker is hung that owes an end since a cancel, or an answer since a question; or None."""
-        limit_s = self._steps.step_limit_s()
-        if cancelled_at_s is not None and now_s - cancelled_at_s >= limit_s:
-            return f"hung: a cancelled request did not end within {limit_s:g} s"
-        limit_s = self._patience.hang_timeout_s
-        if asked_at_s is not None and now_s - asked_at_s >= limit_s:
-            return f"hung: a question about text took longer than {limit_s:g} s"
-        return None
+        `signs` are what the operating system says of the process, `owed` what it owes, None while it is loading.
+        """
+        elapsed = self._pulse.beat(elapsed_s, signs)
+        return self._load.tick(elapsed, signs) if owed is None else self._steps.tick(elapsed, owed)

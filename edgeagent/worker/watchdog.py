@@ -1,7 +1,9 @@
-"""When a worker counts as hung, and when a dead one is replaced. Pure: told the time, they answer.
+"""When a worker counts as hung. Pure: told the time, it answers.
 
-Progress is what matters, not time: a long answer is fine while tokens come. Silence is counted in ticks, each of which
-counts little, so that a laptop's sleep or a stall of the daemon itself condemns nobody.
+Progress is what matters, not time: a long answer is fine while tokens come. A wait is counted in ticks, each of which
+counts little, so that a laptop's sleep or a stall of the daemon itself condemns nobody. Two limits hold: one for the
+time in which the worker computed, and one several times as long for all time, in which it may have been stopped,
+starved by other programs, or waiting for a disk or a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import WorkerStatus
 
 _HANG_FACTOR = 20.0
+# How many times as long a worker may take that gets no CPU time: it is stopped, starved or waits for a device.
+_IDLE_FACTOR = 3.0
+# What a worker says of its step is believed up to here; it may be a hostile one.
+_MAX_EXPECTED_S = 60.0
+# Of memory that was filled while a model was loaded: a slow disk is at work.
+_LOADED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +33,11 @@ class Patience:
     hang_timeout_s: float = 30.0
     load_timeout_s: float = 300.0
     stop_grace_s: float = 2.0
+    save_s: float = 0.0  # more than that, for a worker that is asked to stop to write its prompts to disk
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
     max_crashes: int = 3
+    max_kills: int = 20  # more than a request survives: one that needs too much memory must not end the model's service
     crash_window_s: float = 60.0
     quarantine_s: float = 300.0
     load_retry_s: float = 10.0
@@ -39,12 +49,70 @@ class Patience:
         return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What the operating system says of a worker's process."""
+
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """The time since the last tick, as far as it counts: `all_s`, in `busy_s` of which the worker computed."""
+
+    all_s: float
+    busy_s: float
+
+
+class Pulse:
+    """Turns ticks into elapsed time."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._max_tick_s = 2 * patience.ping_interval_s
+        self._cpu_s: float | None = None
+
+    def beat(self, elapsed_s: float, signs: Signs | None) -> Elapsed:
+        """Return what of a tick counts; without signs of the process all of it counts as computing."""
+        all_s = min(elapsed_s, self._max_tick_s)
+        if signs is None:
+            return Elapsed(all_s, all_s)
+        before, self._cpu_s = self._cpu_s, signs.cpu_s
+        return Elapsed(all_s, 0.0 if before is None else min(all_s, max(0.0, signs.cpu_s - before)))
+
+
+class Wait:
+    """How long one thing has been waited for; another one, or none (None), begins anew."""
+
+    def __init__(self) -> None:
+        self._thing: object = None
+        self._all_s = self._busy_s = 0.0
+
+    def add(self, thing: object, elapsed: Elapsed) -> None:
+        """Count a tick of waiting for a thing."""
+        if thing is None or thing != self._thing:
+            self._thing, self._all_s, self._busy_s = thing, 0.0, 0.0
+        if thing is not None:
+            self._all_s += elapsed.all_s
+            self._busy_s += elapsed.busy_s
+
+    def overrun(self, limit_s: float) -> str | None:
+        """Return in words what limit is reached, None while none is."""
+        if self._busy_s >= limit_s:
+            return f"{limit_s:g} s"
+        if self._all_s >= _IDLE_FACTOR * limit_s:
+            return f"{_IDLE_FACTOR * limit_s:g} s, and it hardly got or used any CPU time"
+        return None
+
+
 class LoadWatch:
-    """Watches a loading worker: the progress must rise."""
+    """Watches a loading worker: the progress must rise, or its memory fill."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._silence_s = 0.0
+        self._wait = Wait()
+        self._num_signs = 1
+        self._rss_bytes = 0
         self.progress = 0.0
 
     def advance(self, fraction: float) -> None:
@@ -52,14 +120,28 @@ class LoadWatch:
         # A fraction that is no number compares false.
         if fraction > self.progress:
             self.progress = min(fraction, 1.0)
-            self._silence_s = 0.0
+            self._num_signs += 1
 
-    def tick(self, elapsed_s: float) -> str | None:
+    def tick(self, elapsed: Elapsed, signs: Signs | None = None) -> str | None:
         """Count time since the last tick; return why the worker is hung, or None."""
-        self._silence_s += min(elapsed_s, 2 * self._patience.ping_interval_s)
-        if self._silence_s < self._patience.load_timeout_s:
-            return None
-        return f"hung while loading: no progress for {self._patience.load_timeout_s:g} s at {self.progress:.0%}"
+        if signs is not None and signs.rss_bytes >= self._rss_bytes + _LOADED_BYTES:
+            self._rss_bytes = signs.rss_bytes
+            self._num_signs += 1
+        self._wait.add(self._num_signs, elapsed)
+        overrun = self._wait.overrun(self._patience.load_timeout_s)
+        return overrun and f"hung while loading: no progress for {overrun} at {self.progress:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What a ready worker owes: steps while it `is_busy`, an end since a cancel, an answer since a question.
+
+    The times only name what is waited for; they are not compared with the clock.
+    """
+
+    is_busy: bool = False
+    cancelled_at_s: float | None = None
+    asked_at_s: float | None = None
 
 
 class StepWatch:
@@ -67,97 +149,50 @@ class StepWatch:
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._silence_s = 0.0
-        self._stall_s = 0.0
+        self._silence, self._step, self._prompt, self._cancel, self._question = (Wait() for _ in range(5))
+        self._num_pongs = self._num_signs = 1
         self._busy_s = 0.0
-        self._preparing_since_s = 0.0  # the worker's own clock: a name for what it prepares, not compared with ours
-        self._preparing_s = 0.0
-        self._num_steps = 0
+        self._status = WorkerStatus()
         self._step_times_s: deque[float] = deque(maxlen=32)
+        self.culprit = ""  # the request whose preparation is why the worker is hung
 
     def on_pong(self, status: WorkerStatus) -> None:
         """Note a sign of life and how many steps were done."""
-        self._silence_s = 0.0
-        num_done = status.num_steps - self._num_steps
+        self._num_pongs += 1
+        num_done = status.num_steps - self._status.num_steps
         if num_done > 0:
             self._step_times_s.append(self._busy_s / num_done)
-            self._stall_s = self._busy_s = 0.0
-        self._num_steps = status.num_steps
-        if status.preparing_since_s != self._preparing_since_s:
-            self._preparing_since_s, self._preparing_s = status.preparing_since_s, 0.0
+            self._busy_s = 0.0
+            self._num_signs += 1
+        self._status = status
 
     def on_progress(self) -> None:
         """Note that the worker answered a request, in part or whole, or was idle and got one."""
-        self._silence_s = self._stall_s = 0.0
+        self._num_pongs += 1
+        self._num_signs += 1
 
     def step_limit_s(self) -> float:
-        """Return the longest a step may take: the configured time, or 20 times the usual step."""
+        """Return the longest a step may take: the configured time, or 20 times the usual or the expected one."""
         usual_s = statistics.median(self._step_times_s) if self._step_times_s else 0.0
-        return max(self._patience.hang_timeout_s, _HANG_FACTOR * usual_s)
+        told_s = self._status.step_expected_s
+        expected_s = min(told_s, _MAX_EXPECTED_S) if told_s > 0 else 0.0
+        return max(self._patience.hang_timeout_s, _HANG_FACTOR * usual_s, _HANG_FACTOR * expected_s)
 
-    def tick(self, elapsed_s: float, *, is_busy: bool) -> str | None:
+    def tick(self, elapsed: Elapsed, owed: Owed) -> str | None:
         """Count time since the last tick; return why the worker is hung, or None."""
-        counted_s = min(elapsed_s, 2 * self._patience.ping_interval_s)
-        self._silence_s += counted_s
-        self._stall_s = self._stall_s + counted_s if is_busy else 0.0
-        self._busy_s = self._busy_s + counted_s if is_busy else 0.0
-        self._preparing_s = self._preparing_s + counted_s if self._preparing_since_s else 0.0
-        if self._silence_s >= self._patience.pong_timeout_s:
-            return f"hung: no sign of life for {self._patience.pong_timeout_s:g} s"
-        if self._stall_s >= self.step_limit_s():
-            return f"hung: one step took longer than {self.step_limit_s():g} s"
-        if self._preparing_s >= self._patience.hang_timeout_s:
-            return f"hung: one prompt took longer than {self._patience.hang_timeout_s:g} s to prepare"
+        self._busy_s = self._busy_s + elapsed.all_s if owed.is_busy else 0.0
+        step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
+        # The worker's own clock names what it prepares.
+        preparing_s = self._status.preparing_since_s or None
+        for wait, thing, most_s, words in (
+            (self._silence, self._num_pongs, self._patience.pong_timeout_s, "no sign of life for"),
+            (self._step, self._num_signs if owed.is_busy else None, step_limit_s, "one step took longer than"),
+            (self._prompt, preparing_s, limit_s, "preparing one prompt took longer than"),
+            (self._cancel, owed.cancelled_at_s, step_limit_s, "a cancelled request did not end within"),
+            (self._question, owed.asked_at_s, limit_s, "a question about text took longer than"),
+        ):
+            wait.add(thing, elapsed)
+            if overrun := wait.overrun(most_s):
+                self.culprit = self._status.preparing_id if wait is self._prompt else ""
+                return f"hung: {words} {overrun}"
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Start a new worker after a delay."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """Start no worker for this model until somebody asks after that time."""
-
-    duration_s: float
-
-
-class RestartPolicy:
-    """Decides what follows a crash: a restart with growing delay, or quarantine after several in a short time.
-
-    1. A worker that had been up for a whole crash window clears the record.
-    2. The third crash (`max_crashes`) within the window, or the first after a quarantine: quarantine. So does the third
-       in a row that hung before a step of it ended: hangs take longer than the window to notice.
-    3. The first crash of a worker that had been ready: restart at once.
-    4. Else: restart after 0.5, 1, 2 … 30 s.
-    """
-
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._crashes: list[float] = []
-        self._num_delayed = 0
-        self._num_hung_at_once = 0  # in a row
-        self._is_on_probation = False
-
-    def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Judge a crash; `ready_for_s` is how long the worker had been ready, None if it never was."""
-        patience = self._patience
-        self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
-        if self._num_hung_at_once >= patience.max_crashes:
-            self._is_on_probation = True
-            return Quarantine(patience.quarantine_s)
-        if ready_for_s is not None and ready_for_s >= patience.crash_window_s:  # 1
-            self._crashes.clear()
-            self._num_delayed, self._is_on_probation = 0, False
-        self._crashes = [at_s for at_s in self._crashes if now_s - at_s < patience.crash_window_s] + [now_s]
-        if self._is_on_probation or len(self._crashes) >= patience.max_crashes:  # 2
-            self._is_on_probation = True
-            return Quarantine(patience.quarantine_s)
-        if ready_for_s is not None and len(self._crashes) == 1 and self._num_delayed == 0:  # 3
-            return Restart(0.0)
-        self._num_delayed += 1  # 4
-        delay_s: float = patience.first_backoff_s * 2.0 ** min(self._num_delayed - 1, 30)
-        return Restart(min(delay_s, patience.max_backoff_s))

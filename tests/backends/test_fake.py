@@ -7,7 +7,6 @@ from contextlib import aclosing
 
 import pytest
 
-from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import ModelNotFound, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,
@@ -21,6 +20,7 @@ from edgeagent.types import (
     TextPrompt,
     TokenPrompt,
 )
+from tests.backends.fake import FakeBackend, Gate, failing, finished
 
 
 def request(text: str = "one two three", request_id: str = "r1", **fields: object) -> GenerateRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.stub_worker import stub_command
 Make = Callable[..., Supervisor]
 """What the fixture `make` gives: it makes supervisors of stub workers."""
 
+WITHIN_S = 30.0
 QUICK = Patience(
     ping_interval_s=0.01,
     pong_timeout_s=5.0,
@@ -99,7 +101,12 @@ class Record:
         self._changed.set()
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Return once the condition holds; the test's own time limit is the only clock."""
-    while not condition():  # noqa: ASYNC110 - what is waited for is another process
+async def eventually(condition: Callable[[], bool], within_s: float = WITHIN_S) -> None:
+    """Return once the condition holds; fail where that takes longer than `within_s`.
+
+    What a row limits is given some times its limit, since the machine may be busy; what is not limited has the default.
+    """
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not so within {within_s:g} s"
         await asyncio.sleep(0.002)

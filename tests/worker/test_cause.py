@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from edgeagent.worker.cause import describe_exit
+from edgeagent.worker.cause import describe_exit, describe_left_out, num_oom_kills, read_left_out
 
 TRACEBACK = """llama_model_loader: loaded meta data
 Traceback (most recent call last):
@@ -32,6 +34,15 @@ ValueError: no such role: my secret
 )
 def test_exit_codes(returncode: int, words: str) -> None:
     assert describe_exit(returncode, "", has_seen_prompts=False) == words
+
+
+def test_a_kill_while_memory_ran_out_is_told(tmp_path: Path) -> None:
+    counters = tmp_path / "vmstat"
+    counters.write_text("nr_free_pages 5\noom_kill 3\noom_kill_more 9\n")
+    assert num_oom_kills(counters) == 3
+    assert num_oom_kills(tmp_path / "none") == 0
+    assert "the kernel ended it" in describe_exit(-9, "", has_seen_prompts=True, num_oom_kills=1)
+    assert "the kernel" not in describe_exit(-11, "", has_seen_prompts=True, num_oom_kills=1)
 
 
 def test_a_traceback_names_exception_and_place() -> None:
@@ -75,3 +86,8 @@ def test_noise_adds_nothing(stderr: str) -> None:
 def test_hostile_output_is_cut() -> None:
     stderr = "Traceback (most recent call last):\n" + '  File "x.py", line 1, in f\n' + "Error: " + "x" * 16000
     assert len(describe_exit(1, stderr, has_seen_prompts=False)) < 300
+
+
+def test_what_a_stopping_worker_left_out_is_read_and_nothing_else_that_it_prints() -> None:
+    assert read_left_out(f"ggml: goodbye\nedgeagent worker: {describe_left_out(5 << 20)}\n") == 5 << 20
+    assert read_left_out("edgeagent worker: left out of everything\nleft out 7 bytes") == 0

@@ -24,6 +24,7 @@ from edgeagent.types import (
 from edgeagent.worker.host import Host
 from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
+from tests.integrity import check_integrity
 from tests.models import make_tiny_model
 
 CONTEXT = 512
@@ -278,4 +279,4 @@ def test_a_request_that_is_refused_leaves_nothing_behind(host: Host) -> None:
     with pytest.raises(EdgeAgentError):
         host.engine.add(host.prepare(request(TokenPrompt((5,) * (CONTEXT + 1)))).spec)
     assert not host.engine.has_work
-    host.engine.check_integrity()
+    check_integrity(host.engine)

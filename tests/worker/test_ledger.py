@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -59,6 +61,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.abandoned: set[str] = set()
         self.worker: dict[str, int] = {}  # id → tokens of it that there are, as this worker knows
         self.suspects: set[str] = set()
+        self.marked: set[str] = set()
+        self.num_kills: Counter[str] = Counter()
         self.is_up = False
 
     def pick(self, data: st.DataObject, ids: object) -> str:
@@ -87,8 +91,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(fate=st.sampled_from(Fate))
     def die(self, fate: Fate) -> None:
         self.is_up = False
-        if fate is not Fate.REPLACED:
-            self.suspects |= self.worker.keys()
+        match fate:
+            case Fate.CRASHED | Fate.HUNG:
+                self.marked |= self.worker.keys()
+            case Fate.KILLED:
+                self.num_kills.update(self.worker.keys())
+                self.marked |= {name for name in self.worker if self.num_kills[name] > 2}
+        self.suspects |= self.marked & self.worker.keys()
         self.worker.clear()
         self.ledger.on_death("test", fate)
 

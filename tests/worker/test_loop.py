@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.blocks import Keyring
 from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.embedding import Rows
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftModel
@@ -26,11 +31,13 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     GenerateRequest,
+    MemoryKind,
     PromptProgress,
     PromptText,
     SamplingParams,
     Started,
     TextDelta,
+    Tier,
     TokenLogprob,
     TokenPrompt,
 )
@@ -53,7 +60,7 @@ from edgeagent.worker.protocol import (
     Submit,
     encode,
 )
-from tests.fakes import FakeRunner, next_token
+from tests.fakes import FakeRunner, FakeTier, next_token, warm_costs
 from tests.text.fake_vocabulary import FakeVocabulary
 
 GREEDY = resolve(SamplingParams(temperature=0.0), SamplingParams(repeat_last_n=0))
@@ -80,7 +87,16 @@ class FakeEmbedder:
 class FakeHost:
     """Fake logits and a small vocabulary; what the real host does with llama.cpp's."""
 
-    def __init__(self, num_drafts: int = 0, num_cells: int = 256, *, ends: bool = True) -> None:
+    def __init__(
+        self,
+        num_drafts: int = 0,
+        num_cells: int = 256,
+        *,
+        ends: bool = True,
+        memory_kind: MemoryKind = MemoryKind.FULL_ATTENTION,
+        below: FakeTier | None = None,
+    ) -> None:
+        self._memory_kind = memory_kind
         self.model = FakeVocabulary()
         self._end_token = self.model.end_tokens[0] if ends else -1
         self.num_cells, self.num_threads = num_cells, 1
@@ -91,6 +107,8 @@ class FakeHost:
             self.runner,
             max_running=2,
             drafter=(lambda costs: DraftModel(draft, DraftLength(num_drafts, costs))) if num_drafts else None,
+            blocks=None if below is None else self._make_blocks(below),
+            costs=warm_costs(self.runner.max_batch, batch_s=1.0),
         )
         self.refusal: BaseException | None = None
         self.embedder, self.itl_budget_s = FakeEmbedder(), 0.1
@@ -101,7 +119,17 @@ class FakeHost:
         return [list(text.tokens) for text in query.inputs if isinstance(text, TokenPrompt)]
 
     def _make_runner(self) -> FakeRunner:
-        return FakeRunner(num_vocab=self.model.num_tokens, num_cells=self.num_cells, end_token=self._end_token)
+        return FakeRunner(
+            num_vocab=self.model.num_tokens,
+            num_cells=self.num_cells,
+            memory_kind=self._memory_kind,
+            end_token=self._end_token,
+        )
+
+    def _make_blocks(self, below: FakeTier) -> BlockCache:
+        can_cut = self._memory_kind is MemoryKind.FULL_ATTENTION
+        host = HostTier(1 << 20, can_cut=can_cut, below=below)
+        return BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         if self.refusal is not None:
@@ -112,6 +140,7 @@ class FakeHost:
             list(request.prompt.tokens),
             Sampler(GREEDY, self.model.num_tokens, num_logprobs=request.logprobs),
             max_tokens=request.max_tokens,
+            tier=request.tier,
             prefill_only=request.prefill_only or request.max_tokens == 0,
             delivered=delivered.tokens,
             step_lengths=delivered.step_lengths,
@@ -530,6 +559,31 @@ class TestInterrupt:
         bench.worker.interrupt(command)
         assert bench.host.num_aborts == 1
 
+    @pytest.mark.parametrize(
+        ("tier", "is_urgent_step", "num_aborts"),
+        [(Tier.REALTIME, False, 1), (Tier.REALTIME, True, 0), (Tier.INTERACTIVE, False, 0)],
+    )
+    def test_a_realtime_request_waits_for_no_step_without_its_like(
+        self, tier: Tier, is_urgent_step: bool, num_aborts: int
+    ) -> None:
+        bench = Bench()
+        engine = bench.host.engine
+        engine.is_in_long_step, engine.is_in_urgent_step = True, is_urgent_step
+        bench.give(tier=tier, max_tokens=1)
+        assert bench.host.num_aborts == num_aborts
+        bench.run()
+        assert bench.tokens() == naive(1)
+
+    def test_a_realtime_request_waits_for_one_step_of_a_memory_that_is_not_interrupted(self) -> None:
+        bench = Bench(num_cells=2048, ends=False, memory_kind=MemoryKind.RECURRENT)
+        bench.give("long", tuple(range(1, 256)) * 4, max_tokens=1, tier=Tier.BATCH)
+        bench.turn()
+        bench.give("now", max_tokens=1, tier=Tier.REALTIME)
+        for _ in range(2):  # its last token has a step of its own, behind the state that is kept
+            bench.turn()
+        assert bench.finished("now").usage.num_output_tokens == 1
+        assert "long" not in bench.ends
+
     def test_a_cancel_that_comes_before_a_long_step_begins_is_taken_first(self) -> None:
         bench = Bench()
         bench.give(tokens=tuple(range(1, 61)), max_tokens=3)
@@ -540,6 +594,35 @@ class TestInterrupt:
         bench.run()
         assert bench.finished().reason is FinishReason.CANCELLED
         assert bench.host.runner.num_tokens_computed == 0
+
+
+class TestDelivery:
+    @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+    def test_tokens_are_sent_before_anything_is_read_out_of_the_cells(self, kind: MemoryKind) -> None:
+        bench = Bench(num_cells=2048, ends=False, memory_kind=kind, below=FakeTier())
+        order: list[str] = []
+        runner, put = bench.host.runner, bench.frames.put
+        runner.decode = noting(order, "step", runner.decode)  # type: ignore[method-assign]
+        runner.save = noting(order, "save", runner.save)  # type: ignore[method-assign]
+        bench.worker._frames = SimpleNamespace(put=noting(order, "send", put))  # type: ignore[assignment]
+        bench.give("a", max_tokens=100)
+        bench.turn()
+        bench.give("b", tuple(range(1, 256)) * 2, max_tokens=5)
+        bench.run()
+        assert order.count("save") >= 2
+        assert not any(earlier == "step" and later == "save" for earlier, later in itertools.pairwise(order)), (
+            "every step brought at least one stream a token"
+        )
+
+
+def noting(order: list[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that also writes down its name."""
+
+    def noted(*args: object) -> object:
+        order.append(name)
+        return call(*args)
+
+    return noted
 
 
 def deltas_of(bench: Bench, request_id: str = "a") -> list[Delta]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,7 @@ async def test_the_default_model_has_several_names(pool: Pool) -> None:
     await pool.start()
     assert pool.default_model() == "mini"
     for number, name in enumerate(("", "default", "builtin", "mini")):
+        assert pool.find_model(name) == "mini"
         record = Record()
         pool.submit(request("answer 1", f"r{number}", name), record)
         assert (await record.end()).text == "0 "
@@ -96,12 +98,28 @@ async def test_files_are_checked_in_a_thread_before_each_start(pool: Pool, store
 async def test_a_bad_file_starts_no_worker(pool: Pool, store: Store, lives: Path) -> None:
     store.error = ModelLoadFailed("tensor 3 lies outside the file")
     await pool.start()
-    record = Record()
-    pool.submit(request("answer 1"), record)
-    assert isinstance((await record.end()).error, ModelLoadFailed)
+    # The start has looked at the files, so the model is known to have failed by its return.
     (status,) = pool.models()
     assert (status.name, status.state, status.cause) == ("mini", WorkerState.FAILED, "tensor 3 lies outside the file")
+    with pytest.raises(ModelLoadFailed, match="tensor 3"):
+        pool.submit(request("answer 1"), Record())
     assert num_lives(lives) == 0
+
+
+async def test_a_draft_with_another_vocabulary_starts_no_worker(
+    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"builtin.gguf": 100, "own-draft.gguf": 99}
+    shape = SimpleNamespace(num_k_values=1, num_v_values=1)
+    monkeypatch.setattr(
+        store, "validate", lambda path: SimpleNamespace(num_vocab=headers[path.name], context_length=1, kv_shape=shape)
+    )
+    await (pool := make_pool(store, lives, Config())).start()
+    (status,) = pool.models()
+    assert status.state is WorkerState.FAILED
+    assert "own-draft.gguf has 99 tokens" in (status.cause or "")
+    assert num_lives(lives) == 0
+    await pool.stop()
 
 
 async def test_a_configured_draft_replaces_the_models_own(store: Store, lives: Path) -> None:

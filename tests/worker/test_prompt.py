@@ -120,3 +120,59 @@ def test_instructions_are_the_tokens_that_another_question_begins_with_too(tools
     assert "lamp" in text
     assert text.endswith("<|im_start|>user\n")
     assert read("one?").num_system == 0
+
+
+def conversation(num_turns: int, words: int = 2) -> tuple[Message, ...]:
+    chance = random.Random(3)
+    messages = [Message("system", "be kind to cats")]
+    for index in range(num_turns):
+        text = " ".join(chance.choice(("cats", "dogs", "maps", "the")) for _ in range(words))
+        messages += [Message("user", f"{index} {text}?"), Message("assistant", f"{text}.")]
+    return (*messages, Message("user", "and now?"))
+
+
+def test_a_conversation_that_is_too_long_loses_its_front_where_that_is_wanted(tools: Tools) -> None:
+    messages = conversation(16)
+    prompt = ChatPrompt(messages, truncate=True)
+    whole = tools.reader.read(ChatPrompt(messages))
+    assert (whole.num_dropped_items, len(whole.tokens) > 512) == (0, True)
+    for max_tokens, most in ((None, 512 - 64), (5000, 512 - 128), (10, 502)):
+        read = tools.reader.read(prompt, max_tokens)
+        assert 0 < len(read.tokens) <= most
+        assert read.text is not None and "be kind to cats" in read.text and "and now?" in read.text
+        assert read.text.count("<|im_start|>") == len(messages) - read.num_dropped_items + 1
+    short = ChatPrompt(messages[:5], truncate=True)
+    assert tools.reader.read(short) == tools.reader.read(ChatPrompt(messages[:5]))
+
+
+def test_the_next_turns_find_their_beginning_again(tools: Tools) -> None:
+    """Else each turn of a long conversation would be computed from its first word on."""
+    reads = []
+    for num_turns in range(20, 60):
+        reads.append(tools.reader.read(ChatPrompt(conversation(num_turns), truncate=True)))
+    num_dropped = [read.num_dropped_items for read in reads]
+    assert num_dropped == sorted(num_dropped)
+    moves = [index for index in range(1, len(reads)) if num_dropped[index] != num_dropped[index - 1]]
+    assert 2 <= len(moves) <= len(reads) // 3, num_dropped
+    for index in range(1, len(reads)):
+        if index not in moves:
+            before, now = reads[index - 1].tokens, reads[index].tokens
+            # All but the question that was the last, and where its answer began.
+            assert now[: len(before) - 20] == before[: len(before) - 20]
+    # Behind a move there is room for more turns.
+    assert min(len(reads[index].tokens) for index in moves) <= 512 * 3 // 4
+
+
+def test_what_cannot_be_dropped_is_refused_with_its_length(tools: Tools) -> None:
+    long = " ".join(["cats"] * 3000)
+    for messages in ((Message("user", long),), (Message("system", long), *conversation(3))):
+        with pytest.raises(ContextLengthExceeded):
+            if len(tools.reader.read(ChatPrompt(messages, truncate=True)).tokens) > 512:
+                raise ContextLengthExceeded("the engine says how many")
+
+
+def test_a_huge_conversation_is_soon_cut(tools: Tools) -> None:
+    messages = (*conversation(2000, 200), Message("user", "well?"))
+    read = tools.reader.read(ChatPrompt(messages, truncate=True))
+    assert len(read.tokens) <= 512
+    assert read.text is not None and "well?" in read.text

@@ -7,17 +7,23 @@ import io
 import msgspec
 import pytest
 
+from edgeagent.errors import InvalidRequest
 from edgeagent.types import GenerateRequest, TextDelta, TextPrompt, TokenLogprob
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
+    MAX_FRAME_FROM_WORKER_BYTES,
+    MAX_FRAME_TO_WORKER_BYTES,
     Cancel,
+    Delivered,
     ProtocolError,
     StepItem,
     Steps,
+    Stop,
     Submit,
     decode_from_worker,
     decode_to_worker,
     encode,
+    failed,
     frame_length,
     read_to_worker,
 )
@@ -68,3 +74,43 @@ def test_a_worker_cannot_nest_without_end() -> None:
     assert body.count(logprob) == 1
     with pytest.raises(ProtocolError):
         decode_from_worker(body.replace(logprob, rival[:-1] * 20_000 + logprob))
+
+
+def test_the_limits_are_what_they_are_said_to_be() -> None:
+    assert (MAX_FRAME_FROM_WORKER_BYTES, MAX_FRAME_TO_WORKER_BYTES, LENGTH_BYTES) == (1 << 20, 32 << 20, 4)
+    assert int.from_bytes(encode(STEPS)[:LENGTH_BYTES], "little") == len(encode(STEPS)) - LENGTH_BYTES
+
+
+def test_a_frame_to_the_worker_has_its_limit() -> None:
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            assert size == LENGTH_BYTES, "the body was asked for"
+            return (MAX_FRAME_TO_WORKER_BYTES + 1).to_bytes(LENGTH_BYTES, "little")
+
+    with pytest.raises(ProtocolError, match="over the limit"):
+        read_to_worker(Endless())  # type: ignore[arg-type]
+
+
+def test_an_empty_message_is_read_as_one() -> None:
+    assert read_to_worker(io.BytesIO(encode(Stop()))) == Stop()
+    header = (8).to_bytes(LENGTH_BYTES, "little")
+    assert read_to_worker(io.BytesIO(header + b"1234567")) is None
+    with pytest.raises(ProtocolError):
+        read_to_worker(io.BytesIO(header + b"12345678"))
+
+
+def test_an_error_s_text_fits_into_a_frame() -> None:
+    end = failed("a", InvalidRequest("x" * 5000, param="tools"))
+    assert (end.id, end.code, end.message, end.param) == ("a", InvalidRequest.code, "x" * 4096, "tools")
+    assert failed("a", InvalidRequest("short")).message == "short"
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    submit = decode_to_worker(
+        msgspec.msgpack.encode(
+            {"type": "submit", "request": {"id": "a", "model": "", "prompt": TextPrompt("b")}, "accepted_at_s": 1.0}
+        )
+    )
+    assert isinstance(submit, Submit) and (submit.load_ms, submit.delivered) == (0.0, Delivered())
+    item = StepItem("a", ())
+    assert (item.tokens, item.is_part, item.unsaid) == ((), False, ())

@@ -30,10 +30,10 @@ from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
 from tests.worker.support import QUICK, Make, Record, eventually, request
 
 
-def kill(supervisor: Supervisor) -> None:
+def kill(supervisor: Supervisor, number: int = signal.SIGKILL) -> None:
     pid = supervisor.status().pid
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
 
 
 def submit(supervisor: Supervisor, text: str, request_id: str = "r1") -> Record:
@@ -142,7 +142,6 @@ async def test_what_cannot_be_encoded_is_the_clients_mistake(make: Make, monkeyp
     [
         ("die SIGSEGV 2", "SIGSEGV (invalid memory access)"),
         ("die SIGBUS 2", "SIGBUS"),
-        ("die SIGKILL 2", "SIGKILL (killed from outside; out of memory?)"),
         ("die SIGILL 2", "SIGILL"),
         ("exit 0 2", "exit code 0 without being asked to stop"),
         ("exit 3 2", "exit code 3"),
@@ -170,7 +169,7 @@ async def test_a_request_goes_on_with_the_next_worker(make: Make, lives: Path, n
     assert (record.text, record.tokens) == ("0 1 2 3 4 ", [1000, 1001, 1002, 1003, 1004])
     assert num_lives(lives) == 2
     timings = record.finished.timings
-    assert timings.handovers == (Handover("local", "local", num_delivered, "worker_crashed"),)
+    assert timings.handovers == (Handover("local", "local", num_delivered, "worker_killed"),)
     assert timings.first_token_ms > 0
 
 
@@ -193,14 +192,39 @@ async def test_the_one_that_kills_takes_nobody_along(make: Make) -> None:
     assert (await waiting.end()).text == "0 "
 
 
-async def test_a_stream_that_goes_on_each_time_outlives_some_workers_but_not_all(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, max_crashes=100))
+@pytest.mark.parametrize(("number", "num_lives"), [(signal.SIGSEGV, 5), (signal.SIGKILL, 10), (signal.SIGTERM, 10)])
+async def test_a_stream_that_goes_on_each_time_outlives_some_workers_but_not_all(
+    make: Make, number: int, num_lives: int
+) -> None:
+    supervisor = make(patience=replace(QUICK, max_crashes=100, max_kills=100))
     record = submit(supervisor, "linger 1")
-    for num_tokens in range(1, 6):
+    for num_tokens in range(1, num_lives + 1):
         await record.until(lambda record, num=num_tokens: len(record.tokens) == num)  # type: ignore[misc]
-        kill(supervisor)
+        kill(supervisor, number)
     assert isinstance((await record.end()).error, WorkerCrashed)
-    assert record.tokens == [1000, 1001, 1002, 1003, 1004]
+    assert record.tokens == list(range(1000, 1000 + num_lives))
+
+
+async def test_what_is_killed_from_outside_before_a_token_is_tried_again(make: Make, lives: Path) -> None:
+    record = await submit(make(), " | ".join(["die SIGKILL"] * 4 + ["answer 2"])).end()
+    assert record.text == "0 1 "
+    assert [handover.reason for handover in record.finished.timings.handovers] == ["worker_killed"] * 4
+    assert num_lives(lives) == 5
+
+
+async def test_what_is_killed_each_time_ends_with_the_cause(make: Make, lives: Path) -> None:
+    supervisor = make()
+    record = await submit(supervisor, "die SIGKILL").end()
+    assert isinstance(record.error, WorkerCrashed)
+    assert "SIGKILL (killed from outside; out of memory?)" in record.error.message
+    assert num_lives(lives) == 10
+
+
+async def test_a_model_whose_workers_are_killed_all_the_time_is_left_alone(make: Make, lives: Path) -> None:
+    supervisor = make(patience=replace(QUICK, max_kills=4))
+    assert (await submit(supervisor, "die SIGKILL").end()).error is not None
+    await eventually(lambda: supervisor.status().state is WorkerState.QUARANTINED)
+    assert num_lives(lives) == 4
 
 
 async def test_a_changed_file_cannot_go_on_with_what_it_began(make: Make) -> None:
@@ -336,8 +360,12 @@ async def test_a_prompt_that_is_prepared_for_ever_is_noticed_beside_a_stream(mak
     supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
     stream, stuck = submit(supervisor, "stream"), submit(supervisor, "prepare", "r2")
     assert isinstance((await stuck.end()).error, WorkerCrashed)
-    assert stuck.error is not None and "to prepare" in stuck.error.message
+    assert stuck.error is not None and "preparing one prompt" in stuck.error.message
     assert stuck.error.num_delivered_tokens == 0
+    # It is tried once, and the stream beside it goes on.
+    num_tokens = len(stream.tokens)
+    await stream.until(lambda record: len(record.tokens) > num_tokens)
+    assert supervisor.status().num_restarts == 1
     supervisor.cancel("r1")
     assert (await stream.end()).finished.reason is FinishReason.CANCELLED
 
@@ -345,7 +373,7 @@ async def test_a_prompt_that_is_prepared_for_ever_is_noticed_beside_a_stream(mak
 async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     supervisor = make("stall", "ok", patience=replace(QUICK, load_timeout_s=0.5))
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
-    assert "hung while loading: no progress for 0.5 s" in caplog.text
+    assert "hung while loading: no progress for" in caplog.text
 
 
 async def test_a_model_that_cannot_be_loaded_is_not_tried_again_at_once(make: Make, lives: Path) -> None:
@@ -431,6 +459,17 @@ async def test_stop_kills_a_worker_that_ignores_everything(make: Make) -> None:
     pid = supervisor.status().pid
     await supervisor.stop()
     assert pid is not None and not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("save_s", [0.0, 20.0])
+async def test_a_worker_that_is_asked_to_stop_may_write_its_prompts_to_disk(
+    make: Make, save_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = make("saving", patience=replace(QUICK, stop_grace_s=0.05, save_s=save_s))
+    supervisor.start()
+    await eventually(lambda: supervisor.status().state is WorkerState.READY)
+    await supervisor.stop()
+    assert ("3.0 MiB of prompts were not written to disk" in caplog.text) == (save_s > 0)
 
 
 @pytest.mark.parametrize("delay_steps", [0, 1, 3, 10])

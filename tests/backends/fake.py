@@ -121,7 +121,7 @@ class FakeBackend:
         """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""
         self.requests.append(request)
         self._notify()
-        self._check_model(request.model)
+        self.find_model(request.model)
         cancel = self._live[request.id] = asyncio.Event()
         is_over = False
         try:
@@ -153,7 +153,7 @@ class FakeBackend:
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer as a model would whose tokens are the code points of the text."""
         self.queries.append(query)
-        self._check_model(model)
+        self.find_model(model)
         await asyncio.sleep(0)
         has_pieces = True
         match query:
@@ -183,13 +183,20 @@ class FakeBackend:
 
     def reload(self, model: str) -> None:
         """Note that it was asked; raise ModelNotFound."""
-        if model and model not in self._names:
-            raise ModelNotFound(f"there is no model {model!r} here", param="model")
+        self.find_model(model)
         self.reloaded.append(model)
 
     def default_model(self) -> str:
         """Return the first model."""
         return self._names[0]
+
+    def find_model(self, name: str) -> str:
+        """Return the name of a model; "" and "default" are the first's too. Raise ModelNotFound."""
+        if name in ("", "default"):
+            return self.default_model()
+        if name not in self._names:
+            raise ModelNotFound(f"model '{name}' not found; there is {', '.join(self._names)}", param="model")
+        return name
 
     async def start(self) -> None:
         """Remember that it was started."""
@@ -210,10 +217,6 @@ class FakeBackend:
         """Return once `condition` holds; it is looked at whenever a request begins, ends or is cancelled."""
         while not condition(self):
             await self._changed.wait()
-
-    def _check_model(self, name: str) -> None:
-        if name not in self._names:
-            raise ModelNotFound(f"model '{name}' not found; there is {', '.join(self._names)}", param="model")
 
     def _notify(self) -> None:
         self._changed.set()

@@ -1,0 +1,85 @@
+"""Whether what is to be loaded can work: the draft beside its model, the context in this machine's memory.
+
+It compares what the files' headers say, so that a load of minutes does not end in a refusal that was certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from edgeagent.config import EngineConfig
+from edgeagent.errors import ModelLoadFailed
+from edgeagent.types import DeviceInfo
+
+DEFAULT_MAX_CONTEXT = 8192
+"""Tokens of context where none are asked for and the model was trained for more."""
+# ggml's blocks: bytes for 32 numbers.
+_BYTES_OF_32 = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18}
+_CONTEXT_STEP = 256
+
+
+class KvShape(Protocol):
+    """Numbers kept for each token, of all layers; 0 where the file does not tell."""
+
+    @property
+    def num_k_values(self) -> int: ...
+    @property
+    def num_v_values(self) -> int: ...
+
+
+class Header(Protocol):
+    """What is asked of a file's header."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def context_length(self) -> int | None: ...
+    @property
+    def kv_shape(self) -> KvShape: ...
+
+
+def check_draft(model: Header, model_path: Path, draft: Header, draft_path: Path) -> None:
+    """Raise ModelLoadFailed where a draft cannot have the model's vocabulary: the worker compares it in full."""
+    if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
+        raise ModelLoadFailed(
+            f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
+            f"{model.num_vocab}; a draft must share the model's vocabulary: choose another as --draft"
+        )
+
+
+def kv_bytes_per_token(headers: Sequence[Header], config: EngineConfig) -> float:
+    """Return what a token of context takes of all these models together; 0 where that is not known."""
+    k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
+    return sum(k * header.kv_shape.num_k_values + v * header.kv_shape.num_v_values for header in headers)
+
+
+def num_cells_wanted(header: Header, config: EngineConfig) -> int:
+    """Return the tokens of context that the engine will make room for."""
+    return config.ctx or min(header.context_length or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
+
+
+def check_memory(num_cells: int, bytes_per_token: float, devices: Sequence[DeviceInfo]) -> None:
+    """Raise ModelLoadFailed where a context takes more than all memory that is free, of the machine and its GPUs.
+
+    llama.cpp would try for seconds, or the system would end the worker.
+    """
+    needed_bytes = int(num_cells * bytes_per_token)
+    on_gpus = sum(device.memory_free_bytes for device in devices if device.kind == "gpu")
+    free_bytes = psutil.virtual_memory().available + psutil.swap_memory().free + on_gpus
+    if needed_bytes <= free_bytes:
+        return
+    # Half of it: the weights and all else need room too.
+    fitting = int(free_bytes / 2 / bytes_per_token) // _CONTEXT_STEP * _CONTEXT_STEP
+    advice = f"--ctx {fitting} would fit" if fitting else "no context would fit"
+    raise ModelLoadFailed(
+        f"a context of {num_cells} tokens takes {_gigabytes(needed_bytes)} of memory for the KV cache, "
+        f"and {_gigabytes(free_bytes)} are free; {advice}"
+    )
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB"

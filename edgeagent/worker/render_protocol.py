@@ -1,0 +1,179 @@
+"""What a worker and the process that renders its chat template say to each other, over a pair of pipes.
+
+Each Open and each Render has a number and is answered by one frame with that number. A process may be ended at any
+moment, in the middle of a frame too, and the next one reads from the same pipe. So each frame begins with a mark of
+random bytes that nobody else knows, and ends with zeros: what is left of a frame is skipped. And each question tells
+how many ends its writer knows of: another process than that is meant for answers that nothing is open.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import msgspec
+from msgspec import Struct
+
+from edgeagent.text.rendered import Rendered
+from edgeagent.text.tool_format import ToolFormat
+from edgeagent.types import ChatPrompt
+
+MARK_BYTES = 16
+_CLOSE = bytes(MARK_BYTES)
+_length = struct.Struct("<I")
+_HEAD_BYTES = MARK_BYTES + _length.size
+_READ_BYTES = 1 << 20
+
+
+class Open(Struct, frozen=True, tag="open"):
+    """Compile a template and find out what it can; see text.template.ChatTemplate."""
+
+    number: int
+    source: str | None
+    bos_text: str
+    eos_text: str
+    architecture: str
+    control_texts: tuple[str, ...]
+    marker_texts: tuple[str, ...]
+    num_ended: int = 0
+
+
+class Render(Struct, frozen=True, tag="render"):
+    """Render a conversation with the template that is open."""
+
+    number: int
+    prompt: ChatPrompt
+    num_ended: int
+
+
+class Opened(Struct, frozen=True, tag="opened"):
+    """What the template can."""
+
+    number: int
+    supports_tools: bool
+    supports_reasoning: bool
+    tool_format: ToolFormat
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """A rendered conversation."""
+
+    number: int
+    rendered: Rendered
+
+
+class NotOpen(Struct, frozen=True, tag="not_open"):
+    """No template is open, since the process that had it open, or that was asked, was ended."""
+
+    number: int
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """An error; `code` is an EdgeAgentError code."""
+
+    number: int
+    code: str
+    message: str
+    param: str | None
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """The process was ended; `number` is what it was busy with, 0 where that was nothing. Another one reads on.
+
+    `signal` is 0 where it failed by itself.
+    """
+
+    number: int
+    signal: int
+
+
+ToRenderer = Open | Render
+FromRenderer = Opened | Done | NotOpen | Refused | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+_to_renderer: msgspec.msgpack.Decoder[ToRenderer] = msgspec.msgpack.Decoder(ToRenderer)
+_from_renderer: msgspec.msgpack.Decoder[FromRenderer] = msgspec.msgpack.Decoder(FromRenderer)
+
+
+def encode(message: ToRenderer | FromRenderer) -> bytes:
+    """Return a message without its marks; raise UnicodeEncodeError for text that is none."""
+    body = _encoder.encode(message)
+    return _length.pack(len(body)) + body
+
+
+def new_mark() -> bytes:
+    """Return a mark for the frames of one pair of pipes; it begins with none of the bytes that a frame ends with."""
+    return b"\xc1" + os.urandom(MARK_BYTES - 1)
+
+
+def framed(encoded: bytes, mark: bytes) -> bytes:
+    """Return the frame of an encoded message."""
+    return mark + encoded + _CLOSE
+
+
+def send(descriptor: int, mark: bytes, encoded: bytes) -> None:
+    """Write a frame whole; raise OSError where nobody reads any more."""
+    left = memoryview(framed(encoded, mark))
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+class Frames:
+    """The frames that come out of a pipe, without those that have lost their beginning or their end."""
+
+    def __init__(self, descriptor: int, mark: bytes) -> None:
+        self._descriptor = descriptor
+        self._mark = mark
+        self._buffer = bytearray()
+        self._num_searched = MARK_BYTES
+
+    def receive(self) -> bytes | None:
+        """Block for the next frame's body; None at the end of the pipe."""
+        while (body := self._next()) is None:
+            part = os.read(self._descriptor, _READ_BYTES)
+            if not part:
+                return None
+            self._buffer += part
+        return body
+
+    def _next(self) -> bytes | None:
+        """Return the body of a frame that is there whole."""
+        buffer = self._buffer
+        while self._find_frame():
+            (num_bytes,) = _length.unpack_from(buffer, MARK_BYTES)
+            end = _HEAD_BYTES + num_bytes
+            # Where another frame begins before this one's end, its writer was ended over it.
+            cut = buffer.find(self._mark, self._num_searched, end + MARK_BYTES - 1)
+            if cut >= 0:
+                self._drop(cut)
+            elif len(buffer) >= end + MARK_BYTES:
+                body, close = bytes(buffer[_HEAD_BYTES:end]), buffer[end : end + MARK_BYTES]
+                if close == _CLOSE:
+                    self._drop(end + MARK_BYTES)
+                    return body
+                self._drop(MARK_BYTES)
+            else:
+                self._num_searched = max(MARK_BYTES, len(buffer) - MARK_BYTES + 1)
+                return None
+        return None
+
+    def _find_frame(self) -> bool:
+        """Drop what is before the first mark; return whether a frame's head is there."""
+        start = self._buffer.find(self._mark)
+        if start:
+            self._drop(start if start > 0 else max(0, len(self._buffer) - MARK_BYTES + 1))
+        return start >= 0 and len(self._buffer) >= _HEAD_BYTES
+
+    def _drop(self, num_bytes: int) -> None:
+        del self._buffer[:num_bytes]
+        self._num_searched = MARK_BYTES
+
+
+def decode_to_renderer(body: bytes) -> ToRenderer:
+    """Return the message of a body; raise msgspec.MsgspecError."""
+    return _to_renderer.decode(body)
+
+
+def decode_from_renderer(body: bytes) -> FromRenderer:
+    """Return the message of a body; raise msgspec.MsgspecError."""
+    return _from_renderer.decode(body)

@@ -1,0 +1,209 @@
+"""A model's chat template, run in a process of its own: the worker's side.
+
+What a template takes too long over, or kills its process with, is an error of the one request that it was rendered for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
+from edgeagent.text.rendered import Rendered
+from edgeagent.text.template import ChatTemplate
+from edgeagent.text.tool_format import ToolFormat
+from edgeagent.types import ChatPrompt
+from edgeagent.worker.render_process import MAX_MEMORY_BYTES, OPEN_CPU_S, RENDER_CPU_S, Pipes, keep
+from edgeagent.worker.render_protocol import (
+    Done,
+    Ended,
+    Frames,
+    FromRenderer,
+    NotOpen,
+    Open,
+    Opened,
+    Refused,
+    Render,
+    ToRenderer,
+    decode_from_renderer,
+    encode,
+    new_mark,
+    send,
+)
+
+
+class Template(Protocol):
+    """What renders conversations; one thread uses it."""
+
+    @property
+    def supports_tools(self) -> bool: ...
+
+    @property
+    def supports_reasoning(self) -> bool: ...
+
+    @property
+    def tool_format(self) -> ToolFormat: ...
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Return a rendered conversation; raise InvalidRequest where the template refuses it or takes too much."""
+        ...
+
+
+# A process that is ended before it has begun, or after it is done, is ended for no fault of the prompt's.
+_MAX_TRIES = 4
+
+MakeTemplate = Callable[[Open], Template]
+
+
+def open_here(opening: Open) -> ChatTemplate:
+    """Return the template to run in this process, where there can be no other."""
+    return ChatTemplate(
+        opening.source,
+        bos_text=opening.bos_text,
+        eos_text=opening.eos_text,
+        architecture=opening.architecture,
+        control_texts=opening.control_texts,
+        marker_texts=opening.marker_texts,
+    )
+
+
+def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
+    """Start processes for so many templates, and return what opens one after the other.
+
+    Call it while the process has one thread, and before it is enclosed. Where a process cannot be forked (Windows),
+    templates run in this one, under their own budgets alone.
+    """
+    if not hasattr(os, "fork"):
+        return open_here
+    requests = [os.pipe() for _ in range(num_templates)]
+    answers = [os.pipe() for _ in range(num_templates)]
+    mark = new_mark()
+    sys.stderr.flush()
+    if os.fork() == 0:
+        theirs = [(request[0], answer[1]) for request, answer in zip(requests, answers, strict=True)]
+        keep(theirs, mark, is_enclosed=is_enclosed)
+    ours: list[Pipes] = []
+    for request, answer in zip(requests, answers, strict=True):
+        os.close(request[0])
+        os.close(answer[1])
+        ours.append((answer[0], request[1]))
+    free = iter(ours)
+    return lambda opening: RemoteTemplate(next(free), mark, opening)
+
+
+class RemoteTemplate:
+    """A template in another process, opened anew where that process has ended."""
+
+    def __init__(self, pipes: Pipes, mark: bytes, opening: Open) -> None:
+        """Open the template; raise TemplateTooSlow where it cannot be tried within its limits."""
+        self._reads, self._writes = pipes
+        self._mark = mark
+        self._frames = Frames(self._reads, mark)
+        self._num_ended = 0
+        self._numbers = count(1)
+        self._opening = opening
+        try:
+            self._opened = self._open()
+        except InvalidRequest:
+            self.close()
+            raise
+
+    @property
+    def supports_tools(self) -> bool:
+        """See ChatTemplate."""
+        return self._opened.supports_tools
+
+    @property
+    def supports_reasoning(self) -> bool:
+        """See ChatTemplate."""
+        return self._opened.supports_reasoning
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """See ChatTemplate."""
+        return self._opened.tool_format
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Return a rendered conversation; raise InvalidRequest, or TemplateTooSlow where the process was ended."""
+        for _ in range(_MAX_TRIES):
+            answer = self._ask(Render(next(self._numbers), prompt, self._num_ended), RENDER_CPU_S)
+            if isinstance(answer, Done):
+                return answer.rendered
+            if not isinstance(answer, NotOpen):
+                raise InternalError(f"the chat template's process answered a prompt with {type(answer).__name__}")
+            self._open()
+        raise _ended(signal.SIGKILL, RENDER_CPU_S)
+
+    def close(self) -> None:
+        """Let its process end; afterwards no method is called."""
+        os.close(self._writes)
+        os.close(self._reads)
+        self._writes = self._reads = -1
+
+    def _open(self) -> Opened:
+        for _ in range(_MAX_TRIES):
+            number = next(self._numbers)
+            opening = msgspec.structs.replace(self._opening, number=number, num_ended=self._num_ended)
+            answer = self._ask(opening, OPEN_CPU_S)
+            if isinstance(answer, Opened):
+                return answer
+            if not isinstance(answer, NotOpen):
+                raise InternalError(f"the chat template's process answered a template with {type(answer).__name__}")
+        raise _ended(signal.SIGKILL, OPEN_CPU_S)
+
+    def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
+        """Return the answer to a message, NotOpen where a process was ended that may have had it.
+
+        Raise the error that it is, or TemplateTooSlow.
+        """
+        try:
+            send(self._writes, self._mark, encode(message))
+            while True:
+                body = self._frames.receive()
+                if body is None:
+                    _fail("it has ended")
+                answer = decode_from_renderer(body)
+                self._num_ended += isinstance(answer, Ended)
+                # Of another number: what was meant for a question that has been given up.
+                if answer.number == message.number or isinstance(answer, Ended):
+                    break
+        except (OSError, msgspec.MsgspecError) as error:
+            _fail(str(error))
+        match answer:
+            case Ended(number=busy_with) if busy_with != message.number:
+                # Whether it had nothing to do, or had just read or answered this, cannot be told.
+                return NotOpen(message.number)
+            case Ended(signal=number):
+                raise _ended(number, cpu_s)
+            case Refused(code=code, message=text, param=param):
+                raise from_code(code, text, param=param)
+        return answer
+
+
+def _ended(number: int, cpu_s: float) -> InvalidRequest:
+    if number == signal.SIGPROF:
+        why = f"took more than {cpu_s:g} s of CPU time"
+    elif number == signal.SIGKILL:
+        why = f"was killed from outside; did it take more than {MAX_MEMORY_BYTES >> 20} MiB?"
+    elif not number:
+        why = f"failed in its process; did it take more than {MAX_MEMORY_BYTES >> 20} MiB?"
+    else:
+        why = f"ended its process by signal {number}"
+    return TemplateTooSlow(
+        f"the model's chat template {why}. Send a shorter conversation, use another model, or send a prompt's raw text "
+        "(/v1/completions)",
+        param="messages",
+    )
+
+
+def _fail(why: str) -> NoReturn:
+    """End the worker: without its renderer it is of no use, and another one goes on with its streams."""
+    sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)

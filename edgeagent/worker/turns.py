@@ -1,0 +1,42 @@
+"""Whose prompt is prepared next: by tier, then the client that was served least lately, then arrival."""
+
+from __future__ import annotations
+
+import contextlib
+from queue import Empty, SimpleQueue
+
+from edgeagent.types import Tier
+from edgeagent.worker.protocol import Submit
+
+_RANK = {tier: rank for rank, tier in enumerate(Tier)}
+
+
+class Turns:
+    """Requests on their way from one thread, which puts them, to another, which gets them."""
+
+    def __init__(self) -> None:
+        self._arrived: SimpleQueue[Submit] = SimpleQueue()
+        self._waiting: list[Submit] = []  # in order of arrival; only the getting thread looks at it and what follows
+        self._served_at: dict[str, int] = {}  # by partition, while somebody waits
+        self._num_served = 0
+
+    def put(self, submit: Submit) -> None:
+        """Add a request."""
+        self._arrived.put(submit)
+
+    def get(self, timeout: float | None = None) -> Submit:
+        """Wait for a request and take it; raise Empty after `timeout` seconds."""
+        if not self._waiting:
+            self._served_at.clear()
+            self._waiting.append(self._arrived.get(timeout=timeout))
+        with contextlib.suppress(Empty):
+            while True:
+                self._waiting.append(self._arrived.get_nowait())
+        submit = self._waiting.pop(min(range(len(self._waiting)), key=self._place))
+        self._num_served += 1
+        self._served_at[submit.request.cache.partition] = self._num_served
+        return submit
+
+    def _place(self, index: int) -> tuple[int, int, int]:
+        request = self._waiting[index].request
+        return _RANK[request.tier], self._served_at.get(request.cache.partition, 0), index

@@ -1,0 +1,33 @@
+"""A real worker on a slow machine: it sleeps before each batch, so that it computes so many tokens a second."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.runner import Slice
+from edgeagent.worker import process
+
+
+def slow_command(tokens_per_s: float) -> tuple[str, ...]:
+    """Return the command line of such a worker."""
+    return (sys.executable, "-P", "-m", "tests.slow_worker", str(tokens_per_s))
+
+
+def main(tokens_per_s: float) -> int:
+    """Run a worker; return its exit code."""
+    decode: Callable[[LlamaRunner, Sequence[Slice]], None] = LlamaRunner.decode
+
+    def sleep_and_decode(runner: LlamaRunner, slices: Sequence[Slice]) -> None:
+        time.sleep(sum(len(part.tokens) for part in slices) / tokens_per_s)
+        decode(runner, slices)
+
+    LlamaRunner.decode = sleep_and_decode  # type: ignore[method-assign]
+    return process.main()
+
+
+if __name__ == "__main__":
+    os._exit(main(float(sys.argv[1])))
