@@ -3,6 +3,7 @@
 EdgeAgentError
 ├── InvalidRequest                 the client's mistake; names the field
 │   ├── ContextLengthExceeded      prompt (plus what was asked for) does not fit
+│   ├── TemplateTooSlow            the model's chat template was ended over this conversation
 │   └── NotSupported               a real feature that this model or build does not have
 ├── NotFound
 │   ├── ModelNotFound
@@ -63,6 +64,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class InvalidToolSchema(InvalidRequest):
     code = "invalid_tool_schema"
+
+
+class TemplateTooSlow(InvalidRequest):
+    code = "template_too_slow"
 
 
 class NotSupported(InvalidRequest):

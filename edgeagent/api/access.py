@@ -1,6 +1,7 @@
-"""What each path needs of who asks: the table of rules, and the tokens that requests show.
+"""Who may ask for what: the need of each path, and the one decision over everything that is known of who asks.
 
-A path without a rule needs everything. The rules see the path that the router sees, `scope["path"]`.
+A path that is not in the table needs everything. The table sees the path that the router sees, `scope["path"]`.
+docs/access.md states the same rule in words; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -8,123 +9,237 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
-from edgeagent.credentials import OWNER, Client, Keys, Scope
+from edgeagent.credentials import OWNER, Client, Keys, Scope, Shown, Standing
 from edgeagent.errors import EdgeAgentError, Forbidden, Overloaded, Unauthorized
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
 CLIENT_KEY = "edgeagent.client"
+PEER_KEY = "edgeagent.peer"
 MAX_FAILURES = 20
 FAILURES_WINDOW_S = 10.0
 
+NEEDS: dict[str, Scope | None] = {
+    "/health": None,
+    "/": Scope.INFER,
+    "/ready": Scope.INFER,
+    "/version": Scope.INFER,
+    "/docs": Scope.INFER,
+    "/openapi.json": Scope.INFER,
+    "/asyncapi.json": Scope.INFER,
+    "/v1": Scope.INFER,
+    "/v1/models": Scope.INFER,
+    "/v1/models/{model_id:path}": Scope.INFER,
+    "/v1/chat/completions": Scope.INFER,
+    "/v1/completions": Scope.INFER,
+    "/v1/embeddings": Scope.INFER,
+    "/tokenize": Scope.INFER,
+    "/detokenize": Scope.INFER,
+    "/apply-template": Scope.INFER,
+    "/v1/responses": Scope.INFER,
+    "/v1/responses/compact": Scope.INFER,
+    "/v1/responses/input_tokens": Scope.INFER,
+    "/v1/responses/{response_id}": Scope.INFER,
+    "/v1/responses/{response_id}/cancel": Scope.INFER,
+    "/v1/responses/{response_id}/input_items": Scope.INFER,
+    "/api/version": Scope.INFER,
+    "/api/tags": Scope.INFER,
+    "/api/show": Scope.INFER,
+    "/api/chat": Scope.INFER,
+    "/api/generate": Scope.INFER,
+    "/api/embed": Scope.INFER,
+    "/api/embeddings": Scope.INFER,
+    "/api/pull": Scope.MODELS,
+    "/api/create": Scope.MODELS,
+    "/api/copy": Scope.MODELS,
+    "/api/push": Scope.MODELS,
+    "/api/delete": Scope.MODELS,
+    "/api/blobs/{digest}": Scope.MODELS,
+    "/api/ps": Scope.ADMIN,
+    "/props": Scope.ADMIN,
+    "/slots": Scope.ADMIN,
+    "/slots/{slot_id}": Scope.ADMIN,
+    "/metrics": Scope.ADMIN,
+    "/edgeagent/status": Scope.ADMIN,
+    "/edgeagent/cache": Scope.ADMIN,
+    "/edgeagent/cache/purge": Scope.ADMIN,
+    "/edgeagent/cache/warm": Scope.ADMIN,
+    "/edgeagent/reload": Scope.ADMIN,
+    "/edgeagent/stop": Scope.ADMIN,
+}
+"""What each path needs: a scope, or nothing. Models and admin are the owner's, and of the tokens that have them."""
+
+_PATTERNS = [(compile_path(template)[0], template) for template in NEEDS]
+_PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
+_FETCH_PREFIX = b"sec-fetch-"
+_INFER_ONLY = frozenset({Scope.INFER})
+
+
+class Listener(StrEnum):
+    """What a request came in by."""
+
+    UNIX = "unix"
+    """A Unix socket, private to the daemon's user."""
+    LOOPBACK = "loopback"
+    """A port that only this machine reaches."""
+    LOCKED = "locked"
+    """A port where every client needs a token: other machines reach it, or the owner asked for that."""
+
+
+_IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Listener.LOCKED: "TCP"}
+
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What a path needs. Scope None: nothing. `is_owners`: a token even where others need none."""
+class User:
+    """Whose process is at the other end of a connection; `uid` is None where the system does not tell."""
 
-    scope: Scope | None
-    is_owners: bool = False
+    uid: int | None = None
+    is_own: bool = False
 
 
-_OPEN, _INFER, _MODELS, _ADMIN = Rule(None), Rule(Scope.INFER), Rule(Scope.MODELS), Rule(Scope.ADMIN)
-# Other users of the machine share its loopback: what changes the daemon itself is not theirs.
-_OWNER = Rule(Scope.ADMIN, is_owners=True)
+UNKNOWN_USER = User()
+OWN_USER = User(is_own=True)
 
-RULES: dict[str, Rule] = {
-    "/health": _OPEN,
-    "/": _INFER,
-    "/ready": _INFER,
-    "/version": _INFER,
-    "/docs": _INFER,
-    "/openapi.json": _INFER,
-    "/asyncapi.json": _INFER,
-    "/v1": _INFER,
-    "/v1/models": _INFER,
-    "/v1/models/{model_id:path}": _INFER,
-    "/v1/chat/completions": _INFER,
-    "/v1/completions": _INFER,
-    "/v1/embeddings": _INFER,
-    "/tokenize": _INFER,
-    "/detokenize": _INFER,
-    "/apply-template": _INFER,
-    "/props": _INFER,
-    "/slots": _INFER,
-    "/slots/{slot_id}": _INFER,
-    "/v1/responses": _INFER,
-    "/v1/responses/compact": _INFER,
-    "/v1/responses/input_tokens": _INFER,
-    "/v1/responses/{response_id}": _INFER,
-    "/v1/responses/{response_id}/cancel": _INFER,
-    "/v1/responses/{response_id}/input_items": _INFER,
-    "/api/version": _INFER,
-    "/api/tags": _INFER,
-    "/api/show": _INFER,
-    "/api/ps": _INFER,
-    "/api/chat": _INFER,
-    "/api/generate": _INFER,
-    "/api/embed": _INFER,
-    "/api/embeddings": _INFER,
-    "/api/pull": _MODELS,
-    "/api/create": _MODELS,
-    "/api/copy": _MODELS,
-    "/api/push": _MODELS,
-    "/api/delete": _MODELS,
-    "/api/blobs/{digest}": _MODELS,
-    "/metrics": _ADMIN,
-    "/edgeagent/status": _ADMIN,
-    "/edgeagent/cache": _OWNER,
-    "/edgeagent/cache/purge": _OWNER,
-    "/edgeagent/cache/warm": _OWNER,
-    "/edgeagent/reload": _OWNER,
-    "/edgeagent/stop": _OWNER,
-}
-_PATTERNS = [(compile_path(template)[0], template) for template in RULES]
+
+class Peer(Protocol):
+    """The other end of a connection; the transport puts it into the scope."""
+
+    async def user(self) -> User:
+        """Return whose process is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Everything that is known of who asks. `is_page`: a web page may have made a browser send the request."""
+
+    listener: Listener
+    user: User
+    shown: Shown
+    is_page: bool = False
+
+    def described(self) -> str:
+        """Return who asks in words for the log: names, and never a key."""
+        client = self.shown.client
+        key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.shown.standing)
+        user = "" if self.user.uid is None else f" of the user {self.user.uid}"
+        return f"{key}{user} over {_IN_WORDS[self.listener]}{', from a web page' if self.is_page else ''}"
+
+
+def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
+    """Return who asks, with what they may do, or the refusal. The first of these that applies:
+
+    1. what is public is everyone's;
+    2. a token of ours that nobody holds, or that cannot be checked, is refused; so are several keys with one of ours;
+    3. a token of ours that somebody holds opens its scopes and nothing else;
+    4. where every client needs a token, no other key and no user is enough;
+    5. the daemon's own user is its owner, but what a web page may have sent can only infer;
+    6. other users of this machine can only infer, each of them apart from all others.
+    """
+    if need is None:
+        return Client("", frozenset())
+    match asker.shown.standing:
+        case Standing.UNUSABLE:
+            return Unauthorized(f"no token can be checked, so none is accepted: {asker.shown.reason}")
+        case Standing.UNKNOWN:
+            return Unauthorized(_UNKNOWN)
+        case Standing.SEVERAL:
+            return Unauthorized("the request shows several keys; show one token, and nothing beside it")
+        case Standing.HELD:
+            assert asker.shown.client is not None, "a token that is held has a holder"
+            return _opened(need, asker.shown.client)
+    if asker.listener is Listener.LOCKED:
+        return Unauthorized(_MISSING if asker.shown.standing is Standing.NOTHING else _WRONG)
+    if asker.listener is Listener.UNIX and not asker.user.is_own:
+        return Forbidden("this socket is another user's; only the daemon's own user may use it")
+    client = _local_client(asker)
+    return client if need in client.scopes else Unauthorized(f"{_OWNERS}, with the scope {need}")
+
+
+_MISSING = "this request needs the token: Authorization: Bearer <the content of `token` in the state folder>"
+_WRONG = "the token is wrong; the right one is in the file `token` in the state folder"
+_UNKNOWN = (
+    "this token opens nothing here: it was removed or replaced, or it is another daemon's; the owner's is in the file "
+    "`token` in the state folder, and `edgeagent token add NAME` makes one for a client"
+)
+_OWNERS = (
+    "this is the owner's: ask as the user that the daemon runs as (not from a web page), or show a token "
+    "(Authorization: Bearer <the content of `token` in the state folder>, or a client's own)"
+)
+
+
+def _opened(need: Scope, client: Client) -> Client | EdgeAgentError:
+    if need in client.scopes:
+        return client
+    return Forbidden(f"the token of {client.name!r} does not open this: it lacks the scope {need}")
+
+
+def _local_client(asker: Asker) -> Client:
+    if asker.user.is_own:
+        return Client(OWNER.name, _INFER_ONLY) if asker.is_page else OWNER
+    # No client's name has a colon, so nobody can be given the name of another user's partition.
+    return Client("uid:unknown" if asker.user.uid is None else f"uid:{asker.user.uid}", _INFER_ONLY)
 
 
 def template_of(path: str) -> str | None:
-    """Return the template that a path fits, None for a path without a rule."""
+    """Return the template that a path fits, None for a path that is not in the table."""
     return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
 
 
-def rule_of(path: str) -> Rule:
-    """Return what a path needs."""
+def need_of(path: str) -> Scope | None:
+    """Return what a path needs; None where that is nothing."""
     template = template_of(path)
-    return _ADMIN if template is None else RULES[template]
+    return Scope.ADMIN if template is None else NEEDS[template]
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """Return who asks, by the token alone: a client's name, "" for the owner and for whoever needs none."""
+    """Return who asks: "" for the owner, a client's name, `uid:1001` for another user of this machine.
+
+    Stored responses and cached prompts are kept apart by it.
+    """
     name: str = connection.scope.get(CLIENT_KEY, "")
     return name
 
 
 class Access:
-    """Judges who asks. `is_token_required` says whether those without a token may do what is not the owner's alone."""
+    """Gathers what is known of who asks, and has it decided."""
 
     def __init__(self, keys: Keys, *, is_token_required: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
         self._is_token_required = is_token_required
         self._failures = _Failures(clock)
 
-    def judge(self, scope: AsgiScope) -> Client:
-        """Return who asks; raise Unauthorized, Forbidden, or Overloaded after too many wrong tokens."""
-        rule = rule_of(scope["path"])
-        if rule.scope is None or is_unix(scope):
-            return OWNER
-        shown = bearer_tokens(scope) + subprotocol_tokens(scope)
-        client = self._keys.find(shown[0]) if len(shown) == 1 else None
-        if client is not None:
-            if rule.scope not in client.scopes:
-                raise Forbidden(f"the token of {client.name!r} does not open this: it lacks the scope {rule.scope}")
-            return client
-        # Clients of OpenAI's API must send something as a key; where none is needed, any will do.
-        if self._is_token_required or rule.is_owners:
-            raise self._failures.add() if shown else _missing()
-        return OWNER
+    async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Asker]:
+        """Return the decision and what it was made on. After many wrong tokens their refusal is an Overloaded."""
+        need = need_of(scope["path"])
+        asker = await self._asker(scope, is_user_asked=need is not None)
+        verdict = decide(need, asker)
+        is_wrong = asker.shown.standing in (Standing.FOREIGN, Standing.UNKNOWN, Standing.SEVERAL)
+        if is_wrong and not isinstance(verdict, Client):
+            verdict = self._failures.count(verdict)
+        return verdict, asker
+
+    async def _asker(self, scope: AsgiScope, *, is_user_asked: bool) -> Asker:
+        shown = self._keys.judge(bearer_tokens(scope) + subprotocol_tokens(scope))
+        listener = self._listener(scope)
+        user = UNKNOWN_USER
+        if listener is Listener.UNIX:
+            user = OWN_USER  # the transport has cut everybody else off
+        elif listener is Listener.LOOPBACK and is_user_asked and shown.standing is not Standing.HELD:
+            peer: Peer | None = scope.get(PEER_KEY)
+            user = await peer.user() if peer is not None else UNKNOWN_USER
+        return Asker(listener, user, shown, is_page=is_page(scope))
+
+    def _listener(self, scope: AsgiScope) -> Listener:
+        if is_unix(scope):
+            return Listener.UNIX
+        return Listener.LOCKED if self._is_token_required else Listener.LOOPBACK
 
 
 class _Failures:
@@ -137,27 +252,47 @@ class _Failures:
         self._num_failures = 0
         self._since_s = clock()
 
-    def add(self) -> EdgeAgentError:
+    def count(self, refusal: EdgeAgentError) -> EdgeAgentError:
+        """Return the refusal of a wrong token, or what stands for it beyond the limit."""
         now_s = self._clock()
         if now_s - self._since_s > FAILURES_WINDOW_S:
             self._num_failures, self._since_s = 0, now_s
         self._num_failures += 1
-        if self._num_failures > MAX_FAILURES:
-            wait_s = max(1.0, self._since_s + FAILURES_WINDOW_S - now_s)
-            return Overloaded("too many wrong tokens; wait, and check the token", retry_after_s=wait_s)
-        return Unauthorized("the token is wrong; the right one is in the file `token` in the state folder")
-
-
-def _missing() -> Unauthorized:
-    return Unauthorized(
-        "this request needs the token: Authorization: Bearer <the content of `token` in the state folder>"
-    )
+        if self._num_failures <= MAX_FAILURES:
+            return refusal
+        wait_s = max(1.0, self._since_s + FAILURES_WINDOW_S - now_s)
+        return Overloaded("too many wrong tokens; wait, and check the token", retry_after_s=wait_s)
 
 
 def is_unix(scope: AsgiScope) -> bool:
     """Whether a request came over a Unix socket: the transport lets only the owner's own processes in there."""
     server = scope.get("server")
     return server is not None and server[1] is None
+
+
+def is_browser(scope: AsgiScope) -> bool:
+    """Whether a browser may have sent this, though no header that is judged says where its page is.
+
+    A page can post a form, text/plain, or (from a Blob) no type at all to another site without a preflight. A browser
+    of today then adds Origin and Sec-Fetch-Site, which no script can leave out; every browser calls itself Mozilla, and
+    a page that would change that has to ask first, with a preflight.
+    """
+    names = [name.lower() for name, _ in scope["headers"]]
+    if any(name in _PAGE_HEADERS or name.startswith(_FETCH_PREFIX) for name in names):
+        return True
+    return any(agent.startswith(b"Mozilla/") for agent in values(scope, b"user-agent"))
+
+
+def is_page(scope: AsgiScope) -> bool:
+    """Whether a web page may have made a browser send this: it did, and its user did not type the address.
+
+    Node's fetch sends Sec-Fetch-Mode as browsers do, and it is a program; a browser sends Sec-Fetch-Site beside it.
+    """
+    sites = values(scope, b"sec-fetch-site")
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"sec-fetch-mode"]
+    if not is_browser({**scope, "headers": headers}):
+        return False
+    return sites != [b"none"] or bool(values(scope, b"origin"))
 
 
 def values(scope: AsgiScope, name: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from edgeagent.api.turn import Turn
 # RFC 6455, section 7.4.1.
 GOING_AWAY = 1001
 UNSUPPORTED_DATA = 1003
-TOO_MANY = 1008
+POLICY_VIOLATION = TOO_MANY = 1008
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,16 @@ async def get_status(request: Request) -> JSONResponse:
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - context.started_at_s, 3),
             "is_draining": service.is_draining,
+            "trouble": context.trouble(),
             "num_connections": context.num_connections(),
             "num_live_requests": service.num_live,
             "num_requests_total": service.num_total,
             "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
             "default_model": service.default_model(),
+            # Why every token is refused, where the files of the tokens cannot be trusted.
+            "token_trouble": context.keys.trouble or None,
+            # Why stored responses are in memory only, e.g. a full disk.
+            "response_trouble": context.history.trouble,
             "models": [_model(status) for status in models],
         }
     )

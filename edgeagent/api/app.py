@@ -31,6 +31,7 @@ from edgeagent.api import (
 from edgeagent.api.context import Context
 from edgeagent.api.envelope import Envelope
 from edgeagent.api.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
+from edgeagent.api.grants import Grants
 from edgeagent.api.limits import BodyLimit
 from edgeagent.api.live import LiveRequests, Trace
 from edgeagent.api.probe import Probe
@@ -40,6 +41,7 @@ from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
+from edgeagent.store.resolve import Library
 
 _MODULES = (
     *(chat, completions, embeddings, text_routes, llama_server),
@@ -60,11 +62,13 @@ def create_app(
     stop: Callable[[], None] = lambda: None,
     num_connections: Callable[[], int] = lambda: 0,
     trace: Trace | None = None,
+    trouble: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` tell whose a token is; whether every client needs one follows from config.server.
     """
+    grants = Grants(keys)
     app = FastAPI(
         title="edgeagent",
         docs_url=None,
@@ -82,11 +86,11 @@ def create_app(
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),
-            Middleware(Security, policy=Policy(config.server, keys)),
+            Middleware(Security, policy=Policy(config.server, keys), grants=grants),
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveRequests(service, trace)
+    live = LiveRequests(service, trace, Library(config.store, config.state_dir).holds)
     app.state.context = Context(
         config=config,
         service=live,
@@ -94,6 +98,9 @@ def create_app(
         history=history if history is not None else ResponseStore(limits=stored_limits(config.server)),
         stop=stop,
         num_connections=num_connections,
+        trouble=trouble,
+        keys=keys,
+        grants=grants,
     )
     app.router.default = _answer_no_route
     for router in ROUTERS:

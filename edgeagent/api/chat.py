@@ -13,7 +13,7 @@ from edgeagent.api.choices import respond, run
 from edgeagent.api.completion import Answer, Chunks
 from edgeagent.api.context import context_of
 from edgeagent.api.limits import read_body
-from edgeagent.api.schemas import read_chat
+from edgeagent.api.schemas import KNOWN, read_chat
 
 router = APIRouter()
 
@@ -29,8 +29,9 @@ async def create_chat_completion(request: Request) -> Response:
         default_model=service.default_model(),
         partition=client_of(request),
     )
-    completion = await read_body(request, read)
-    answer = Answer(completion_id, completion.requests[0].model, len(completion.requests))
+    completion = await read_body(request, read, KNOWN)
+    model, num_choices = completion.requests[0].model, len(completion.requests)
+    answer = Answer(completion_id, model, num_choices, has_functions=completion.has_functions)
     chunks = Chunks(answer, completion.delivery) if completion.delivery.is_streamed else None
     steps = run(service, completion.requests)
     return await respond(

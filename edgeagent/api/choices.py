@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -20,9 +21,11 @@ from edgeagent.api.first_step import begun
 from edgeagent.api.service import Service
 from edgeagent.api.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import GenerateRequest, Step
+from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
 MAX_AT_ONCE = 8
+# Those of a long prompt take tens of milliseconds to write, with their rivals.
+_MAX_INLINE_LOGPROBS = 256
 
 Fields = dict[str, Any]
 Steps = AsyncGenerator[tuple[int, Step], None]
@@ -50,10 +53,6 @@ class Answer(Protocol):
 
 class Chunks(Protocol):
     """An answer as the chunks of a stream."""
-
-    def opening(self) -> list[Fields]:
-        """Return what comes first."""
-        ...
 
     def of(self, index: int, step: Step) -> list[Fields]:
         """Return the chunks of one choice's step."""
@@ -119,7 +118,9 @@ async def respond(
 
     try:
         if chunks is None:
-            return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+            return Response(
+                await unless_disconnected(request.receive, _collect(steps, answer)), media_type="application/json"
+            )
         steps = await unless_disconnected(request.receive, begun(steps))
         written = _events(steps, answer, chunks, reworded)
         return EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
@@ -127,13 +128,24 @@ async def respond(
         raise reworded(error) from None
 
 
-async def _collect(steps: Steps, answer: Answer) -> Fields:
+async def _collect(steps: Steps, answer: Answer) -> bytes:
     """Return the body of the whole answer."""
+    num_logprobs = 0
     async with aclosing(steps):
         async for index, step in steps:
             answer.take(index, step)
             answer.delivered(step)
-    return answer.body()
+            num_logprobs += _num_logprobs(step)
+    return await _made(num_logprobs, lambda: bytes(JSONResponse(answer.body()).body))
+
+
+def _num_logprobs(step: Step) -> int:
+    return sum(len(delta.logprobs) for delta in step.deltas if isinstance(delta, TextDelta | PromptText))
+
+
+async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
+    """Return what `make` makes of so many tokens' log probabilities: of many in a thread, beside the other streams."""
+    return make() if num_logprobs <= _MAX_INLINE_LOGPROBS else await asyncio.to_thread(make)
 
 
 async def _events(
@@ -142,9 +154,9 @@ async def _events(
     """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
     try:
         async with aclosing(steps):
-            yield b"".join(map(event, chunks.opening()))
             async for index, step in steps:
-                written = b"".join(map(event, chunks.of(index, step)))
+                write = partial(_write, chunks, index, step)
+                written = await _made(_num_logprobs(step), write)
                 if written:
                     yield written
                 answer.delivered(step)
@@ -154,6 +166,10 @@ async def _events(
     except Exception as error:
         logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
         yield _error_event(InternalError("unhandled"))
+
+
+def _write(chunks: Chunks, index: int, step: Step) -> bytes:
+    return b"".join(map(event, chunks.of(index, step)))
 
 
 def _error_event(error: EdgeAgentError) -> bytes:

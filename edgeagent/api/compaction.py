@@ -15,7 +15,7 @@ from edgeagent.api.events import new_id
 from edgeagent.api.item_bodies import item_body
 from edgeagent.api.limits import read_body
 from edgeagent.api.responses import open_turn
-from edgeagent.api.schemas_responses import ResponseCreate, read_create
+from edgeagent.api.schemas_responses import KNOWN, ResponseCreate, read_create
 from edgeagent.api.summary import compacted, num_input_tokens, summarize
 from edgeagent.api.usage import responses_usage
 from edgeagent.errors import InvalidRequest
@@ -26,7 +26,7 @@ router = APIRouter()
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
     """Return items that stand for a conversation, as the input of a new one."""
-    create = await read_body(request, _read_compaction)
+    create = await read_body(request, _read_compaction, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     items = turn.conversation.items
@@ -47,7 +47,7 @@ async def compact(request: Request) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """Return how many tokens a create's prompt has, with its tools and all that it continues."""
-    create = await read_body(request, read_create)
+    create = await read_body(request, read_create, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     num_tokens = 0 if turn.is_empty else await num_input_tokens(turn.request, context.service)

@@ -45,22 +45,29 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
 
-    def message(self) -> Fields:
+    def message(self, *, has_functions: bool) -> Fields:
         """Return the assistant's message."""
         text = "".join(self.texts)
         message: Fields = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
         if self.reasonings:
             message["reasoning_content"] = "".join(self.reasonings)
-        if self.calls:
+        if self.calls and has_functions:
+            started, parts = self.calls[0]
+            message["function_call"] = {"name": started.name, "arguments": "".join(parts)}
+        elif self.calls:
             message["tool_calls"] = [_call(started, "".join(parts)) for started, parts in self.calls]
         return message
 
 
 class Answer:
-    """What has come of a completion: its choices, and how long steps took from the engine to the client."""
+    """What has come of a completion: its choices, and how long steps took from the engine to the client.
 
-    def __init__(self, completion_id: str, model: str, num_choices: int) -> None:
+    `has_functions`: a call is told in the form that it had before tools.
+    """
+
+    def __init__(self, completion_id: str, model: str, num_choices: int, *, has_functions: bool = False) -> None:
         self.id = completion_id
+        self.has_functions = has_functions
         self.model = model
         self.created = int(time.time())
         self.choices = [Choice() for _ in range(num_choices)]
@@ -98,14 +105,19 @@ class Answer:
         choices: list[Fields] = [
             {
                 "index": index,
-                "message": choice.message(),
-                "finish_reason": finish_reason(_finished(choice)),
+                "message": choice.message(has_functions=self.has_functions),
+                "finish_reason": self.reason(_finished(choice)),
                 "logprobs": logprobs_body(choice.logprobs) if choice.logprobs else None,
             }
             for index, choice in enumerate(self.choices)
         ]
         head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
         return {**head, "choices": choices, "usage": self.usage(), **self.measures(self.choices[0])}
+
+    def reason(self, finished: Finished) -> str:
+        """Return a choice's finish_reason; raise BackendUnavailable where it was cut short."""
+        is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
+        return "function_call" if is_function else finish_reason(finished)
 
     def usage(self) -> Fields:
         """Return the token counts of all choices together; their one prompt counts once."""
@@ -132,7 +144,9 @@ class Chunks:
     """The chunks of a streamed completion.
 
     Clients concatenate what is repeated and read only the first call of a chunk, so a role, a call's id and its name
-    come once, one call to a chunk, and the chunk with the finish reason has an empty delta.
+    come once, one call to a chunk, and the chunk with the finish reason has an empty delta. A choice's first chunk
+    comes with its first delta, since what that is decides its `content`: "" before text, and null before anything else,
+    as OpenAI has it, or clients would show an empty text beside a call.
     """
 
     def __init__(self, answer: Answer, delivery: Delivery) -> None:
@@ -140,6 +154,7 @@ class Chunks:
         self._is_usage_streamed = delivery.is_usage_streamed
         self._has_timings = delivery.has_timings
         self._so_far = [SoFar() for _ in answer.choices]
+        self._is_open = [False for _ in answer.choices]
         self._head: Fields = {
             "id": answer.id,
             "object": "chat.completion.chunk",
@@ -148,14 +163,15 @@ class Chunks:
         }
         self._tail: Fields = {"usage": None} if delivery.is_usage_streamed else {}
 
-    def opening(self) -> list[Fields]:
-        """Return each choice's first chunk."""
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answer.choices))]
-
     def of(self, index: int, step: Step) -> list[Fields]:
         """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
         self._so_far[index].note(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
+        if chunks and not self._is_open[index]:
+            self._is_open[index] = True
+            first = next(delta for delta in step.deltas if not isinstance(delta, Started | PromptText))
+            content = "" if isinstance(first, TextDelta | Finished) else None
+            chunks.insert(0, self._chunk(index, {"role": "assistant", "content": content}))
         if self._has_timings:
             timings = self._so_far[index].timings()
             return [{"timings": timings, **chunk} for chunk in chunks]
@@ -167,6 +183,8 @@ class Chunks:
                 return [self._chunk(index, {"content": text}, logprobs=logprobs)]
             case ReasoningDelta(text):
                 return [self._chunk(index, {"reasoning_content": text})]
+            case ToolCallStarted(position) | ToolCallDelta(position) if self._answer.has_functions:
+                return [self._chunk(index, {"function_call": _function(delta)})] if position == 0 else []
             case ToolCallStarted():
                 return [self._chunk(index, {"tool_calls": [{"index": delta.index, **_call(delta, "")}]})]
             case ToolCallDelta(position, arguments):
@@ -176,7 +194,7 @@ class Chunks:
                 choice = self._answer.choices[index]
                 choice.finished = delta
                 measures = {} if self._is_usage_streamed else self._answer.measures(choice)
-                return [{**self._chunk(index, {}, finish_reason(delta)), **measures}]
+                return [{**self._chunk(index, {}, self._answer.reason(delta)), **measures}]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
             case Started() | PromptText():
@@ -220,3 +238,9 @@ def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Fields:
 
 def _call(call: ToolCallStarted, arguments: str) -> Fields:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _function(delta: ToolCallStarted | ToolCallDelta) -> Fields:
+    if isinstance(delta, ToolCallStarted):
+        return {"name": delta.name, "arguments": ""}
+    return {"arguments": delta.arguments}

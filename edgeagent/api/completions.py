@@ -12,7 +12,7 @@ from edgeagent.api.access import client_of
 from edgeagent.api.choices import respond, run
 from edgeagent.api.context import context_of
 from edgeagent.api.limits import read_body
-from edgeagent.api.schemas_completions import read_completion
+from edgeagent.api.schemas_completions import KNOWN, read_completion
 from edgeagent.api.text_completion import TextChoices, TextChunks
 
 router = APIRouter()
@@ -29,7 +29,7 @@ async def create_completion(request: Request) -> Response:
         default_model=service.default_model(),
         partition=client_of(request),
     )
-    completion = await read_body(request, read)
+    completion = await read_body(request, read, KNOWN)
     answer = TextChoices(completion_id, completion)
     chunks = TextChunks(answer) if completion.delivery.is_streamed else None
     steps = run(service, completion.requests)

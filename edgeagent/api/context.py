@@ -10,18 +10,24 @@ from functools import partial
 
 from starlette.requests import HTTPConnection
 
+from edgeagent.api.grants import Grants
+from edgeagent.api.known_fields import WarningLog
 from edgeagent.api.live import LiveRequests
-from edgeagent.api.live_turns import LiveTurns
+from edgeagent.api.live_turns import LiveTurn, LiveTurns
 from edgeagent.api.probe import Probe
 from edgeagent.api.pulls import Pulls
 from edgeagent.api.response_store import ResponseStore
 from edgeagent.api.turn import Turn
 from edgeagent.config import Config
+from edgeagent.credentials import Keys
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One daemon's shared values. `stop` asks the daemon to drain and end; `num_connections` counts open sockets."""
+    """One daemon's shared values. `stop` asks the daemon to drain and end; `num_connections` counts open sockets.
+
+    `trouble` tells what ails the daemon itself, None if nothing does.
+    """
 
     config: Config
     service: LiveRequests
@@ -29,12 +35,16 @@ class Context:
     probe: Probe
     stop: Callable[[], None]
     num_connections: Callable[[], int]
+    keys: Keys
+    grants: Grants
+    trouble: Callable[[], str | None] = lambda: None
     turns: LiveTurns = field(default_factory=LiveTurns)
     pulls: Pulls = field(default_factory=Pulls)
+    warnings: WarningLog = field(default_factory=WarningLog)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 
-    def holding(self, turn: Turn) -> AbstractContextManager[None]:
+    def holding(self, turn: Turn) -> AbstractContextManager[LiveTurn]:
         """Show a turn to those who ask for it by its id for as long as it is carried on here."""
         return self.turns.holding(turn, partial(self.service.cancel, turn.request.id))
 

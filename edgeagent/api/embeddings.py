@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.limits import read_body
-from edgeagent.api.schemas_embeddings import read_embeddings
+from edgeagent.api.schemas_embeddings import KNOWN, read_embeddings
 from edgeagent.api.service import Service
 from edgeagent.api.sse import unless_disconnected
 from edgeagent.errors import InternalError
@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 async def create_embeddings(request: Request) -> Response:
     """Return a vector for each text; the client's leaving cancels it."""
     service = context_of(request).service
-    body, query = await read_body(request, read_embeddings)
+    body, query = await read_body(request, read_embeddings, KNOWN)
     model = body.model or service.default_model()
     embeddings = await unless_disconnected(request.receive, embed(service, model, query))
     is_base64 = body.encoding_format == "base64"

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
 from edgeagent.api.access import template_of
+from edgeagent.api.known_fields import SCOPE_KEY, FieldWarning, header
 from edgeagent.api.request_id import begin_request
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         request_id = begin_request(scope["headers"])
+        warnings: list[FieldWarning] = []
+        scope = {**scope, SCOPE_KEY: warnings}
         outcome = "disconnected"
 
         async def send_named(message: Message) -> None:
@@ -42,8 +45,8 @@ class Envelope:
             match message["type"]:
                 case "http.response.start" | "websocket.http.response.start":
                     outcome = str(message["status"])
-                    named = (b"x-request-id", request_id.encode())
-                    message = {**message, "headers": [*message.get("headers", ()), named]}
+                    own = [(b"x-request-id", request_id.encode()), *map(header, warnings)]
+                    message = {**message, "headers": [*message.get("headers", ()), *own]}
                 case "websocket.accept":
                     outcome = "101"
             await send(message)

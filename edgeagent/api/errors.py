@@ -39,6 +39,7 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.InvalidRequest: Shape(400, "invalid_request_error"),
     errors.ContextLengthExceeded: Shape(400, "invalid_request_error"),
     errors.InvalidToolSchema: Shape(400, "invalid_request_error"),
+    errors.TemplateTooSlow: Shape(400, "invalid_request_error"),
     # 501 would be retried by openai clients, and a missing feature does not come back.
     errors.NotSupported: Shape(400, "invalid_request_error"),
     errors.PayloadTooLarge: Shape(413, "invalid_request_error"),

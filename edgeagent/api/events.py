@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,6 +49,16 @@ class CompactionStep:
 
     deltas: tuple[Compacting | Compacted, ...]
     at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a response has come: the items that are whole, and the one that is open."""
+
+    response: Event
+    output: Sequence[Event]
+    open: OpenItem | None = None
+    is_over: bool = True
 
 
 ItemT = TypeVar("ItemT", bound=OpenItem)
@@ -98,6 +108,8 @@ class ResponseEvents:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.response = response
+        # What the response's own object tells beside how the generation went, from the first event on.
+        self.notes: Event = {}
         self.is_over = False
         # Whether a cancel is how a successor comes to its turn.
         self.is_steered = False
@@ -142,8 +154,9 @@ class ResponseEvents:
                 case Compacted(item):
                     self._compaction().content = item.content
                     self._close_item("completed")
-                case Started():
-                    pass
+                case Started(num_dropped_items=num_dropped):
+                    if num_dropped:
+                        self.notes["dropped_items"] = num_dropped
         return self._take()
 
     def fail(self, error: EdgeAgentError) -> list[Event]:
@@ -152,20 +165,27 @@ class ResponseEvents:
         self.response["status"] = "failed"
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
         # No timings came with the failure; who failed and why is known.
-        self.response["edgeagent"] = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
+        run: Event = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
-            self.response["edgeagent"]["num_delivered_tokens"] = error.num_delivered_tokens
+            run["num_delivered_tokens"] = error.num_delivered_tokens
+        self._tell(run)
         self._end("response.failed")
         return self._take()
 
     def so_far(self) -> Event:
         """Return the response object with the output items that are whole."""
-        return self.response | {"output": list(self._output)}
+        told = {"edgeagent": self.response.get("edgeagent", {}) | self.notes} if self.notes else {}
+        return self.response | {"output": list(self._output)} | told
 
     def note(self, kind: str, **fields: object) -> list[Event]:
         """Return an event that tells something of the response and is none of its own; it is numbered among them."""
         self._emit(kind, **fields)
         return self._take()
+
+    @property
+    def progress(self) -> Progress:
+        """How far the response has come, for who follows it."""
+        return Progress(self.so_far(), self._output, self._open, is_over=self.is_over)
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -186,6 +206,9 @@ class ResponseEvents:
     def _emit_response(self, kind: str) -> None:
         # A copy: events wait in buffers while the response goes on.
         self._emit(kind, response=self.so_far())
+
+    def _tell(self, run: Mapping[str, object]) -> None:
+        self.response["edgeagent"] = {**run, **self.notes}
 
     def _open_item(self, kind: type[ItemT], *details: Any) -> ItemT:
         self._close_item("completed")
@@ -217,7 +240,7 @@ class ResponseEvents:
         self._close_item("completed" if is_whole else "incomplete")
         self.response["usage"] = responses_usage(finished.usage)
         self.response["timings"] = timings_body(finished.usage, finished.timings)
-        self.response["edgeagent"] = edgeagent_body(finished.timings, finished.timings.delivery_ms)
+        self._tell(edgeagent_body(finished.timings, finished.timings.delivery_ms))
         match finished.reason:
             case FinishReason.LENGTH:
                 self.response["status"] = "incomplete"

@@ -171,14 +171,18 @@ def _demand(details: ErrorDetails) -> str:
         case "list_type":
             return "must be a list"
         case "too_long":
-            return f"must hold at most {limits['max_length']} items"
+            return f"must hold at most {_items(limits['max_length'])}"
         case "too_short":
-            return f"must hold at least {limits['min_length']} items"
+            return f"must hold at least {_items(limits['min_length'])}"
         case "string_too_long":
             return f"must have at most {limits['max_length']} characters"
         case "string_too_short":
             return f"must have at least {limits['min_length']} characters"
     return details["msg"].replace("Input should be", "must be")
+
+
+def _items(number: int) -> str:
+    return "1 item" if number == 1 else f"{number} items"
 
 
 def read_tool(name: object, description: object, parameters: object, strict: object, path: str) -> Tool:

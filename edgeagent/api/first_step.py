@@ -7,7 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import TypeVar
 
-# A request that waits longer than this gets its headers, and pings.
+# A request that waits longer than this gets its headers; what goes wrong later is told in the stream. The daemon and
+# the thread that reads prompts beside the engine refuse within milliseconds (a full queue, an unknown model, a prompt
+# that is too long); what takes longer is accepted, and waits for its turn or for a model that loads. Clients wait for
+# headers 5 s and more.
 PATIENCE_S = 2.0
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgeagent.api.known_fields import FieldWarning
 from edgeagent.api.limits import parse_json
 from edgeagent.api.schemas_responses import ResponseCreate, read_create
 from edgeagent.errors import EdgeAgentError, InvalidRequest
@@ -26,6 +27,11 @@ class CreateFrame:
     stream_id: object
     is_named: bool
     num_bytes: int
+
+    @property
+    def warning(self) -> FieldWarning | None:
+        """What the client should know of its create."""
+        return self.asked.warning if isinstance(self.asked, ResponseCreate) else None
 
 
 @dataclass(frozen=True, slots=True)

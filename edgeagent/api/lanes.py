@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from edgeagent.api.actions import GOING_AWAY, POLICY_VIOLATION
 from edgeagent.api.frames import Refused
+from edgeagent.api.grants import revoked
 from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.steering import Steer
 from edgeagent.api.turn import Turn
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 MAX_NAMED_LANES = 32
 
@@ -38,6 +40,25 @@ class ConnectionLimitReached(InvalidRequest):
 
 class StreamLimitReached(InvalidRequest):
     code = "websocket_stream_limit_reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Why a connection takes no more creates, as its client is told, and how it closes."""
+
+    error: EdgeAgentError
+    code: int
+    reason: str
+
+    @classmethod
+    def by_age(cls, max_age_s: float) -> Expiry:
+        """Return the expiry of a connection that is as old as it may be."""
+        return cls(ConnectionLimitReached.after(max_age_s), GOING_AWAY, "the connection is too old")
+
+    @classmethod
+    def by_token(cls) -> Expiry:
+        """Return the expiry of a connection whose token has ended."""
+        return cls(revoked(), POLICY_VIOLATION, "the token has ended")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgeagent.api.context import context_of
+from edgeagent.api.known_fields import SCOPE_KEY, KnownFields
 from edgeagent.errors import InvalidRequest, PayloadTooLarge
 
 MAX_JSON_DEPTH = 64
@@ -128,10 +130,24 @@ async def read_json_object(request: Request) -> dict[str, object]:
     return await read_body(request, lambda fields: fields)
 
 
-async def read_body(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `read` makes of the JSON object in a request's body; raise what it raises, or InvalidRequest."""
+async def read_body(request: Request, read: Callable[[dict[str, Any]], T], known: KnownFields | None = None) -> T:
+    """Return what `read` makes of the JSON object in a request's body; raise what it raises, or InvalidRequest.
+
+    The answer's headers and the log tell of fields that are not `known`, None: nothing is told.
+    """
     body = await request.body()
-    return await aside(len(body), lambda: read(_parse_object(body)))
+
+    def read_parsed() -> T:
+        fields = _parse_object(body)
+        if known is not None and (warning := known.warning(fields)):
+            request.scope[SCOPE_KEY].append(warning)
+        return read(fields)
+
+    try:
+        return await aside(len(body), read_parsed)
+    finally:
+        for warning in request.scope[SCOPE_KEY]:
+            context_of(request).warnings.write(warning)
 
 
 async def aside(num_bytes: int, read: Callable[[], T]) -> T:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 
+from edgeagent.api.grants import unless_revoked, until_revoked
 from edgeagent.api.service import Service
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, ModelNotFound
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.types import Embed, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
 
@@ -60,8 +63,12 @@ class LiveRequests:
     wait for their turn, for what that event tells of to be stored, and for a client that reads slowly.
     """
 
-    def __init__(self, service: Service, trace: Trace | None = None) -> None:
+    def __init__(
+        self, service: Service, trace: Trace | None = None, is_on_disk: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """`is_on_disk` says whether a model lies on this machine, served or not; it reads files, in a thread."""
         self._service = service
+        self._is_on_disk = is_on_disk
         self._trace = trace
         self._live = Roll()
         self.undelivered = Roll()
@@ -84,16 +91,20 @@ class LiveRequests:
         return self._is_draining
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request; raise BackendUnavailable while draining."""
+        """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
         self._refuse_if_draining()
         self._live.add(request.id)
         self._num_total += 1
         meter, code = Meter(self._label(request.model)), ABANDONED
         try:
-            async with aclosing(self._service.generate(request)) as steps:
-                async for step in steps:
-                    meter.step(step)
-                    yield step
+            with until_revoked(partial(self._service.cancel, request.id)):
+                async with aclosing(self._service.generate(request)) as steps:
+                    async for step in steps:
+                        meter.step(step)
+                        yield step
+        except ModelNotFound as error:
+            code = error.code
+            raise await self._advised(error, request.model) from None
         except EdgeAgentError as error:
             code = error.code
             raise
@@ -110,15 +121,21 @@ class LiveRequests:
         Embeddings, which take their time, are: raise BackendUnavailable while draining.
         """
         if not isinstance(query, Embed):
-            return await self._service.ask(model, query)
+            return await self._ask(model, query)
         self._refuse_if_draining()
         self._num_total += 1
         request_id = f"embed-{self._num_total}"
         self._live.add(request_id)
         try:
-            return await self._service.ask(model, query)
+            return await unless_revoked(self._ask(model, query))
         finally:
             self._live.discard(request_id)
+
+    async def _ask(self, model: str, query: TextQuery) -> TextAnswer:
+        try:
+            return await self._service.ask(model, query)
+        except ModelNotFound as error:
+            raise await self._advised(error, model) from None
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
@@ -135,6 +152,17 @@ class LiveRequests:
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         return self._service.default_model()
+
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        return self._service.find_model(name)
+
+    async def served_model(self, name: str) -> str:
+        """Do as `find_model`; of a model that is only on disk the error says how to serve it."""
+        try:
+            return self.find_model(name)
+        except ModelNotFound as error:
+            raise await self._advised(error, name) from None
 
     def begin_drain(self) -> None:
         """Refuse new requests from here on."""
@@ -161,8 +189,17 @@ class LiveRequests:
 
     def _label(self, model: str) -> str:
         """Return the name under which a model is measured: a served one, never a client's own word."""
-        names = [status.name for status in self._service.models()]
-        return model if model in names else self._service.default_model()
+        try:
+            return self.find_model(model)
+        except EdgeAgentError:
+            return self._service.default_model()
+
+    async def _advised(self, error: ModelNotFound, name: str) -> ModelNotFound:
+        if not await asyncio.to_thread(self._is_on_disk, name):
+            return error
+        command = f"edgeagent serve {shlex.quote(name)}"
+        message = f"{error.message}. It is on this machine: stop this daemon and run `{command}` to serve it"
+        return ModelNotFound(message, param=error.param, served_by=error.served_by)
 
     def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
         end = meter.end(code)

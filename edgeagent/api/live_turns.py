@@ -11,37 +11,51 @@ from typing import Any
 from edgeagent.api.turn import Turn
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+@dataclass(slots=True)
+class LiveTurn:
+    """A turn that is shown. `over` is set once it is carried on no longer: all that came of it is stored."""
+
     turn: Turn
     cancel: Callable[[], None]
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self) -> None:
+        """Wake those who follow it: something came of it."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    @property
+    def change(self) -> asyncio.Event:
+        """Set when something comes of it after this was asked for."""
+        return self._change
 
 
 class LiveTurns:
     """Turns by their response's id; each is seen by the credential that made it alone."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, _Entry] = {}
+        self._turns: dict[str, LiveTurn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[None]:
+    def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[LiveTurn]:
         """Show a turn for as long as it is carried on here."""
-        self.add(turn, cancel)
+        live = self.add(turn, cancel)
         try:
-            yield
+            yield live
         finally:
             self.remove(turn.request.id)
 
-    def add(self, turn: Turn, cancel: Callable[[], None]) -> None:
+    def add(self, turn: Turn, cancel: Callable[[], None]) -> LiveTurn:
         """Show a turn until it is removed; `cancel` begins its end. One that is shown already stays so."""
-        self._turns.setdefault(turn.request.id, _Entry(turn, cancel))
+        return self._turns.setdefault(turn.request.id, LiveTurn(turn, cancel))
 
     def remove(self, response_id: str) -> None:
         """Show a turn no longer: it is over. One that is not shown is ignored."""
         if entry := self._turns.pop(response_id, None):
             entry.over.set()
+            entry.note()
 
     def carry_on(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no connection waits for."""
@@ -51,8 +65,13 @@ class LiveTurns:
 
     def get(self, response_id: str, partition: str) -> Turn | None:
         """Return a turn of this partition."""
-        entry = self._turns.get(response_id)
-        return entry.turn if entry is not None and entry.turn.partition == partition else None
+        live = self.find(response_id, partition)
+        return live.turn if live is not None else None
+
+    def find(self, response_id: str, partition: str) -> LiveTurn | None:
+        """Return a turn of this partition, to be followed."""
+        live = self._turns.get(response_id)
+        return live if live is not None and live.turn.partition == partition else None
 
     async def cancel(self, response_id: str) -> None:
         """Cancel a turn, and return once it is over."""

@@ -28,12 +28,13 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> JSONResponse:
-    """Return one model; its name may hold slashes."""
+    """Return one model, called as a request may call it; its name may hold slashes."""
     context = context_of(request)
-    for status in context.service.models():
-        if status.name == model_id:
-            return JSONResponse(_model_body(status, context))
-    raise ModelNotFound(f"there is no model {model_id[:256]!r}; GET /v1/models lists those there are", param="model")
+    if not model_id:
+        raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
+    name = await context.service.served_model(model_id)
+    status = next(status for status in context.service.models() if status.name == name)
+    return JSONResponse(_model_body(status, context))
 
 
 def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:

@@ -14,10 +14,12 @@ from starlette.responses import Response
 
 from edgeagent.api.access import client_of
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.first_step import begun
+from edgeagent.api.known_fields import KnownFields
 from edgeagent.api.limits import read_body
 from edgeagent.api.ollama_answer import OllamaAnswer, Shape, chat_shape, generate_shape
-from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, line, name_finder
-from edgeagent.api.schemas_ollama import Asked, read_chat, read_generate
+from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.schemas_ollama import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
 from edgeagent.api.sse import unless_disconnected
 from edgeagent.errors import NotSupported
 from edgeagent.types import CachePolicy, GenerateRequest, ModelStatus, Step, TextPrompt, WorkerState
@@ -31,20 +33,22 @@ Steps = AsyncGenerator[Step, None]
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
     """Answer a conversation, streamed unless told otherwise; the client's leaving cancels it."""
-    return await _answer(request, read_chat, chat_shape)
+    return await _answer(request, read_chat, KNOWN_CHAT, chat_shape)
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
     """Answer a prompt, streamed unless told otherwise; the client's leaving cancels it."""
-    return await _answer(request, read_generate, generate_shape)
+    return await _answer(request, read_generate, KNOWN_GENERATE, generate_shape)
 
 
-async def _answer(request: Request, read: Callable[..., Asked], shape: Shape) -> Response:
+async def _answer(request: Request, read: Callable[..., Asked], known: KnownFields, shape: Shape) -> Response:
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
-    reading = partial(read, request_id=request_id, served=name_finder(context), partition=client_of(request))
-    asked = await read_body(request, reading)
+    served = partial(known_name, context.service)
+    reading = partial(read, request_id=request_id, served=served, partition=client_of(request))
+    asked = await read_body(request, reading, known)
+    await context.service.served_model(asked.served_model)
     answer = OllamaAnswer(request_id, asked.model, shape)
     if asked.request is None:
         if not asked.is_unload:
@@ -54,22 +58,19 @@ async def _answer(request: Request, read: Callable[..., Asked], shape: Shape) ->
         _check_thinking(_status(context, asked.served_model), asked.model)
     steps = context.service.generate(asked.request)
     if asked.is_streamed:
-        # Whatever refuses a request does so before its first step, and then it still has its own status.
-        first = await unless_disconnected(request.receive, anext(steps))
-        return LineStream(guarded(_lines(first, steps, answer), request_id))
+        steps = await unless_disconnected(request.receive, begun(steps))
+        return LineStream(guarded(_lines(steps, answer), request_id))
     return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
 
 
-async def _lines(first: Step, steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
+async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
     """Yield the lines of a stream, those of a step together."""
     async with aclosing(steps):
-        step: Step | None = first
-        while step is not None:
+        async for step in steps:
             written = b"".join(line(each) for delta in step.deltas for each in answer.lines(delta))
             if written:
                 yield written
             answer.delivered(step)
-            step = await anext(steps, None)
 
 
 async def _collect(steps: Steps, answer: OllamaAnswer) -> Fields:

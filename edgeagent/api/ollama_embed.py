@@ -12,8 +12,13 @@ from edgeagent.api.context import context_of
 from edgeagent.api.embeddings import embed, json_response, vectors_json
 from edgeagent.api.limits import read_body
 from edgeagent.api.ollama_chat import load
-from edgeagent.api.ollama_wire import OllamaRoute, served_name
-from edgeagent.api.schemas_embeddings import read_ollama_embed, read_ollama_embeddings
+from edgeagent.api.ollama_wire import OllamaRoute, known_name
+from edgeagent.api.schemas_embeddings import (
+    KNOWN_OLLAMA,
+    KNOWN_OLLAMA_OLDER,
+    read_ollama_embed,
+    read_ollama_embeddings,
+)
 from edgeagent.api.sse import unless_disconnected
 
 router = APIRouter(route_class=OllamaRoute)
@@ -27,8 +32,8 @@ async def create(request: Request) -> Response:
     """
     began_ns = time.monotonic_ns()
     context = context_of(request)
-    body, query = await read_body(request, read_ollama_embed)
-    model = served_name(context, body.model)
+    body, query = await read_body(request, read_ollama_embed, KNOWN_OLLAMA)
+    model = known_name(context.service, body.model)
     await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
     loaded_ns = time.monotonic_ns()
     embeddings = await unless_disconnected(request.receive, embed(context.service, model, query)) if query else ()
@@ -46,8 +51,8 @@ async def create(request: Request) -> Response:
 async def create_one(request: Request) -> Response:
     """Return one text's vector, an empty one where there is no text; the client's leaving cancels it."""
     context = context_of(request)
-    body, query = await read_body(request, read_ollama_embeddings)
-    model = served_name(context, body.model)
+    body, query = await read_body(request, read_ollama_embeddings, KNOWN_OLLAMA_OLDER)
+    model = known_name(context.service, body.model)
     if query is None:
         await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
         return Response(b'{"embedding":[]}', media_type="application/json")

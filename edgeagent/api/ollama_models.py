@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.limits import read_json_object
-from edgeagent.api.ollama_wire import OllamaRoute, rfc3339, served_name, tagged, untagged
+from edgeagent.api.ollama_wire import OllamaRoute, known_name, rfc3339, tagged
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.store.cache import named_sha256
@@ -132,13 +132,10 @@ def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
 
 def _find(models: Sequence[ListedModel], name: str, context: Context) -> ListedModel:
     found = {model.name: model for model in models}
-    for known in (name, untagged(name)):
+    # Perhaps it is served under another name than the client's, or not served at all.
+    for known in (known_name(context.service, name), name):
         if known in found:
             return found[known]
-    # Perhaps it is served under another name than it was configured by.
-    served = served_name(context, name)
-    if served in found:
-        return found[served]
     raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,9 +13,9 @@ from starlette.responses import Response
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.limits import read_json_object
 from edgeagent.api.ollama_models import asked_model
-from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, line, served_name, untagged
+from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, known_name, line, untagged
 from edgeagent.api.sse import unless_disconnected
-from edgeagent.errors import InvalidRequest, ModelNotFound
+from edgeagent.errors import InvalidRequest
 from edgeagent.store.hub import Puller
 from edgeagent.store.progress import OnProgress, Progress
 
@@ -65,9 +65,7 @@ async def _lines(context: Context, name: str) -> AsyncGenerator[Fields, None]:
 
 
 def _is_served(context: Context, name: str) -> bool:
-    with suppress(ModelNotFound):
-        return served_name(context, name) in {status.name for status in context.service.models()}
-    return False
+    return known_name(context.service, name) in {status.name for status in context.service.models()}
 
 
 def _line(progress: Progress) -> Fields:

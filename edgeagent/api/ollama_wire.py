@@ -6,9 +6,9 @@ It knows neither what is generated nor which routes there are.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -18,10 +18,10 @@ from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from edgeagent.api.context import Context
 from edgeagent.api.errors import error_body, error_headers, http_status
+from edgeagent.api.service import Service
 from edgeagent.api.sse import Stream
-from edgeagent.errors import EdgeAgentError, InternalError, ModelNotFound, Overloaded
+from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -102,24 +102,12 @@ def untagged(name: str) -> str:
     return name.removesuffix(LATEST)
 
 
-def served_name(context: Context, name: str) -> str:
-    """Return the name under which the service knows a model; raise ModelNotFound in Ollama's words."""
-    return name_finder(context)(name)
+def known_name(service: Service, name: str) -> str:
+    """Return the service's name of a model that a client calls by Ollama's rules: no tag means the same as :latest.
 
-
-def name_finder(context: Context) -> Callable[[str], str]:
-    """Return a `served_name` of what is served at this moment, for any thread to call."""
-    names = [status.name for status in context.service.models()]
-    return partial(_find_name, names, context.config.model, context.service.default_model())
-
-
-def _find_name(names: Sequence[str], configured: str, default: str, name: str) -> str:
-    plain = untagged(name)
-    if not names:
-        return plain  # the daemon is starting: the service says so itself
-    if plain in names or name in names:
-        return name if name in names else plain
-    if plain in ("default", configured):
-        return default
-    served = ", ".join(map(tagged, names))
-    raise ModelNotFound(f"model '{name[:256]}' not found; this daemon serves {served}", param="model")
+    A model that the service does not know keeps its name; the service says what is wrong when it is asked.
+    """
+    for each in (name, untagged(name)):
+        with suppress(EdgeAgentError):
+            return service.find_model(each)
+    return untagged(name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from edgeagent.api.logprobs import token_logprobs
 from edgeagent.types import TokenLogprob, ToolCallStarted
@@ -22,15 +23,43 @@ class Emit(Protocol):
 
 
 class OpenItem(ABC):
-    """An output item between its added and its done event."""
+    """An output item between its added and its done event. `num_opening` events open it, `num_closing` close it."""
 
     prefix = ""
+    num_opening = 2
+    num_closing = 3
 
     def __init__(self, emit: Emit, item_id: str, index: int) -> None:
         self._emit_event = emit
         self._id = item_id
         self._index = index
         self._parts: list[str] = []
+        self.num_chars = 0
+
+    def again(self, emit: Emit) -> Self:
+        """Return the same item for who emits its events once more: open it, emit its tail, and close it."""
+        twin = copy.copy(self)
+        twin._emit_event = emit
+        return twin
+
+    def hold(self, text: str) -> None:
+        """Take content, of which nothing is emitted."""
+        self._parts.append(text)
+        self.num_chars += len(text)
+
+    def tail(self, num_chars: int) -> str:
+        """Return the last characters of its content."""
+        found: list[str] = []
+        for part in reversed(self._parts):
+            if num_chars <= 0:
+                break
+            found.append(part[-num_chars:])
+            num_chars -= len(part)
+        return "".join(reversed(found))
+
+    def emit_tail(self, num_chars: int) -> None:
+        """Emit the last characters of its content as one delta."""
+        self._emit_delta(self.tail(num_chars))
 
     def open(self) -> None:
         """Emit what opens it."""
@@ -52,6 +81,10 @@ class OpenItem(ABC):
     def _close_content(self, text: str) -> None:
         """Emit what ends its content."""
 
+    @abstractmethod
+    def _emit_delta(self, text: str) -> None:
+        """Emit more of its content."""
+
     def _emit(self, kind: str, **fields: object) -> None:
         self._emit_event(kind, item_id=self._id, output_index=self._index, **fields)
 
@@ -69,12 +102,12 @@ class OpenMessage(OpenItem):
     def open(self) -> None:
         """Emit what opens it, its part too."""
         super().open()
-        self._emit("response.content_part.added", content_index=0, part=self._part(""))
+        self._emit("response.content_part.added", content_index=0, part=self._part("", []))
 
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
         """Emit more text."""
         logprobs = token_logprobs(tokens)
-        self._parts.append(text)
+        self.hold(text)
         self._num_logprobs += sum(1 + len(token.top) for token in tokens)
         if self._num_logprobs <= MAX_LOGPROBS:
             self._logprobs += logprobs
@@ -82,15 +115,26 @@ class OpenMessage(OpenItem):
             self._logprobs = []
         self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
+    def hold_logprobs(self, logprobs: list[Event]) -> None:
+        """Take the log probabilities of its content, of which nothing is emitted."""
+        self._logprobs = logprobs
+
+    def _emit_delta(self, text: str) -> None:
+        num_bytes, first = len(text.encode()), len(self._logprobs)
+        while first > 0 and num_bytes > 0:
+            first -= 1
+            num_bytes -= len(self._logprobs[first]["bytes"])
+        self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=self._logprobs[first:])
+
     def _close_content(self, text: str) -> None:
         self._emit("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
-        self._emit("response.content_part.done", content_index=0, part=self._part(text))
+        self._emit("response.content_part.done", content_index=0, part=self._part(text, self._logprobs))
 
-    def _part(self, text: str) -> Event:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
+    def _part(self, text: str, logprobs: list[Event]) -> Event:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
     def _item(self, status: str, text: str) -> Event:
-        content = [] if status == "in_progress" else [self._part(text)]
+        content = [] if status == "in_progress" else [self._part(text, self._logprobs)]
         return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
@@ -106,7 +150,10 @@ class OpenReasoning(OpenItem):
 
     def add(self, text: str) -> None:
         """Emit more reasoning."""
-        self._parts.append(text)
+        self.hold(text)
+        self._emit_delta(text)
+
+    def _emit_delta(self, text: str) -> None:
         self._emit("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _close_content(self, text: str) -> None:
@@ -122,6 +169,8 @@ class OpenCall(OpenItem):
     """A call of a function."""
 
     prefix = "fc"
+    num_opening = 1
+    num_closing = 2
 
     def __init__(self, emit: Emit, item_id: str, index: int, call: ToolCallStarted) -> None:
         super().__init__(emit, item_id, index)
@@ -129,8 +178,11 @@ class OpenCall(OpenItem):
 
     def add(self, arguments: str) -> None:
         """Emit more of the arguments."""
-        self._parts.append(arguments)
-        self._emit("response.function_call_arguments.delta", delta=arguments)
+        self.hold(arguments)
+        self._emit_delta(arguments)
+
+    def _emit_delta(self, text: str) -> None:
+        self._emit("response.function_call_arguments.delta", delta=text)
 
     def close(self, status: str) -> Event:
         """Emit what closes it, and return the item as it stays."""
@@ -156,6 +208,8 @@ class OpenCall(OpenItem):
 class OpenCompaction(OpenItem):
     """A summary of what was said before, under the id that it has in the conversation."""
 
+    num_closing = 1
+
     def __init__(self, emit: Emit, item_id: str, index: int, own_id: str) -> None:
         super().__init__(emit, own_id or item_id, index)
         self.content = ""
@@ -168,6 +222,31 @@ class OpenCompaction(OpenItem):
     def _close_content(self, text: str) -> None:
         """Emit nothing: its content is opaque."""
 
+    def _emit_delta(self, text: str) -> None:
+        """Emit nothing: its content comes as a whole."""
+
     def _item(self, status: str, text: str) -> Event:
-        del status, text
-        return {"id": self._id, "type": "compaction", "encrypted_content": self.content}
+        del text
+        content = "" if status == "in_progress" else self.content
+        return {"id": self._id, "type": "compaction", "encrypted_content": content}
+
+
+def closed_item(body: Event, index: int, emit: Emit) -> OpenItem:
+    """Return an item that is over as it was before its end, for who emits its events once more."""
+    match body:
+        case {"type": "message", "id": item_id, "content": [part]}:
+            message = OpenMessage(emit, item_id, index)
+            message.hold(part["text"])
+            message.hold_logprobs(part["logprobs"])
+            return message
+        case {"type": "reasoning", "id": item_id, "content": [part]}:
+            reasoning = OpenReasoning(emit, item_id, index)
+            reasoning.hold(part["text"])
+            return reasoning
+        case {"type": "compaction", "id": item_id, "encrypted_content": content}:
+            compaction = OpenCompaction(emit, "", index, item_id)
+            compaction.content = content
+            return compaction
+    call = OpenCall(emit, body["id"], index, ToolCallStarted(0, body["call_id"], body["name"]))
+    call.hold(body["arguments"])
+    return call

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import aclosing
+from contextvars import copy_context
 
+from edgeagent.api.grants import GRANT
 from edgeagent.api.service import Service
 from edgeagent.errors import EdgeAgentError, RequestTimeout
 from edgeagent.types import CachePolicy, GenerateRequest, SamplingParams, TextPrompt
@@ -28,7 +30,10 @@ class Probe:
         """Return what stands in the way of generating, or None."""
         clock = asyncio.get_running_loop().time
         if self._task is None or (self._task.done() and clock() >= self._valid_until_s):
-            self._task = asyncio.create_task(self._run())
+            # For all, so it ends with no one's token.
+            context = copy_context()
+            context.run(GRANT.set, None)
+            self._task = asyncio.create_task(self._run(), context=context)
         # Shielded: one client's leaving must not fail the others' probe.
         return await asyncio.shield(self._task)
 

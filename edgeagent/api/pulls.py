@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
+from edgeagent.api.grants import revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.store.progress import OnProgress, Progress
 
@@ -32,14 +33,16 @@ class Pulls:
         """Run a pull and yield how far it is; raise what it raises, or BackendUnavailable while another one runs.
 
         Closing the generator cancels the pull: it ends at its next sign of progress, and what was downloaded is kept.
+        So does the end of the token that asked for it, which raises Unauthorized.
         """
         if self._running is not None and not self._running.is_done:
             raise BackendUnavailable("another model is being pulled; try again when that is done", retry_after_s=10)
         running = self._running = _Running(pull)
         running.start()
         try:
-            while (progress := await running.next()) is not None:
-                yield progress
+            with until_revoked(running.revoke):
+                while (progress := await running.next()) is not None:
+                    yield progress
         finally:
             running.cancel()
 
@@ -58,6 +61,7 @@ class _Running:
         self._changed = asyncio.Event()
         self._latest: Progress | None = None
         self._error: EdgeAgentError | None = None
+        self._revoked: EdgeAgentError | None = None
         self._is_cancelled = False
         self._told: tuple[str, str] = ("", "")
         self._told_at_s = 0.0
@@ -69,11 +73,18 @@ class _Running:
     def cancel(self) -> None:
         self._is_cancelled = True
 
+    def revoke(self) -> None:
+        self.cancel()
+        self._revoked = revoked()
+        self._changed.set()
+
     async def next(self) -> Progress | None:
         """Return the latest progress that was not yet returned; None at the end, or raise what that was."""
-        while self._latest is None and not self.is_done:
+        while self._latest is None and not self.is_done and self._revoked is None:
             self._changed.clear()
             await self._changed.wait()
+        if self._revoked is not None:
+            raise self._revoked
         if self._latest is None and self._error is not None:
             raise self._error
         latest, self._latest = self._latest, None

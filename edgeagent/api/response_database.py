@@ -149,17 +149,6 @@ class ResponseDatabase:
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return True
 
-    def check_integrity(self) -> None:
-        """Raise DamagedError where the counts, chains or pages do not agree."""
-        (verdict,) = self._execute("PRAGMA integrity_check").fetchone()
-        counted = (self._num_responses, self._num_bytes)
-        orphans = self._execute(
-            "SELECT count(*) FROM segments s WHERE NOT EXISTS (SELECT 1 FROM responses WHERE segment = s.id) "
-            "AND NOT EXISTS (SELECT 1 FROM segments WHERE parent = s.id)"
-        ).fetchone()[0]
-        if verdict != "ok" or counted != self._count() or orphans:
-            raise DamagedError(f"{verdict}; counted {counted}, there are {self._count()}; {orphans} orphans")
-
     def _prepare(self) -> None:
         for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"):
             self._execute(f"PRAGMA {pragma}")

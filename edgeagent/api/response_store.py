@@ -50,6 +50,11 @@ class ResponseStore:
         self._histories: WeakSet[ConnectionHistory] = WeakSet()
         self._is_closed = False
 
+    @property
+    def trouble(self) -> str | None:
+        """Why responses wait in memory for their file, and how many; None if none waits."""
+        return self._shelf.trouble
+
     def new_history(self) -> ConnectionHistory:
         """Return the history of a new connection, which forgets what is removed here."""
         history = ConnectionHistory()
@@ -107,6 +112,8 @@ class _Shelf:
         self._database: ResponseDatabase | None = None
         self._unwritten: OrderedDict[str, tuple[StoredResponse, bytes]] = OrderedDict()
         self._warned_at_s = -WARN_EVERY_S
+        self._last_error = ""
+        self.trouble: str | None = None
 
     def find(self, missing: Missing, partition: str) -> Found:
         previous = None
@@ -127,12 +134,10 @@ class _Shelf:
 
     def add(self, response: StoredResponse, body: bytes) -> None:
         self._unwritten[response.id] = (response, body)
-        for unwritten in list(self._unwritten.values()):
-            if not self._try(partial(_write, *unwritten), False):
-                break
-            del self._unwritten[unwritten[0].id]
+        self._write_waiting()
         while len(self._unwritten) > MAX_UNWRITTEN:
             self._unwritten.popitem(last=False)
+        self._set_trouble()
 
     def body(self, response_id: str, partition: str) -> bytes | None:
         if (unwritten := self._unwritten_of(response_id, partition)) is not None:
@@ -142,10 +147,27 @@ class _Shelf:
     def remove(self, response_id: str, partition: str) -> bool:
         if self._unwritten_of(response_id, partition) is not None:
             del self._unwritten[response_id]
+            self._set_trouble()
             return True
         return self._try(lambda database: database.remove(response_id, partition), False)
 
     def close(self) -> None:
+        # There may be room for them by now.
+        self._write_waiting()
+        self._release()
+
+    def _write_waiting(self) -> None:
+        for unwritten in list(self._unwritten.values()):
+            if not self._try(partial(_write, *unwritten), False):
+                break
+            del self._unwritten[unwritten[0].id]
+
+    def _set_trouble(self) -> None:
+        count = len(self._unwritten)
+        waiting = f"{count} stored response{'s' if count > 1 else ''} in memory only: {self._last_error}"
+        self.trouble = waiting if count else None
+
+    def _release(self) -> None:
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.close()
@@ -166,6 +188,7 @@ class _Shelf:
                 self._set_aside(error)
                 return act(self._opened())
         except (DamagedError, sqlite3.Error, OSError) as error:
+            self._last_error = str(error)
             self._warn(f"stored responses cannot be read or written ({error}); new ones stay in memory for now")
             return otherwise
 
@@ -175,7 +198,7 @@ class _Shelf:
         return self._database
 
     def _set_aside(self, error: Exception) -> None:
-        self.close()
+        self._release()
         if self._path is not None:
             aside = set_aside(self._path)
             logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)

@@ -8,10 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic_core import to_json
 
-from edgeagent.api import sse
+from edgeagent.api import background, sse
 from edgeagent.api.access import client_of
+from edgeagent.api.background import keep
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.events import TERMINAL, set_delivery
@@ -20,9 +20,9 @@ from edgeagent.api.generation import Steps, steps_of
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import read_body
 from edgeagent.api.output import Event
-from edgeagent.api.schemas_responses import ResponseCreate, read_create
+from edgeagent.api.schemas_responses import KNOWN, ResponseCreate, read_create
 from edgeagent.api.turn import Turn, begin_turn, unexpected
-from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported
+from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 router = APIRouter()
 
@@ -30,13 +30,11 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answer one create, streamed or whole; the client's leaving cancels it."""
-    is_streamed, create = await read_body(request, _read)
+    is_streamed, create = await read_body(request, _read, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
-        if is_streamed:
-            raise NotSupported("a background response cannot be streamed; ask for it by its id", param="stream")
-        return _begin_in_background(turn, context)
+        return background.begin(turn, context, is_streamed=is_streamed)
     steps = steps_of(turn, context.service)
     if is_streamed:
         steps = await sse.unless_disconnected(request.receive, begun(steps))
@@ -57,37 +55,6 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
     history = ConnectionHistory()
     found = await context.history.find(history.missing(create.previous_id, create.items), partition)
     return begin_turn(create, context.service, history, found, partition=partition)
-
-
-async def keep(turn: Turn, context: Context) -> None:
-    """Store a turn that is over; whoever sees its end after this may continue from it, whatever becomes of the daemon.
-
-    A client that forbids it is obeyed.
-    """
-    await context.history.add(turn.stored(), to_json(turn.events.response))
-
-
-def _begin_in_background(turn: Turn, context: Context) -> Response:
-    if not turn.events.response["store"]:
-        raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
-    turn.events.response["background"] = True
-    turn.events.created(is_queued=True)
-    context.turns.carry_on(_finish_in_background(turn, context))
-    return JSONResponse(turn.events.so_far())
-
-
-async def _finish_in_background(turn: Turn, context: Context) -> None:
-    with context.holding(turn):
-        try:
-            async with aclosing(steps_of(turn, context.service)) as steps:
-                async for step in steps:
-                    turn.events.in_progress()
-                    turn.events.step(step.deltas)
-        except EdgeAgentError as error:
-            turn.events.fail(error)
-        except Exception as error:
-            turn.events.fail(unexpected(turn.request.id, error))
-        await keep(turn, context)
 
 
 async def _collect(turn: Turn, steps: Steps, context: Context) -> None:

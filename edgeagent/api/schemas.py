@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgeagent.api import legacy_functions
 from edgeagent.api.extensions import Delivery, ExtendedBody, choices_of
 from edgeagent.api.fields import (
     MAX_MESSAGES,
@@ -28,6 +29,7 @@ from edgeagent.api.fields import (
     tier,
     validate,
 )
+from edgeagent.api.known_fields import KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     ChatPrompt,
@@ -60,6 +62,8 @@ class ChatBody(ExtendedBody):
     tools: Annotated[list[Fields], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Fields | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Fields], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: str | Fields | None = None
     response_format: Fields | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     reasoning_format: str | None = None
@@ -69,10 +73,21 @@ class ChatBody(ExtendedBody):
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written."""
+    """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written.
+
+    `has_functions` says that calls were asked for, and are to be told, in the form that they had before tools.
+    """
 
     requests: tuple[GenerateRequest, ...]
     delivery: Delivery
+    has_functions: bool = False
+
+
+KNOWN = KnownFields.of(
+    ChatBody,
+    *("audio", "metadata", "modalities", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options"),
+    *("prompt_cache_retention", "response_fields", "safety_identifier", "user", "verbosity", "web_search_options"),
+)
 
 
 def read_chat(fields: Fields, *, completion_id: str, default_model: str, partition: str = "") -> ChatCompletion:
@@ -82,12 +97,13 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
     _check_channels(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    tools = _read_tools(body.tools or [])
+    tools, choice = _read_tools_and_choice(body)
+    has_functions = body.functions is not None
     prompt = ChatPrompt(
-        messages=_read_messages(body.messages),
+        messages=_read_messages(legacy_functions.with_ids(body.messages)),
         tools=tools,
-        tool_choice=_read_choice(body.tool_choice, tools),
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False and not has_functions,
         template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
     )
     delivery = body.delivery()
@@ -104,7 +120,7 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
         cache=body.cache(partition),
         reports_progress=delivery.is_streamed and bool(body.return_progress),
     )
-    return ChatCompletion(choices_of(request, body.n or 1), delivery)
+    return ChatCompletion(choices_of(request, body.n or 1), delivery, has_functions)
 
 
 def _check_channels(body: ChatBody) -> None:
@@ -196,6 +212,17 @@ def _string(value: object, path: str) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 256:
         raise InvalidRequest(f"{path} must be a string of 1 to 256 characters", param=path)
     return value
+
+
+def _read_tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
+    if body.functions is None and body.function_call is None:
+        tools = _read_tools(body.tools or [])
+        return tools, _read_choice(body.tool_choice, tools)
+    for name in ("tools", "tool_choice"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"send either functions and function_call, or tools; not {name} too", param=name)
+    functions = legacy_functions.read_functions(body.functions or [])
+    return functions, legacy_functions.read_function_choice(body.function_call, functions)
 
 
 def _read_tools(raw: Sequence[Fields]) -> tuple[Tool, ...]:

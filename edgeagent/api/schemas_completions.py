@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from edgeagent.api.extensions import MAX_RIVALS, Delivery, ExtendedBody, choices_of
 from edgeagent.api.fields import MAX_INT32, MaxTokens, Stops, between, tier, validate
+from edgeagent.api.known_fields import KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt
 
@@ -31,6 +32,9 @@ class CompletionBody(ExtendedBody):
     max_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: Annotated[int, between(0, MAX_RIVALS)] | None = None
+
+
+KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgeagent.api.fields import MAX_INT32, Body, between, validate
+from edgeagent.api.known_fields import KnownFields
 from edgeagent.api.schemas_completions import read_tokens
+from edgeagent.api.schemas_ollama import OPTIONS
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
 
@@ -63,6 +65,11 @@ class OllamaEmbeddingsBody(Body):
         if not self.prompt:
             return None
         return Embed(_read_inputs(self.prompt, "prompt"), truncate=True)
+
+
+KNOWN = KnownFields.of(EmbeddingsBody, "user")
+KNOWN_OLLAMA = KnownFields.of(OllamaEmbedBody, options=OPTIONS)
+KNOWN_OLLAMA_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embeddings(fields: Fields) -> tuple[EmbeddingsBody, Embed]:

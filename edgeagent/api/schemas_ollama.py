@@ -29,6 +29,7 @@ from edgeagent.api.fields import (
     template_kwargs,
     validate,
 )
+from edgeagent.api.known_fields import KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -98,6 +99,19 @@ class GenerateBody(OllamaBody):
     context: list[int] | None = None
 
 
+# With those that are the daemon's to choose, or that only models of another kind have.
+OPTIONS = frozenset(
+    {
+        *OptionsBody.model_fields,
+        *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau"),
+        *("num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "penalize_newline", "tfs_z"),
+        *("typical_p", "use_mlock", "use_mmap", "vocab_only"),
+    }
+)
+KNOWN_CHAT = KnownFields.of(ChatBody, options=OPTIONS)
+KNOWN_GENERATE = KnownFields.of(GenerateBody, "height", "steps", "width", options=OPTIONS)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a client asked of a model, under the name it used. Without a request, only that it be loaded, or unloaded.
@@ -114,7 +128,7 @@ class Asked:
 
 
 def read_chat(fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "") -> Asked:
-    """Return a checked chat; `served` finds the service's name of a model, or raises ModelNotFound."""
+    """Return a checked chat; `served` finds the service's name of a model."""
     body = validate(ChatBody, fields)
     prompt = None
     if body.messages:

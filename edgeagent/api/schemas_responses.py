@@ -29,6 +29,7 @@ from edgeagent.api.fields import (
     validate,
 )
 from edgeagent.api.items import Item, ReferenceItem, read_items, to_messages
+from edgeagent.api.known_fields import FieldWarning, KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -97,6 +98,7 @@ class CreateBody(SamplingBody):
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
     context_management: list[ContextManagement] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
@@ -117,6 +119,15 @@ class CreateBody(SamplingBody):
     chat_template_kwargs: TemplateKwargs | None = None
 
 
+KNOWN = KnownFields.of(
+    CreateBody,
+    *("access_programs", "background_options", "conversation", "image", "input", "moderation", "prompt"),
+    *("prompt_cache_retention", "stream", "stream_options"),
+    # A frame's own.
+    *("stream_id", "type"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseCreate:
     """A checked create: what identifies its place in a chain, what to generate, and what the response repeats."""
@@ -126,6 +137,8 @@ class ResponseCreate:
     tools: tuple[Tool, ...]
     tool_choice: ToolChoice
     format: OutputFormat
+    warning: FieldWarning | None = None
+    """What the client should know of its create."""
 
     @property
     def previous_id(self) -> str | None:
@@ -176,6 +189,7 @@ class ResponseCreate:
             self.tool_choice,
             body.parallel_tool_calls is not False,
             template_kwargs(effort, body.chat_template_kwargs),
+            truncate=body.truncation == "auto",
         )
         is_cached = body.cache_prompt is not False
         return GenerateRequest(
@@ -204,7 +218,7 @@ class ResponseCreate:
             "tool_choice": _echo_choice(body.tool_choice) if are_short else "auto",
             "text": {"format": _echo_format(self.format)},
             "metadata": body.metadata or {},
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": _first(body.temperature, defaults.temperature, 1.0),
             "top_p": _first(body.top_p, defaults.top_p, 1.0),
@@ -234,7 +248,8 @@ def read_create(fields: Fields) -> ResponseCreate:
     tools = _read_tools(body.tools or [])
     choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
     # Tools are kept as text: as a tree they would be large, and slow to throw away.
-    return ResponseCreate(body.model_copy(update={"tools": None}), items, tools, choice, output)
+    body = body.model_copy(update={"tools": None})
+    return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
 
 
 def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:

@@ -2,12 +2,13 @@
 
 The rules, in order; each applies to every path but where it says otherwise:
 1. the request target is a path, and the headers are few and short;
-2. Host is one of the daemon's own names, exactly (a web page that rebinds its name to 127.0.0.1 has another Host);
+2. Host is one of the daemon's own names (a web page that rebinds its name to 127.0.0.1 has another Host; api/hosts);
 3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
 4. a preflight of an allow-listed page is answered here;
 5. whoever asks may have the path (api/access);
-6. a body is JSON (a form or text/plain is what a page can send without asking); the Ollama API takes any type, since
-   its programs send any, but not from a browser.
+6. a body is called JSON, which a page cannot do without asking first; what no browser sent may also be called nothing,
+   or a form as curl calls everything. The Ollama API takes any type, since its programs send any, but not from a
+   browser.
 """
 
 from __future__ import annotations
@@ -18,42 +19,54 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_unix, values
+from edgeagent.api.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_browser, template_of, values
 from edgeagent.api.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
+from edgeagent.api.grants import GRANT, Grants
+from edgeagent.api.hosts import Hosts
+from edgeagent.api.refusal_log import RefusalLog
 from edgeagent.config import ServerConfig
-from edgeagent.credentials import OWNER, Client, Keys
+from edgeagent.credentials import NOTHING_SHOWN, OWNER, Client, Keys, Shown
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 
-_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
-_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
 _ALLOW_HEADERS = b"authorization, *"
-_EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
-_PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie", b"sec-fetch-site"})
+_EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
+# What a program sends that says nothing of its body: no type, or the one that `curl -d` puts there by itself.
+_UNSAID_TYPES: tuple[list[bytes], ...] = ([], [b"application/x-www-form-urlencoded"])
 
 Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the rules found in an admitted request: who asks, and the allow-listed page it came from, if one did."""
+    """What the rules found in an admitted request: who asks, and the allow-listed page it came from, if one did.
+
+    `shown` is what its keys are worth.
+    """
 
     client: Client = OWNER
+    shown: Shown = NOTHING_SHOWN
     origin: bytes | None = None
     is_preflight: bool = False
 
 
 class RefusalError(Exception):
-    """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why."""
+    """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why.
 
-    def __init__(self, error: EdgeAgentError, status: int | None = None, origin: bytes | None = None) -> None:
+    `subject` is what was refused, in words for the log; empty where the request's form alone was wrong.
+    """
+
+    def __init__(
+        self, error: EdgeAgentError, status: int | None = None, origin: bytes | None = None, subject: str = ""
+    ) -> None:
         super().__init__(error.message)
         self.error = error
         self.origin = origin
+        self.subject = subject
         self.status = http_status(error) if status is None else status
 
 
@@ -61,30 +74,27 @@ class Policy:
     """The access rules for one daemon."""
 
     def __init__(self, server: ServerConfig, keys: Keys) -> None:
-        self._names = list(_LOOPBACK_NAMES)
-        if not _is_wildcard(server.host):
-            self._names.append(f"[{server.host}]" if ":" in server.host else server.host.lower())
-        self._hosts = {host.lower() for host in server.allowed_hosts}
+        self._hosts = Hosts(server)
         # Every sandboxed page and local file has the origin `null`: it names nobody.
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
         self._access = Access(keys, is_token_required=server.is_token_needed)
 
-    def admit(self, scope: Scope) -> Admission:
+    async def admit(self, scope: Scope) -> Admission:
         """Judge a request by its scope; raise RefusalError where a rule says no."""
         _check_form(scope)
         self._check_host(scope)
         origin = self._check_page(scope)
         if origin is not None and _is_preflight(scope):
             return Admission(origin=origin, is_preflight=True)
+        verdict, asker = await self._access.judge(scope)
+        if not isinstance(verdict, Client):
+            raise RefusalError(verdict, origin=origin, subject=asker.described())
         try:
-            client = self._access.judge(scope)
             _check_media_type(scope)
         except RefusalError as refused:
             refused.origin = origin
             raise
-        except EdgeAgentError as error:
-            raise RefusalError(error, origin=origin) from None
-        return Admission(client, origin)
+        return Admission(verdict, asker.shown, origin)
 
     def is_allowed_origin(self, origin: bytes) -> bool:
         """Whether a page of this Origin may use the daemon; `null` never may."""
@@ -94,41 +104,29 @@ class Policy:
         hosts = values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
-        host = hosts[0].decode("latin-1").lower()
-        server = scope.get("server")
-        port = server[1] if server else None
-        # Without a port the header means the scheme's own (RFC 9110, section 7.2); a Unix socket has none.
-        own = {f"{name}:{port}" for name in self._names}
-        if is_unix(scope) or port == _DEFAULT_PORTS.get(scope["scheme"]):
-            own |= set(self._names)
-        if host not in own and host not in self._hosts:
-            raise RefusalError(
-                Forbidden(
-                    f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
-                )
-            )
+        host = hosts[0].decode("latin-1")
+        if not self._hosts.is_own(host, scope):
+            error = f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
+            raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
 
     def _check_page(self, scope: Scope) -> bytes | None:
         origins = values(scope, b"origin")
         if len(origins) > 1 or (origins and not self.is_allowed_origin(origins[0])):
-            raise RefusalError(_foreign_page("Origin", origins[0]))
+            raise _foreign_page("Origin", origins[0])
         for referer in values(scope, b"referer"):
             if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
-                raise RefusalError(_foreign_page("Referer", referer))
+                raise _foreign_page("Referer", referer)
         # A page's <img> or <script> sends neither of the two, but says here that it is another site's.
         for site in values(scope, b"sec-fetch-site"):
             if not origins and site not in (b"same-origin", b"none"):
-                raise RefusalError(_foreign_page("Sec-Fetch-Site", site))
+                raise _foreign_page("Sec-Fetch-Site", site)
         return origins[0] if origins else None
 
 
-def _is_wildcard(host: str) -> bool:
-    return host in ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
-
-
-def _foreign_page(header: str, value: bytes) -> Forbidden:
-    shown = value[:128].decode("latin-1")
-    return Forbidden(f"the {header} {shown!r} may not use this daemon; an owner can add it to server.allowed_origins")
+def _foreign_page(header: str, value: bytes) -> RefusalError:
+    subject = f"the {header} {value[:128].decode('latin-1')!r}"
+    error = Forbidden(f"{subject} may not use this daemon; an owner can add it to server.allowed_origins")
+    return RefusalError(error, subject=subject)
 
 
 def _check_form(scope: Scope) -> None:
@@ -152,22 +150,14 @@ def _is_preflight(scope: Scope) -> bool:
 def _check_media_type(scope: Scope) -> None:
     if scope["type"] != "http" or not has_body(scope):
         return
-    types = values(scope, b"content-type")
-    is_json = len(types) == 1 and types[0].partition(b";")[0].strip().lower() == b"application/json"
-    if not is_json and not (scope["path"].startswith(OLLAMA_PREFIX) and not _is_browser(scope)):
+    if template_of(scope["path"]) is None:
+        return  # to be told that nothing is there
+    types = [media_type.partition(b";")[0].strip().lower() for media_type in values(scope, b"content-type")]
+    is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
+    if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):
         raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
     if values(scope, b"content-encoding"):
         raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
-
-
-def _is_browser(scope: Scope) -> bool:
-    """Whether a page may have sent this: rule 3 cannot see an old browser that was told to hide where it is.
-
-    Every browser calls itself Mozilla, and a page that would change that has to ask first, with a preflight.
-    """
-    if any(name.lower() in _PAGE_HEADERS for name, _ in scope["headers"]):
-        return True
-    return any(agent.startswith(b"Mozilla/") for agent in values(scope, b"user-agent"))
 
 
 def has_body(scope: Scope) -> bool:
@@ -179,26 +169,33 @@ def has_body(scope: Scope) -> bool:
 class Security:
     """The ASGI middleware that applies a Policy to every HTTP request and WebSocket handshake."""
 
-    def __init__(self, app: ASGIApp, policy: Policy) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy, grants: Grants) -> None:
         self._app = app
         self._policy = policy
+        self._grants = grants
+        self._log = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         try:
-            admission = self._policy.admit(scope)
+            admission = await self._policy.admit(scope)
             scope = {**scope, CLIENT_KEY: admission.client.name}
             if scope["type"] == "websocket":
                 scope, send = _hide_token(scope, send)
         except RefusalError as refused:
             metrics.refused_total.labels(refused.error.code).inc()
+            if refused.subject:
+                place = template_of(scope["path"]) or "no route of ours"
+                self._log.note(refused.error.code, refused.subject, place)
             await _refuse(scope, send, refused)
             return
         if admission.is_preflight and admission.origin is not None:
             await _answer_preflight(send, admission.origin)
             return
+        # Set for every request, also to nothing: the server begins a connection's next one in the context of the last.
+        GRANT.set(self._grants.open(admission.shown))
         await self._app(scope, receive, _with_cors(send, admission.origin))
 
 

@@ -34,3 +34,7 @@ class Service(Protocol):
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         ...
+
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        ...

@@ -21,7 +21,7 @@ from edgeagent.api.frames import CreateFrame, Frame, OtherFrame, Refused
 from edgeagent.api.history import ConnectionHistory, Found
 from edgeagent.api.items import Item
 from edgeagent.api.lanes import (
-    ConnectionLimitReached,
+    Expiry,
     InvalidStreamId,
     Lane,
     Lanes,
@@ -69,7 +69,7 @@ class Session:
         self._live: dict[str, Live] = {}
         self._queued: deque[Live] = deque()
         self._freed: deque[Lane] = deque()
-        self._expiry: ConnectionLimitReached | None = None
+        self._expiry: Expiry | None = None
         self._is_closed = False
         self._num_waiting_bytes = 0
         self._actions: list[Action] = []
@@ -141,9 +141,9 @@ class Session:
         self._cancel_live(self._live.get(request_id))
         return self._take()
 
-    def expire(self, max_age_s: float) -> list[Action]:
-        """Take no more creates: the connection is as old as it may be, and closes once nothing is under way."""
-        self._expiry = ConnectionLimitReached.after(max_age_s)
+    def expire(self, expiry: Expiry) -> list[Action]:
+        """Take no more creates, and close once nothing is under way."""
+        self._expiry = expiry
         return self._take()
 
     def disconnected(self) -> None:
@@ -158,8 +158,8 @@ class Session:
         self._go_on()
         if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
             self._is_closed = True
-            self._send_error(self._expiry, None)
-            self._actions.append(Close(actions.GOING_AWAY, "the connection is too old"))
+            self._send_error(self._expiry.error, None)
+            self._actions.append(Close(self._expiry.code, self._expiry.reason))
         taken, self._actions = self._actions, []
         return taken
 
@@ -203,7 +203,7 @@ class Session:
     def _open(self, lane: Lane, create: ResponseCreate) -> None:
         if self._expiry:
             self._evict(create.previous_id, lane)
-            self._send_error(self._expiry, lane.name)
+            self._send_error(self._expiry.error, lane.name)
         elif missing := self._history.missing(create.previous_id, create.items):
             lane.fetching = create
             self._actions.append(Fetch(lane.name, missing))

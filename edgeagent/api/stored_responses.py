@@ -7,13 +7,15 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import from_json
 
+from edgeagent.api import background
 from edgeagent.api.access import client_of
 from edgeagent.api.context import context_of
 from edgeagent.api.item_bodies import item_body
 from edgeagent.api.items import Item
 from edgeagent.api.turn import Turn
-from edgeagent.errors import InvalidRequest, NotFound, NotSupported
+from edgeagent.errors import InvalidRequest, NotFound
 
 # A cancelled request ends within a step; a worker that hangs is the watchdog's business, not this client's.
 CANCEL_S = 30.0
@@ -25,12 +27,36 @@ router = APIRouter(prefix="/v1/responses/{response_id}")
 
 @router.get("")
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response, or one that is being generated as far as it has come."""
-    if request.query_params.get("stream", "").lower() == "true":
-        raise NotSupported("a response's events are not kept; ask for it without stream", param="stream")
-    if turn := _live(request, response_id):
-        return JSONResponse(turn.events.so_far())
-    return await _stored(request, response_id)
+    """Return a stored response, or one that is being generated as far as it has come; a background one as a stream too.
+
+    The stream has the events behind number `starting_after`, all of them without that, up to the response's end.
+    """
+    after = _starting_after(request)
+    live = context_of(request).turns.find(response_id, client_of(request))
+    if live is not None:
+        return JSONResponse(live.turn.events.so_far()) if after is None else background.follow(live, after)
+    if after is None:
+        return await _stored(request, response_id)
+    body = await context_of(request).history.body(response_id, client_of(request))
+    if body is None:
+        raise _unknown(response_id)
+    return background.tell(from_json(body), after)
+
+
+def _starting_after(request: Request) -> int | None:
+    """Return the number behind which a stream is asked for, -1 without one, None where no stream is asked for."""
+    stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
+    if stream.lower() not in ("true", "false"):
+        raise InvalidRequest(f"stream must be true or false; got {stream[:64]!r}", param="stream")
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
+        raise InvalidRequest(
+            f"starting_after must be the number of an event, 0 or more; got {after[:64]!r}", param="starting_after"
+        )
+    if stream.lower() == "true":
+        return -1 if after is None else int(after)
+    if after is not None:
+        raise InvalidRequest("starting_after needs stream=true", param="starting_after")
+    return None
 
 
 @router.delete("")
@@ -74,7 +100,8 @@ def _page(items: tuple[Item, ...], request: Request) -> dict[str, object]:
     order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", str(DEFAULT_PAGE))
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc; got {order[:64]!r}", param="order")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
+    # The length first: Python refuses to read a number of thousands of digits.
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 16) or not 1 <= int(limit) <= MAX_PAGE:
         raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE}; got {limit[:64]!r}", param="limit")
     rest = list(items if order == "asc" else reversed(items))
     if after is not None:

@@ -157,10 +157,6 @@ class TextChunks:
         self._so_far = [SoFar() for _ in answer.choices]
         self._tail: Fields = {"usage": None} if self._delivery.is_usage_streamed else {}
 
-    def opening(self) -> list[Fields]:
-        """Return nothing: a choice begins with its first text."""
-        return []
-
     def of(self, index: int, step: Step) -> list[Fields]:
         """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
         choice, so_far = self._answer.choices[index], self._so_far[index]

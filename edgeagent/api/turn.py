@@ -14,7 +14,7 @@ from edgeagent.api.item_bodies import with_id
 from edgeagent.api.items import Item
 from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.service import Service
-from edgeagent.errors import InternalError
+from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import (
     ChatPrompt,
     Finished,
@@ -100,6 +100,8 @@ def begin_turn(
     # What follows on something that must not be written is not written either, and says so.
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
+    if create.warning:
+        events.notes["warnings"] = [create.warning.text]
     return Turn(create, request, events, conversation)
 
 
@@ -117,6 +119,9 @@ def unexpected(request_id: str, error: Exception) -> InternalError:
 
 
 def _defaults(service: Service, model: str) -> SamplingParams:
-    infos = (status.info for status in service.models() if status.name == model)
-    info = next(infos, None)
+    try:
+        name = service.find_model(model)
+    except EdgeAgentError:
+        return SamplingParams()  # the service says what is wrong
+    info = next((status.info for status in service.models() if status.name == name), None)
     return info.sampling if info else SamplingParams()

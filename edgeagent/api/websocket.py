@@ -21,8 +21,10 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.envelope import WEBSOCKET
 from edgeagent.api.events import set_delivery
-from edgeagent.api.frames import read_frame
+from edgeagent.api.frames import CreateFrame, read_frame
 from edgeagent.api.generation import steps_of
+from edgeagent.api.grants import until_revoked
+from edgeagent.api.lanes import Expiry
 from edgeagent.api.limits import aside
 from edgeagent.api.outbox import Outbox
 from edgeagent.api.output import Event
@@ -59,6 +61,7 @@ class Connection:
         self._service = context.service
         self._store = context.history
         self._turns = context.turns
+        self._warnings = context.warnings
         self._max_age_s = context.config.server.max_websocket_age_s
         self._partition = client_of(websocket)
         self._session = Session(
@@ -81,8 +84,12 @@ class Connection:
         self._stall_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Accept, serve, and leave nothing behind."""
+        """Accept, serve, and leave nothing behind; the client's token ends what it has opened."""
         await self._websocket.accept()
+        with until_revoked(self._end_with_token):
+            await self._serve()
+
+    async def _serve(self) -> None:
         metrics.open_websockets.inc()
         reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         stalled = asyncio.create_task(self._is_stalled.wait())
@@ -125,6 +132,8 @@ class Connection:
                 self._perform(self._session.receive_binary())
             else:
                 frame = await aside(len(text), partial(read_frame, text))
+                if isinstance(frame, CreateFrame) and frame.warning:
+                    self._warnings.write(frame.warning)
                 self._perform(self._session.receive(frame))
 
     async def _write(self) -> None:
@@ -231,7 +240,10 @@ class Connection:
         self._perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
 
     def _expire(self) -> None:
-        self._perform(self._session.expire(self._max_age_s))
+        self._perform(self._session.expire(Expiry.by_age(self._max_age_s)))
+
+    def _end_with_token(self) -> None:
+        self._perform(self._session.expire(Expiry.by_token()))
 
     async def _pump(self, turn: Turn) -> None:
         """Carry one request's steps to the client; the session ends it in one terminal event, whatever happens."""

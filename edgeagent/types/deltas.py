@@ -72,10 +72,14 @@ class Timings(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """The prompt is rendered, tokenized, looked up in the cache and being computed."""
+    """The prompt is rendered, tokenized, looked up in the cache and being computed.
+
+    `num_dropped_items` of the conversation are not in it, since they did not fit.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_dropped_items: int = 0
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):

@@ -90,7 +90,11 @@ class WorkerStatus(Struct, frozen=True):
 
     num_steps: int = 0
     step_started_at_s: float = 0.0
+    step_expected_s: float = 0.0
+    """How long the running step should take; 0 where that is not known, or none runs."""
     preparing_since_s: float = 0.0
+    preparing_id: str = ""
+    """The request that is prepared since then."""
     num_running: int = 0
     num_waiting: int = 0
     num_cells_used: int = 0

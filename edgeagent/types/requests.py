@@ -57,6 +57,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     """A conversation, rendered by the model's own chat template inside the worker.
 
     `template_kwargs` is JSON text of an object with allow-listed extra template variables (enable_thinking and such).
+    `truncate`: where it does not fit the context, its oldest turns are dropped.
     """
 
     messages: tuple[Message, ...]
@@ -64,6 +65,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     template_kwargs: str = "{}"
+    truncate: bool = False
 
 
 class TextPrompt(Struct, frozen=True, tag="text"):

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from edgeagent.backends.fake import echo
 from tests.api.services import Answering
+from tests.backends.fake import echo
 from tests.daemon.running import Running, running
 
 

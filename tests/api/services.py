@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.types import (
     DeviceInfo,
     MemoryKind,
@@ -16,6 +15,7 @@ from edgeagent.types import (
     WorkerState,
     WorkerStatus,
 )
+from tests.backends.fake import FakeBackend
 
 INFO = ModelInfo(
     name="org/repo:Q4_K_M",

@@ -15,17 +15,37 @@ from typing import Any, get_args
 import uvicorn
 from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.responses_server_event import ResponsesServerEvent
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgeagent.api.access import OWN_USER, PEER_KEY, User
 from edgeagent.api.app import create_app
 from edgeagent.api.response_store import ResponseStore, stored_limits
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
+from tests.api.checked_app import CheckedApp
+from tests.api.event_grammar import check_stream
+from tests.backends.fake import FakeBackend
 from tests.owner_key import OwnerKey
 
 # Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
 SMALL_BUFFER_BYTES = 32 << 10
 GOLDEN = Path(__file__).parent / "golden"
+
+
+class OwnUser:
+    """The other end of every connection, as the daemon's transport would find it."""
+
+    async def user(self) -> User:
+        return OWN_USER
+
+
+def as_own_user(app: ASGIApp) -> ASGIApp:
+    """Return an application to which every client is a program of the daemon's own user."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, PEER_KEY: OwnUser()}, receive, send)
+
+    return call
 
 
 class Server(uvicorn.Server):
@@ -75,7 +95,8 @@ def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_golden(name: str, events: list[dict[str, Any]]) -> None:
-    """Compare with the golden file of this name; `make golden` writes it."""
+    """Compare with the golden file of this name, and both with the grammar; `make golden` writes it."""
+    check_stream(events)
     path = GOLDEN / f"{name}.json"
     actual = normalised(events)
     if "WRITE_GOLDEN" in os.environ:
@@ -95,9 +116,11 @@ async def serve(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
     config = config or Config()
     history = ResponseStore(store, stored_limits(config.server))
-    app = create_app(config, backend, keys=keys or OwnerKey("secret"), history=history)
+    app = CheckedApp(create_app(config, backend, keys=keys or OwnerKey("secret"), history=history))
     server = Server(
-        uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False)
+        uvicorn.Config(
+            as_own_user(app), log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False
+        )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -110,6 +133,7 @@ async def serve(
         await serving
         listener.close()
         await history.close()
+    app.check()
 
 
 async def slow_socket(address: str) -> socket.socket:

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.api import limits
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, exchange, read_reply, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

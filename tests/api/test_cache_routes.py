@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeagent.backends.fake import FakeBackend, finished
 from edgeagent.cache_folder import About
 from edgeagent.config import Config
 from edgeagent.engine.blocks import Importance
 from edgeagent.types import CachePolicy, ChatPrompt, PurgeCache, TextPrompt
+from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import TOKEN, running
 from tests.engine.block_store.stores import make_chain, make_store
 

@@ -23,11 +23,11 @@ from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
 from edgeagent.api import first_step, sse
-from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, Overloaded, WorkerCrashed
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
+    Delta,
     FinishReason,
     GenerateRequest,
     JsonObjectFormat,
@@ -46,6 +46,7 @@ from edgeagent.types import (
     ToolCallStarted,
     ToolChoice,
 )
+from tests.backends.fake import Act, FakeBackend, Gate, failing, finished
 from tests.daemon.running import Running
 
 HI: list[Any] = [{"role": "user", "content": "hello big world"}]
@@ -173,6 +174,25 @@ async def test_tool_calls_one_to_a_chunk(daemon: Running, backend: FakeBackend) 
     ]
     assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
     assert (deltas[-1], chunks[-1]["choices"][0]["finish_reason"]) == ({}, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("deltas", "content"),
+    [
+        ((ToolCallStarted(0, "call_0", "weather"), ToolCallDelta(0, "{}")), None),
+        ((ReasoningDelta("hm"), ToolCallStarted(0, "call_0", "weather")), None),
+        ((TextDelta("Let me see."), ToolCallStarted(0, "call_0", "weather")), ""),
+        ((), ""),
+    ],
+    ids=["call", "reasoning", "text", "nothing"],
+)
+async def test_the_first_chunk_promises_text_only_before_text(
+    daemon: Running, backend: FakeBackend, deltas: tuple[Delta, ...], content: str | None
+) -> None:
+    backend.script = lambda _: (Started(8, 4), *deltas, finished())
+    first, *others = [chunk["choices"][0]["delta"] for chunk in await chunks_of(daemon, tools=[WEATHER])]
+    assert first == {"role": "assistant", "content": content}
+    assert not any("role" in delta for delta in others)
 
 
 async def test_plain_tool_calls(client: AsyncOpenAI, backend: FakeBackend) -> None:
@@ -643,8 +663,8 @@ async def test_a_stream_tells_its_prompts_progress_and_its_timings(daemon: Runni
     chunks = await chunks_of(daemon, return_progress=True, timings_per_token=True)
     progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
     assert [(each["total"], each["cache"], each["processed"]) for each in progress] == [(10, 4, 4), (10, 4, 10)]
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert all("timings" in chunk for chunk in chunks[1:])
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert all("timings" in chunk for chunk in chunks)
     assert backend.requests[0].reports_progress
     assert "timings" not in (await chunks_of(daemon))[1]
 

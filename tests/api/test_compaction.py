@@ -11,9 +11,9 @@ from openai import AsyncOpenAI, BadRequestError
 
 from edgeagent.api.events import TERMINAL
 from edgeagent.api.summary import INSTRUCTION, INTRODUCTION
-from edgeagent.backends.fake import Act, FakeBackend, Gate, finished
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextDelta
 from tests.api.serving import check_golden, serve, validate_event
+from tests.backends.fake import Act, FakeBackend, Gate, finished
 
 LONG = "word " * 200
 MANAGED: Any = [{"type": "compaction", "compact_threshold": 500}]

@@ -13,7 +13,6 @@ from openai import AsyncOpenAI, BadRequestError
 from openai.types import Completion
 
 from edgeagent.api import choices
-from edgeagent.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, Overloaded, WorkerCrashed
 from edgeagent.types import (
     CachePolicy,
@@ -31,6 +30,7 @@ from edgeagent.types import (
     TokenLogprob,
     TokenPrompt,
 )
+from tests.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
 from tests.daemon.running import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def live_of(daemon: Running) -> LiveRequests:
-    live: LiveRequests = daemon.server.config.app.state.context.service  # type: ignore[union-attr]
+    live: LiveRequests = daemon.server.config.app.app.state.context.service  # type: ignore[union-attr]
     return live
 
 

@@ -13,7 +13,6 @@ from edgeagent.api.events import TERMINAL, ResponseEvents, new_response, set_del
 from edgeagent.api.items import CallItem, MessageItem, ReasoningItem
 from edgeagent.api.output import Event
 from edgeagent.api.schemas_responses import read_create
-from edgeagent.backends.fake import TIMINGS, finished
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, Overloaded, WorkerCrashed
 from edgeagent.types import (
     Delta,
@@ -28,7 +27,9 @@ from edgeagent.types import (
     ToolCallStarted,
     Usage,
 )
+from tests.api.event_grammar import EventGrammar
 from tests.api.serving import check_golden, validate_event
+from tests.backends.fake import TIMINGS, finished
 from tests.examples import examples
 
 TOOLS = [
@@ -54,8 +55,12 @@ def run(*steps: tuple[Delta, ...], events: ResponseEvents | None = None) -> list
     produced = events.created()
     for step in steps:
         produced += events.step(step)
+    grammar = EventGrammar()
     for event in produced:
         validate_event(event)
+        grammar.feed(event)
+    if events.is_over:
+        grammar.finish()
     return produced
 
 

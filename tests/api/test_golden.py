@@ -10,12 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.api.frames import read_frame
+from edgeagent.api.lanes import Expiry
 from edgeagent.api.session import MAX_ACTIVE
-from edgeagent.backends.fake import finished
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.api.serving import check_golden
 from tests.api.test_session import Client
+from tests.backends.fake import finished
 
 CALL = (ToolCallStarted(0, "call_1", "set_timer"), ToolCallDelta(0, '{"minutes"'), ToolCallDelta(0, ":5}"))
 
@@ -98,7 +99,7 @@ def refusals(client: Client) -> None:
     client.create(input=[{"type": "function_call_output", "call_id": "call_gone", "output": ""}])
     client.send("session.update")
     client.take(client.session.receive(read_frame("{")))
-    client.take(client.session.expire(3600.0))
+    client.take(client.session.expire(Expiry.by_age(3600.0)))
 
 
 SCENARIOS: tuple[Callable[[Client], None], ...] = (

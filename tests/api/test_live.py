@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from edgeagent.api.live import LiveRequests
-from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
 from edgeagent.metrics.meter import Meter
 from edgeagent.types import GenerateRequest, Step, TextDelta, TextPrompt
+from tests.backends.fake import FakeBackend, Gate, failing, finished
 
 
 def request(name: str) -> GenerateRequest:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI, NotFoundError
+from websockets.asyncio.client import connect
 
 from edgeagent.api import probe
-from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
+from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
+from edgeagent.store.cache import HubCache
 from edgeagent.types import CachePolicy, GenerateRequest, SamplingParams, TextDelta, TextPrompt, WorkerState
 from tests.api.services import INFO, OneModel
+from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.daemon.running import running
+
+ROUTES = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"),
+    *("/api/chat", "/api/generate", "/api/embed"),
+)
 
 
 async def test_the_list_of_models() -> None:
@@ -29,6 +40,45 @@ async def test_the_list_of_models() -> None:
         with pytest.raises(NotFoundError) as missing:
             await client.models.retrieve("org/repo")
         assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["default", "fake"])
+async def test_every_name_that_generates_is_found(name: str) -> None:
+    async with (
+        running(FakeBackend()) as daemon,
+        AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        assert (await client.models.retrieve(name)).id == "fake"
+        assert (await client.responses.create(model=name, input="hi")).output_text == "hi"
+
+
+async def test_a_model_that_is_here_but_not_served_says_how_to_serve_it(tmp_path: Path) -> None:
+    cache = HubCache(tmp_path / "models")
+    for name in ("x-Q4_K_M.gguf", "x-Q8_0.gguf"):
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
+        blob = cache.blob("org/repo", sha256)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(b"GGUF")
+        cache.publish("org/repo", "a" * 40, name, sha256)
+    config = Config(state_dir=tmp_path, store=StoreConfig(models_dir=cache.root))
+    here, path = "org/repo:Q8_0", str(blob)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "content": "hi"}
+    async with running(FakeBackend(), config) as daemon:
+        for name, is_here in ((here, True), ("org/repo:Q2_K", False), ("org/other", False), (path, False)):
+            replies = [await daemon.http.get(f"{daemon.url}/v1/models/{name.lstrip('/')}")]
+            for route in ROUTES:
+                text = "prompt" if route in ("/v1/completions", "/api/generate") else "input"
+                body = {"model": name, text: "hi"} | chat
+                replies.append(await daemon.http.post(daemon.url + route, json=body))
+            for reply in replies:
+                assert reply.status_code == 404, reply.text
+                assert "not found" in reply.text
+                assert (f"run `edgeagent serve {name}`" in reply.text) is is_here
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+            await socket.send(json.dumps({"type": "response.create", "model": here, "input": "hi"}))
+            error = json.loads(await socket.recv())
+            assert (error["status"], error["error"]["code"]) == (404, "model_not_found")
+            assert f"run `edgeagent serve {here}`" in error["error"]["message"]
 
 
 async def test_what_a_loaded_model_says() -> None:

@@ -9,8 +9,8 @@ from edgeagent.api.actions import Close, Send
 from edgeagent.api.events import ResponseEvents, new_response
 from edgeagent.api.outbox import MAX_FLOOD_BYTES, MAX_MERGED_CHARS, MAX_PENDING_BYTES, Outbox
 from edgeagent.api.output import Event
-from edgeagent.backends.fake import finished
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob
+from tests.backends.fake import finished
 
 
 class Response:

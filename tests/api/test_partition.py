@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from edgeagent.backends.fake import FakeBackend
+from edgeagent.api.access import OWN_USER, User
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from edgeagent.daemon.peers import TcpPeer
+from edgeagent.errors import ConfigError
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,3 +65,33 @@ async def test_on_a_socket_too(locked: Running, client: str) -> None:
         while json.loads(await socket.recv())["type"] != "response.completed":
             pass
     assert last_partition(locked) == client
+
+
+USERS = {"": OWN_USER, "uid:1001": User(1001), "uid:unknown": User()}
+
+
+@pytest.mark.parametrize("key", [{}, {"Authorization": "Bearer sk-unused"}])
+@pytest.mark.parametrize("partition", USERS)
+async def test_without_a_token_the_user_says_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch, partition: str, key: dict[str, str]
+) -> None:
+    async def user(_: object) -> User:
+        return USERS[partition]
+
+    monkeypatch.setattr(TcpPeer, "user", user)
+    async with running(FakeBackend()) as daemon:
+        for path, body in BODIES.items():
+            reply = await daemon.http.post(f"{daemon.url}{path}", json=body | CLAIMS, headers=key)
+            assert reply.status_code == 200, reply.text
+            assert last_partition(daemon) == partition
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses", additional_headers=key) as socket:
+            await socket.send(json.dumps({"type": "response.create", "input": "hello"} | CLAIMS))
+            while json.loads(await socket.recv())["type"] != "response.completed":
+                pass
+        assert last_partition(daemon) == partition
+
+
+@pytest.mark.parametrize("name", ["uid:1001", "uid:unknown", ":"])
+async def test_no_client_can_be_named_like_a_user(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        add_client(tmp_path, name, [Scope.INFER])

@@ -14,6 +14,7 @@ import pytest
 from edgeagent.api.history import StoredResponse
 from edgeagent.api.items import Item, MessageItem
 from edgeagent.api.response_database import DamagedError, Limits, ResponseDatabase
+from tests.integrity import check_integrity
 
 
 class Clock:
@@ -50,7 +51,7 @@ def chain(names: str, partition: str = "") -> list[StoredResponse]:
 def add(store: ResponseDatabase, *responses: StoredResponse) -> None:
     for response in responses:
         store.add(response, b'{"id":"%s"}' % response.id.encode())
-        store.check_integrity()
+        check_integrity(store)
 
 
 def kept(store: ResponseDatabase, names: str) -> str:
@@ -164,7 +165,7 @@ def test_what_is_removed_is_gone_from_the_files_too(tmp_path: Path) -> None:
     assert store.remove("a", "")
     assert not store.remove("a", "")
     assert not any(packed[:64] in path.read_bytes() for path in tmp_path.iterdir())
-    store.check_integrity()
+    check_integrity(store)
     store.close()
 
 
@@ -202,13 +203,26 @@ def test_another_format_is_damage(tmp_path: Path) -> None:
         database(tmp_path / "r")
 
 
-def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits", [{"max_responses": 12}, {"max_responses": 12, "max_bytes": 12_000.0}], ids=["number", "bytes"]
+)
+def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Path, limits: dict[str, float]) -> None:
     rng = random.Random(7)
-    limits = {"max_responses": 12, "max_bytes": 12_000.0}
     store, known = database(tmp_path / "r", **limits), dict[str, StoredResponse]()
+    used: list[str] = []  # those that should be there, the latest used last
+
+    def find(response_id: str) -> StoredResponse | None:
+        found = store.get(response_id, "")
+        assert (found is not None) == (response_id in used), response_id
+        if found is not None:
+            assert (found.items, found.previous_id) == (known[response_id].items, known[response_id].previous_id)
+            used.remove(response_id)
+            used.append(response_id)
+        return found
+
     for index in range(150):
         parent = rng.choice([None, *known.values()])
-        if parent is not None and store.get(parent.id, "") is None:
+        if parent is not None and find(parent.id) is None:
             parent = None
         inherited = parent.items if parent else ()
         name = str(index)
@@ -216,13 +230,19 @@ def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Pat
         made = StoredResponse(name, context, (said(name),), len(inherited), parent.id if parent else None)
         add(store, made)
         known[name] = made
+        there = [each for each in (*used, name) if store.body(each, "")]
+        # What had to go was used least recently, and no more went than had to.
+        assert there == [*used, name][-len(there) :] and len(there) <= 12
+        assert len(there) == min(12, len(used) + 1) or "max_bytes" in limits
+        used = there
         if rng.random() < 0.2:
-            store.remove(rng.choice(list(known)), "")
+            removed = rng.choice(list(known))
+            assert store.remove(removed, "") == (removed in used)
+            used = [each for each in used if each != removed]
         if rng.random() < 0.05:
             store.close()
             store = database(tmp_path / "r", **limits)
         for response_id in rng.sample(list(known), min(5, len(known))):
-            found = store.get(response_id, "")
-            assert found is None or found.items == known[response_id].items
-    store.check_integrity()
+            find(response_id)
+    check_integrity(store)
     store.close()

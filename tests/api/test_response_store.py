@@ -137,9 +137,12 @@ async def test_a_full_disk_keeps_nobody_from_going_on(
     assert (await store.find(Missing(None, ("msg_c",)), "")).items.keys() == {"msg_c"}
     # Said once, not for every response.
     assert caplog.text.count("disk is full") == 1
+    assert store.trouble == "3 stored responses in memory only: database or disk is full"
     assert await store.remove("c", "")
+    assert store.trouble == "2 stored responses in memory only: database or disk is full"
     disk.is_full = False
     await store.add(response("d"), b"{}")
+    assert store.trouble is None
     assert [bool(await get(store, name)) for name in "abcd"] == [True, True, False, True]
 
 
@@ -155,6 +158,18 @@ async def test_what_waits_for_the_disk_is_bounded_and_written_when_it_can_be(
     other = ResponseStore(path)
     assert await get(other, "2")
     assert await get(other, "last")
+    await other.close()
+
+
+async def test_what_waits_for_the_disk_is_written_at_the_end(
+    path: Path, store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = BrokenDisk(monkeypatch)
+    await store.add(response("a"), b"{}")
+    disk.is_full = False
+    await store.close()
+    other = ResponseStore(path)
+    assert await get(other, "a") == response("a")
     await other.close()
 
 

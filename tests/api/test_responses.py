@@ -12,18 +12,19 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from pydantic import BaseModel
 
 from edgeagent.api import first_step
-from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import ModelNotFound, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,
     FinishReason,
     JsonSchemaFormat,
     Message,
+    Started,
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
 )
 from tests.api.serving import check_golden, serve, validate_event
+from tests.backends.fake import FakeBackend, Gate, failing, finished
 
 
 @pytest.fixture
@@ -178,3 +179,16 @@ async def test_stream_is_true_or_false(address: str, stream: object) -> None:
     async with httpx.AsyncClient() as http:
         reply = await http.post(f"http://{address}/v1/responses", json={"input": "Hi", "stream": stream})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_truncation(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = lambda _: (Started(8, 4, num_dropped_items=3), TextDelta("yes"), finished())
+    for truncation, truncates in (("auto", True), ("disabled", False), (None, False)):
+        made = await client.responses.create(model="fake", input="one", truncation=truncation)  # type: ignore[arg-type]
+        assert made.truncation == (truncation or "disabled")
+        prompt = backend.requests[-1].prompt
+        assert isinstance(prompt, ChatPrompt) and prompt.truncate is truncates
+        assert made.to_dict()["edgeagent"]["dropped_items"] == 3  # type: ignore[index]
+    with pytest.raises(BadRequestError) as caught:
+        await client.responses.create(model="fake", input="one", truncation="some")  # type: ignore[call-overload]
+    assert caught.value.param == "truncation"

@@ -73,7 +73,7 @@ def test_one_field_beside_a_message(name: str, value: Any) -> None:
     ("fields", "message"),
     [
         ({}, "messages is required"),
-        ({"messages": []}, "messages must hold at least 1 items"),
+        ({"messages": []}, "messages must hold at least 1 item"),
         ({"messages": "x"}, "messages must be a list, not 'x'"),
         ({"messages": ["x"]}, "messages[0] must be an object, not 'x'"),
         ({"stop": ["a"] * 17}, "stop must hold at most 16 items"),

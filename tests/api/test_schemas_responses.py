@@ -107,7 +107,6 @@ def test_what_is_ignored() -> None:
         "moderation": "auto",
         "prompt_cache_retention": "24h",
         "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
-        "truncation": "auto",
         "never_heard_of": [1],
         "include": ["reasoning.encrypted_content"],
     }

@@ -15,13 +15,15 @@ from edgeagent.api.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send
 from edgeagent.api.events import TERMINAL
 from edgeagent.api.frames import read_frame
 from edgeagent.api.history import ConnectionHistory, Found
+from edgeagent.api.lanes import Expiry
 from edgeagent.api.output import Event
 from edgeagent.api.response_database import Limits, ResponseDatabase
 from edgeagent.api.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
-from edgeagent.backends.fake import FakeBackend, finished
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted
+from tests.api.event_grammar import EventGrammar
 from tests.api.serving import validate_event
+from tests.backends.fake import FakeBackend, finished
 from tests.examples import examples
 
 
@@ -46,6 +48,7 @@ class Client:
         self.dropped: list[str] = []
         self.closed: list[int] = []
         self.events: list[Event] = []
+        self.grammar = EventGrammar()
 
     def take(self, actions: list[Action]) -> list[Event]:
         events: list[Event] = []
@@ -66,6 +69,7 @@ class Client:
                     self.closed.append(code)
                 case Send(event=event, is_terminal=is_terminal):
                     validate_event(event)
+                    self.grammar.feed(event)
                     assert is_terminal == (event["type"] in TERMINAL)
                     events.append(event)
         self.events += events
@@ -510,7 +514,7 @@ def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
     client = Client()
     client.create()
     client.create()
-    assert client.take(client.session.expire(3600)) == []
+    assert client.take(client.session.expire(Expiry.by_age(3600))) == []
     assert client.closed == []
     events = client.finish(client.started[0])
     # The one that waited is refused, and so is whoever listens without having asked.
@@ -528,9 +532,11 @@ def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
 def test_an_idle_old_connection_closes_at_once() -> None:
     client = Client()
     client.turn()
-    assert error_of(client.take(client.session.expire(90)))["code"] == "websocket_connection_limit_reached"
+    assert (
+        error_of(client.take(client.session.expire(Expiry.by_age(90))))["code"] == "websocket_connection_limit_reached"
+    )
     assert client.closed == [1001]
-    assert client.take(client.session.expire(90)) == []
+    assert client.take(client.session.expire(Expiry.by_age(90))) == []
 
 
 def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None:

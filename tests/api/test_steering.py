@@ -12,10 +12,10 @@ from edgeagent.api.frames import read_frame
 from edgeagent.api.output import Event
 from edgeagent.api.session import MAX_ACTIVE
 from edgeagent.api.steering import MAX_STEERS
-from edgeagent.backends.fake import finished
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, Message, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.api.test_session import Client, kinds
+from tests.backends.fake import finished
 
 CALL = (ToolCallStarted(0, "call_1", "look"), ToolCallDelta(0, "{}"))
 

@@ -21,7 +21,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from edgeagent.api import websocket as socket_shell
 from edgeagent.api.events import TERMINAL
 from edgeagent.api.output import Event
-from edgeagent.backends.fake import Act, FakeBackend, Gate, failing, finished
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
@@ -35,6 +34,7 @@ from edgeagent.types import (
     ToolCallStarted,
 )
 from tests.api.serving import check_golden, serve, slow_socket, validate_event
+from tests.backends.fake import Act, FakeBackend, Gate, failing, finished
 
 
 @pytest.fixture

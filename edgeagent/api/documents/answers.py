@@ -119,6 +119,8 @@ class ChatAnswer(Answer):
     refusal: None
     reasoning_content: str | None = None
     tool_calls: list[ChatToolCall] | None = None
+    function_call: ChatFunction | None = None
+    """The call, where the request has `functions` in place of tools."""
 
 
 class ChatChoice(Answer):
@@ -126,7 +128,7 @@ class ChatChoice(Answer):
 
     index: int
     message: ChatAnswer
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
     logprobs: dict[str, Any] | None
 
 

@@ -73,11 +73,16 @@ class Status(Answer):
     pid: int
     uptime_s: float
     is_draining: bool
+    trouble: str | None
+    """What ails the daemon itself, e.g. a disk that is too full for its runtime file; null if nothing does."""
     num_connections: int
     num_live_requests: int
     num_requests_total: int
     tokens_per_second: float
     default_model: str
+    token_trouble: str | None
+    response_trouble: str | None
+    """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
     models: list[ModelReport]
 
 

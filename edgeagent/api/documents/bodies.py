@@ -81,7 +81,23 @@ class ToolMessage(Part):
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-ChatMessage = InstructionMessage | AssistantMessage | ToolMessage
+class FunctionCallMessage(Part):
+    """What the model called before, in the form of `functions`."""
+
+    role: Literal["assistant"]
+    content: str | list[TextPart] | None = None
+    function_call: CalledFunction
+
+
+class FunctionMessage(Part):
+    """What a function returned that an earlier message calls by this name."""
+
+    role: Literal["function"]
+    content: str | list[TextPart]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+ChatMessage = InstructionMessage | AssistantMessage | ToolMessage | FunctionCallMessage | FunctionMessage
 
 
 class ChatCompletionRequest(schemas.ChatBody):
@@ -89,6 +105,8 @@ class ChatCompletionRequest(schemas.ChatBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+    functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+    """The form that tools had before; answered by a `function_call`. Excludes `tools` and `tool_choice`."""
 
 
 class CompletionRequest(schemas_completions.CompletionBody):

@@ -125,6 +125,19 @@ class ResponseError(Answer):
     message: str
 
 
+class Notes(Answer):
+    """What a response tells of its request, from its first event on."""
+
+    warnings: list[str] = []
+    """Unknown fields of the request, which have no effect."""
+    dropped_items: int | None = None
+    """How many items were left out of the prompt, from the front, since `truncation` is `auto`."""
+
+
+class ResponseRun(Run, Notes):
+    """Where a response was generated and why, the milliseconds of its stages, and what its request should know."""
+
+
 class Response(Answer):
     """A response, as far as it is: what was asked, what came of it, what it cost."""
 
@@ -161,7 +174,7 @@ class Response(Answer):
     prompt_cache_key: str | None
     user: str | None
     timings: Timings | None = None
-    edgeagent: Run | None = None
+    edgeagent: ResponseRun | Notes | None = None
 
 
 class ServerEvent(Answer):

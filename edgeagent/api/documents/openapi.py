@@ -12,11 +12,12 @@ from pydantic import BaseModel
 
 from edgeagent import __version__
 from edgeagent.api import cache_routes, schemas_embeddings, text_routes
-from edgeagent.api.access import RULES
+from edgeagent.api.access import NEEDS
 from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
 from edgeagent.api.documents.schemas import Components, Json
 from edgeagent.api.errors import SHAPES
+from edgeagent.credentials import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
@@ -41,7 +42,9 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/responses": Operation("openai", bodies.ResponseRequest, events.Response, SSE),
     "POST /v1/responses/compact": Operation("openai", bodies.ResponseRequest, answers.Compaction),
     "POST /v1/responses/input_tokens": Operation("openai", bodies.ResponseRequest, answers.InputTokens),
-    "GET /v1/responses/{response_id}": Operation("openai", answer=events.Response),
+    "GET /v1/responses/{response_id}": Operation(
+        "openai", answer=events.Response, streams=SSE, query=("stream", "starting_after")
+    ),
     "DELETE /v1/responses/{response_id}": Operation("openai", answer=answers.ResponseDeleted),
     "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=events.Response),
     "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=answers.ItemPage),
@@ -97,8 +100,10 @@ _DESCRIPTION = """\
 OpenAI's API and Ollama's, served by one daemon on this machine. The WebSocket at `/v1/responses` is described in \
 AsyncAPI.
 
-A token is asked for where `server.token_required` is set or the daemon listens beyond this machine. A token opens the \
-routes of its scopes (`x-scope`). Every error has one of these codes, and a `Retry-After` where trying again may help.
+Every client needs a token where `server.token_required` is set or the daemon listens beyond this machine. Elsewhere \
+the routes with the scopes `models` and `admin` need one, but not from the user that the daemon runs as. A token opens \
+the routes of its scopes (`x-scope`). Unknown fields are ignored, and named in `x-edgeagent-warning`. Every \
+error has one of these codes, and a `Retry-After` where trying again may help.
 
 | code | status | type |
 |---|---|---|
@@ -173,9 +178,9 @@ def _operation(route: RouteInfo, components: Components) -> Json:
     if known.body is not None:
         body = components.ref(known.body)
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if scope := RULES[route.template].scope:
+    if scope := NEEDS[route.template]:
         operation["x-scope"] = scope.value
-    if RULES[route.template].is_owners:
+    if scope not in (None, Scope.INFER):
         operation["security"] = [{"token": []}]
     return operation
 

@@ -19,8 +19,8 @@ from edgeagent.api.documents import asyncapi_document, openapi_document
 from edgeagent.api.documents.__main__ import documents
 from edgeagent.api.documents.events import CLIENT_FRAMES, SERVER_EVENTS, kind_of
 from edgeagent.api.documents.openapi import OPERATIONS, routes
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def test_every_route_is_described() -> None:
 def test_scopes_are_those_of_the_rules() -> None:
     for path, methods in openapi_document()["paths"].items():
         for operation in methods.values():
-            scope = access.rule_of(re.sub(r"{\w+}", "x", path)).scope
+            scope = access.need_of(re.sub(r"{\w+}", "x", path))
             assert operation.get("x-scope") == (scope.value if scope else None)
 
 

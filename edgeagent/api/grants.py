@@ -1,0 +1,130 @@
+"""What tokens have opened and is still under way, so that it ends with its token.
+
+The server asks ten times a second whether the tokens still hold (`Grants.check`). What runs for one registers how it is
+ended; it is found through the context of the task, which tasks made by it share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from edgeagent.credentials import Client, Keys, Shown
+from edgeagent.errors import Unauthorized
+
+End = Callable[[], None]
+T = TypeVar("T")
+
+
+class Grant:
+    """What one request or socket may do by its token, until that is removed, replaced, or can no longer be checked."""
+
+    def __init__(self, grants: Grants, client: Client, held: bytes) -> None:
+        self.client = client
+        self.held = held
+        self.is_revoked = False
+        self._grants = grants
+        self._ends: list[End] = []
+
+    @contextmanager
+    def holding(self, end: End) -> Iterator[None]:
+        """Have `end` called where the token ends meanwhile; raise Unauthorized where it has ended already."""
+        if self.is_revoked:
+            raise revoked()
+        self._ends.append(end)
+        self._grants.add(self)
+        try:
+            yield
+        finally:
+            self._ends.remove(end)
+            if not self._ends:
+                self._grants.discard(self)
+
+    def revoke(self) -> None:
+        """End all that is held, soon: what fails at that is no matter of the caller's."""
+        self.is_revoked = True
+        for end in self._ends:
+            asyncio.get_running_loop().call_soon(end)
+
+
+class Grants:
+    """The grants that hold anything."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._live: set[Grant] = set()
+        self._checked: object = None
+
+    def open(self, shown: Shown) -> Grant | None:
+        """Return the grant of a token that was just judged, None where the request shows none that is held."""
+        return None if shown.client is None else Grant(self, shown.client, shown.digest)
+
+    def add(self, grant: Grant) -> None:
+        """Watch a grant's token from here on, and look at it once at least."""
+        self._live.add(grant)
+        self._checked = None
+
+    def discard(self, grant: Grant) -> None:
+        """Watch a grant's token no longer."""
+        self._live.discard(grant)
+
+    def check(self) -> None:
+        """End what tokens opened that nobody holds any more, or that somebody else does, or for less."""
+        revision = self._keys.revision  # which has the files read where they changed, and trouble with them logged
+        if not self._live or revision == self._checked:
+            return
+        self._checked = revision
+        holders = {held: self._keys.holder(held) for held in {grant.held for grant in self._live}}
+        for grant in list(self._live):
+            if holders[grant.held] != grant.client:
+                self._live.discard(grant)
+                grant.revoke()
+
+
+GRANT: ContextVar[Grant | None] = ContextVar("grant", default=None)
+
+
+@contextmanager
+def until_revoked(end: End) -> Iterator[None]:
+    """Have `end` called where the token of the current request ends meanwhile; raise Unauthorized where it has ended.
+
+    Without a token nothing is watched.
+    """
+    grant = GRANT.get()
+    if grant is None:
+        yield
+        return
+    with grant.holding(end):
+        yield
+
+
+async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; cancel it and raise Unauthorized where the current request's token ends first."""
+    grant = GRANT.get()
+    if grant is None:
+        return await work
+    if grant.is_revoked:
+        work.close()
+        raise revoked()
+    task = asyncio.ensure_future(work)
+    is_revoked = False
+
+    def end() -> None:
+        nonlocal is_revoked
+        is_revoked = task.cancel()
+
+    with grant.holding(end):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if is_revoked:
+                raise revoked() from None
+            raise
+
+
+def revoked() -> Unauthorized:
+    """Return the error of what ends with its token."""
+    return Unauthorized("the token that opened this was removed or replaced, or can no longer be checked")

@@ -1,0 +1,36 @@
+"""Lines in the log for what was refused at the door: who, in words without secrets, and only a few lines a minute."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+WINDOW_S = 60.0
+MAX_LINES = 20
+
+logger = logging.getLogger(__name__)
+
+
+class RefusalLog:
+    """One line for each subject and minute, and at most MAX_LINES a minute; the next line counts what was left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s = clock()
+        self._told: set[str] = set()
+        self._num_left_out = 0
+
+    def note(self, code: str, subject: str, place: str) -> None:
+        """Tell that a request was refused: its error's code, who or what was refused, and at which route."""
+        now_s = self._clock()
+        left_out = ""
+        if now_s - self._since_s >= WINDOW_S:
+            left_out = f"; {self._num_left_out} more before were not logged" if self._num_left_out else ""
+            self._since_s, self._num_left_out = now_s, 0
+            self._told.clear()
+        if subject in self._told or len(self._told) >= MAX_LINES:
+            self._num_left_out += 1
+            return
+        self._told.add(subject)
+        logger.warning("refused (%s): %s, at %s%s", code, subject, place, left_out)
