@@ -15,8 +15,8 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
@@ -76,10 +76,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a root stands for, in words: kept beside the blocks, for listing and for purging one client."""
+    """What a root stands for, in words: kept beside the blocks, for listing and for purging one client.
+
+    `settings` are what its blocks depend on, by name; empty where an older version wrote them.
+    """
 
     model: str
     client: str
+    settings: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def parse_name(file_name: str) -> BlockName | None:
@@ -173,7 +177,8 @@ def about_name(root: bytes) -> str:
 
 def write_about(about: About) -> bytes:
     """Return the content of such a file."""
-    return json.dumps({"model": about.model, "client": about.client}).encode()
+    fields = {"model": about.model, "client": about.client, "settings": dict(about.settings)}
+    return json.dumps(fields).encode()
 
 
 def read_abouts(folder: Path) -> dict[bytes, About]:
@@ -191,8 +196,10 @@ def read_abouts(folder: Path) -> dict[bytes, About]:
 def _read_about(path: Path) -> About | None:
     try:
         match json.loads(read_private(path) or b"null"):
-            case {"model": str(model), "client": str(client)}:
-                return About(model, client)
+            case {"model": str(model), "client": str(client), **rest}:
+                settings = rest.get("settings")
+                known = settings.items() if isinstance(settings, dict) else ()
+                return About(model, client, {name: text for name, text in known if isinstance(text, str)})
     except (ConfigError, ValueError, RecursionError):
         pass
     return None

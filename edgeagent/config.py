@@ -63,7 +63,7 @@ class Section(BaseModel):
     @classmethod
     def _has_64_bits(cls, value: object) -> object:
         if isinstance(value, int) and value > MAX_INT64:
-            raise ValueError(f"it must be at most {MAX_INT64}")
+            raise ValueError(f"must be at most {MAX_INT64}, not {value!r:.80}")
         return value
 
 
@@ -81,13 +81,13 @@ class ServerConfig(Section):
     tls_key: UserPath | None = None
     """PEM file with the certificate's private key."""
     plaintext: bool = False
-    """Let other machines in without TLS: whoever is on the way reads the token and everything else."""
+    """Let other machines in without TLS; the token and all traffic can be read on the way."""
     token_required: bool = False
     """Ask every client for the token in the state folder, on loopback too."""
     allowed_origins: Strings = ()
     """Exact Origins of web pages that may use the daemon, e.g. http://localhost:3000."""
     allowed_hosts: Strings = ()
-    """Further exact Host header values beside the loopback names (needed behind another name)."""
+    """Further hosts that are the daemon's own, e.g. box.example: with any port, or box.example:8443 with this one."""
     docs: bool = False
     """Serve /docs, /openapi.json and /asyncapi.json."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20
@@ -105,9 +105,9 @@ class ServerConfig(Section):
     max_stored_days: Annotated[float, Field(gt=0)] = 30.0
     """Days after which a stored response is forgotten."""
     max_websocket_age_s: Annotated[float, Field(ge=0)] = 0.0
-    """A WebSocket takes no more requests after this long (0: it may be as old as it likes)."""
+    """A WebSocket takes no more requests after this long (0: no limit)."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
-    """How long live requests may go on after a stop was asked for."""
+    """How long live requests may go on after a stop was asked for, and then how long prompts are written to disk."""
 
     @field_validator("allowed_origins")
     @classmethod
@@ -155,7 +155,7 @@ class EngineConfig(Section):
     parallel: Annotated[int, Field(ge=1, le=64)] = 4
     """Requests that run at the same time; more wait. Above 4 attention is computed in the form for many streams."""
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
-    """CPU threads (0: a core each, fewer while other programs use them)."""
+    """CPU threads (0: one per performance core, within a container's limit; fewer while other programs use them)."""
     batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
     """Most tokens in one decode call."""
     gpu_layers: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
@@ -183,18 +183,20 @@ class EngineConfig(Section):
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """A load without progress for this long has failed."""
+    """A load without progress for this long has failed; three times as long where it gets no CPU time."""
     sandbox: bool = True
     """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """A step that takes longer than this (and 20 times the usual) is a hang: the worker is replaced."""
+    """A step that computes for longer (and 20 times what is usual or expected) is a hang: the worker is replaced."""
 
     @field_validator("kv_type_v")
     @classmethod
     def _is_possible_without_flash_attention(cls, kv_type: str, fields: ValidationInfo) -> str:
         """Refuse at once what llama.cpp would refuse at the end of the load."""
         if kv_type not in UNQUANTIZED_KV_TYPES and fields.data.get("flash_attention") == "off":
-            raise ValueError("a quantized V cache needs flash attention: let it be auto or on, or take f16")
+            raise ValueError(
+                f"{kv_type} is quantized, and such a V cache needs flash attention: let it be auto or on, or take f16"
+            )
         return kv_type
 
 
@@ -208,9 +210,9 @@ class CacheConfig(Section):
     dir: UserPath | None = None
     """Folder for them, private to the user (default: `cache` in the state folder)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
-    """Disk space to leave free; where there is less, the cache gives way."""
+    """Disk space to leave free; with less than that, the cache shrinks."""
     max_unused_days: Annotated[float, Field(gt=0)] = 7.0
-    """Days after which what nobody used goes."""
+    """Days after which an unused beginning is deleted."""
     max_bytes_per_hour: Annotated[int, Field(ge=0)] = 4 << 30
     """Most that is written in an hour, since flash wears (0: no limit)."""
 

@@ -42,6 +42,23 @@ class Option:
     bounds: str = ""
     """The allowed range in words, e.g. "0 to 65535"."""
 
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words: a whole number from 0 to 65535."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        match self.default:
+            case bool():
+                return "true or false"
+            case int() | float():
+                number = "a whole number" if isinstance(self.default, int) else "a number"
+                between = "from" if " to " in self.bounds else "of"
+                return f"{number} {between} {self.bounds}" if self.bounds else number
+            case tuple():
+                return "a list, or texts with commas between them"
+            case _:
+                return "text"
+
 
 def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
     """Yield every option in the order of declaration."""
@@ -98,7 +115,7 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
     try:
         config = Config(**_nest({name: value for name, (value, _) in chosen.items()}))
     except ValidationError as error:
-        raise ConfigError("; ".join(_complaints(error, sources))) from None
+        raise ConfigError("; ".join(_complaints(error, sources, options))) from None
     return LoadedConfig(config, {name: sources.get(name, "default") for name in options}, path)
 
 
@@ -176,10 +193,24 @@ def _meant(name: str, known: Mapping[str, object]) -> str | None:
     return alike[0] if alike else None
 
 
-def _complaints(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
+def _complaints(error: ValidationError, sources: Mapping[str, str], options: Mapping[str, Option]) -> Iterator[str]:
     for problem in error.errors(include_url=False, include_context=False):
-        name = ".".join(str(part) for part in problem["loc"])
-        source = next((text for option, text in sources.items() if name == option or name.startswith(f"{option}.")), "")
-        text = problem["msg"].removeprefix("Value error, ")
-        message = text[0].lower() + text[1:]
-        yield f"{name} = {problem['input']!r} from {source or 'the configuration'}: {message}"
+        path = ".".join(str(part) for part in problem["loc"])
+        name = next((option for option in options if path == option or path.startswith(f"{option}.")), path)
+        where = _where(name, sources.get(name, ""))
+        if problem["type"] == "value_error":  # one of our own checks, in its own words
+            yield f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        elif name not in options:
+            yield f"{where}: {problem['msg']}"
+        elif path != name:
+            yield f"{where}: each must be a number, not {problem['input']!r:.80}"
+        elif problem["type"] == "finite_number":
+            yield f"{where}: must be a finite number, not {problem['input']!r:.80}"
+        else:
+            yield f"{where}: must be {options[name].wanted}, not {problem['input']!r:.80}"
+
+
+def _where(name: str, source: str) -> str:
+    """Return an option as whoever set it knows it: the flag, the variable, or the file's line and the option's name."""
+    kind, _, place = source.removesuffix(")").partition(" (")
+    return {"environment": place, "file": f"{place}: {name}"}.get(kind, source or name)

@@ -15,9 +15,11 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgeagent.errors import ConfigError
+from edgeagent.errors import BackendUnavailable, ConfigError
+from edgeagent.file_lock import holder
 
 RUNTIME_FILE = "daemon.json"
+LOCK_FILE = "daemon.lock"
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 MIN_TOKEN_CHARS = 22
 # Process start times are read from clocks with a granularity of 10 ms.
@@ -48,6 +50,25 @@ def find_daemon(state_dir: Path) -> Runtime | None:
     if runtime is None or not _is_running(runtime):
         return None
     return runtime
+
+
+def no_daemon(state_dir: Path) -> BackendUnavailable:
+    """Return what to raise where `find_daemon` finds none: that none runs, or why it cannot be found."""
+    process = holder(state_dir / LOCK_FILE)
+    if not _can_look_into(state_dir):
+        message = (
+            f"the state folder {state_dir} is closed to this user: run the command as the user of its daemon, "
+            "or choose another folder with --state-dir"
+        )
+    elif process is None:
+        message = f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`"
+    else:
+        message = (
+            f"process {process} holds the state folder {state_dir}, but {RUNTIME_FILE}, which says where it listens, "
+            "is not there: it is starting, or the disk is full (the file is written as soon as there is room; "
+            f"`kill {process}` stops the daemon)"
+        )
+    return BackendUnavailable(message, retry_after_s=0.5)
 
 
 def write_runtime(state_dir: Path, runtime: Runtime) -> None:
@@ -106,16 +127,33 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        # In a folder of another user's even this question is refused.
+        with contextlib.suppress(PermissionError):
+            if path.is_symlink():
+                raise ConfigError(f"{path} is a link; replace it by a regular file, or delete it") from error
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+    try:
+        _check_private(path, os.fstat(descriptor))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    finally:
         os.close(descriptor)
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is not a regular file; delete it")
-    with os.fdopen(descriptor, "rb") as file:
-        # Windows has no such bits: there the user's own folder is what keeps others out.
-        if sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
-            raise ConfigError(f"{path} is open to other users; run `chmod 600 {path}`, or delete it for a new one")
-        return file.read(max_bytes)
+    # Windows has no such bits: there the user's own folder is what keeps others out.
+    if sys.platform == "win32":
+        return
+    if status.st_uid != os.getuid():
+        raise ConfigError(
+            f"{path} belongs to another user (uid {status.st_uid}); take it back with `chown`, or delete it"
+        )
+    if status.st_mode & 0o077:
+        raise ConfigError(f"{path} is open to other users; run `chmod 600 {path}`, or delete it for a new one")
 
 
 def _read_runtime(path: Path) -> Runtime | None:
@@ -139,6 +177,16 @@ def _read_runtime(path: Path) -> Runtime | None:
     except ValueError:
         pass
     return None
+
+
+def _can_look_into(folder: Path) -> bool:
+    try:
+        (folder / RUNTIME_FILE).lstat()
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _is_running(runtime: Runtime) -> bool:

@@ -7,22 +7,24 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
 from edgeagent.api.service import Service
-from edgeagent.credentials import KeyRing, Keys, ensure_token
+from edgeagent.credentials import KeyRing, Keys, check_files, ensure_token
+from edgeagent.daemon.addresses import urls_beyond
 from edgeagent.daemon.console import console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
+from edgeagent.daemon.publication import Publication
 from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
-from edgeagent.runtime_file import TOKEN_FILE, Runtime, remove_runtime, write_runtime
+from edgeagent.runtime_file import TOKEN_FILE, Runtime
 from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
@@ -68,7 +70,8 @@ def serve(
     is_json = config.log.format == "json"
     with console(sys.stdout) as out, console(sys.stderr, dropped_record if is_json else dropped_lines) as err:
         configure_logging(config.log, err)
-        ours = LogReporter(out) if is_json else ConsoleReporter(out, err)
+        is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        ours = LogReporter(out) if is_json else ConsoleReporter(out, err, is_terminal=is_terminal)
         return _serve_and_say_how_it_went(config, reporter or ours, build)
 
 
@@ -84,6 +87,8 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
     try:
         with held(config.state_dir), listening(config.server) as listeners:
             ensure_token(config.state_dir)
+            # A daemon that cannot tell who may do what says so at once, not to the first client.
+            check_files(config.state_dir)
             keys = KeyRing(config.state_dir)
             ask_for_short_turns()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -109,6 +114,7 @@ async def _run(
         try:
             # The worker's process starts while this one imports the web framework.
             await router.start()
+            _check_usable(router.models())
             await _serve(config, router, listeners, keys, reporter, stop, trace)
         finally:
             with suppress(TimeoutError):
@@ -133,24 +139,30 @@ async def _serve(
     runtime = _runtime(config.server, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
+    publication = Publication(config.state_dir, runtime)
     watch: asyncio.Task[None] | None = None
+    publishing: asyncio.Task[None] | None = None
 
     def on_listening() -> None:
-        nonlocal watch
-        write_runtime(config.state_dir, runtime)
-        reporter.listening(runtime, token_file)
+        nonlocal watch, publishing
+        if not publication.publish():
+            publishing = asyncio.create_task(publication.publish_in_time())
+        reporter.listening(runtime, token_file, urls_beyond(listeners.tcp, runtime.url.partition(":")[0]))
         # From here on, so that the first thing told is where it listens.
         watch = asyncio.create_task(_watch(router, reporter, stop))
 
-    server = make_server(config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace)
+    server = make_server(
+        config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace, lambda: publication.trouble
+    )
     try:
         await server.serve(sockets=[listeners.tcp])
         if watch is not None and watch.done():
             await watch
     finally:
-        if watch is not None:
-            watch.cancel()
-        remove_runtime(config.state_dir, runtime.pid)
+        for task in (watch, publishing):
+            if task is not None:
+                task.cancel()
+        publication.withdraw()
         with suppress(TimeoutError):
             async with asyncio.timeout(STORE_CLOSE_S):
                 await store.close()
@@ -178,9 +190,12 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
     while True:
         models = router.models()
         was_ready = was_ready or any(model.state is WorkerState.READY for model in models)
-        if models and not was_ready and all(model.state in UNUSABLE for model in models):
-            stop.request()
-            raise StartError("; ".join(f"{model.name} cannot be served: {model.cause}" for model in models))
+        if not was_ready:
+            try:
+                _check_usable(models)
+            except StartError:
+                stop.request()
+                raise
         for model in models:
             before = told.get(model.name)
             if before is None or (before.state, before.progress) != (model.state, model.progress):
@@ -188,6 +203,18 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
                 _tell(model, reporter, is_news=before is None or before.state is not model.state)
         is_loading = any(model.state is WorkerState.STARTING for model in models)
         await asyncio.sleep(WATCH_LOADING_S if is_loading or not models else WATCH_S)
+
+
+def _check_usable(models: Sequence[ModelStatus]) -> None:
+    """Raise StartError where there are models and none of them can be loaded."""
+    if models and all(model.state in UNUSABLE for model in models):
+        raise StartError("; ".join(map(_why_unusable, models)))
+
+
+def _why_unusable(model: ModelStatus) -> str:
+    """Return the cause, with the model's name unless the cause names the file."""
+    cause = model.cause or "no cause is known"
+    return cause if model.name in cause else f"{model.name} cannot be served: {cause}"
 
 
 def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:

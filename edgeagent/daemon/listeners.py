@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeagent.daemon.state import ExitCode, StartError
+from edgeagent.daemon.tls import server_context, trouble_with
 from edgeagent.daemon.unix import BACKLOG, unix_listener
 
 if TYPE_CHECKING:
     from edgeagent.config import ServerConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,12 @@ def _check_tls(server: ServerConfig) -> None:
         raise StartError("server.tls_certificate and server.tls_key go together; one of them is missing")
     if server.tls_certificate is not None:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.tls_certificate, server.tls_key)
+            context = server_context(server.tls_certificate, server.tls_key)
+            trouble = trouble_with(context, server.tls_certificate)
         except OSError as error:
             raise StartError(f"cannot use the certificate {server.tls_certificate} with its key: {error}") from error
+        if trouble is not None:
+            logger.warning("%s", trouble)
     elif not server.is_loopback and not server.plaintext:
         raise StartError(
             f"{server.host or 'every address'} is reached from other machines, and without TLS the token could be read "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +13,7 @@ from edgeagent.daemon.console import Output
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelInfo, ModelStatus
 
-_PROGRESS_STEP = 0.1
+_PROGRESS_STEP = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +21,11 @@ logger = logging.getLogger(__name__)
 class Reporter(Protocol):
     """Gets told what happens, each thing once; `loading` as often as the progress changes."""
 
-    def listening(self, runtime: Runtime, token_file: Path | None) -> None:
-        """The port is open. `token_file` is where the token is that every client needs, if they do."""
+    def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
+        """The port is open. `token_file` is where the token is that every client needs, if they do.
+
+        `urls` are those under which other machines reach it.
+        """
         ...
 
     def loading(self, model: ModelStatus) -> None:
@@ -46,22 +50,33 @@ class Reporter(Protocol):
 
 
 class ConsoleReporter:
-    """Plain lines."""
+    """Plain lines; on a terminal (`is_terminal`: both streams) a load's progress is one line that is written over."""
 
-    def __init__(self, out: Output | None = None, err: Output | None = None) -> None:
+    def __init__(self, out: Output | None = None, err: Output | None = None, *, is_terminal: bool = False) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
+        self._is_terminal = is_terminal
+        self._passing = ""
         self._shown: dict[str, float] = {}
 
-    def listening(self, runtime: Runtime, token_file: Path | None) -> None:
+    def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
         """Print the addresses, and where the token is if clients need it."""
         socket_url = f"ws{runtime.url.removeprefix('http')}/v1/responses"
-        token = f"; clients need the token in {token_file}" if token_file else ""
-        self._print(f"edgeagent {runtime.version} listening on {runtime.url} ({socket_url}){token}")
+        where = f"edgeagent {runtime.version} listening on {runtime.url}"
+        token = f"clients need the token in {token_file}" if token_file else ""
+        if self._is_terminal:  # narrow, and read by people: no URL is to be cut in two
+            lines = [where, f"  WebSocket: {socket_url}", *([f"  {token}"] if token else [])]
+        else:
+            lines = [f"{where} ({socket_url})" + (f"; {token}" if token else "")]
+        if urls:
+            lines.append(f"reached from other machines at {', '.join(urls)}")
+        self._print("\n".join(lines))
 
     def loading(self, model: ModelStatus) -> None:
-        """Print the progress, a line for each tenth."""
-        if model.progress >= self._shown.get(model.name, -1.0) + _PROGRESS_STEP:
+        """Print the progress: a line for each quarter, on a terminal one that the next line takes the place of."""
+        if self._is_terminal:
+            self._pass(f"loading {model.name}: {model.progress:.0%}")
+        elif model.progress >= self._shown.get(model.name, -1.0) + _PROGRESS_STEP:
             self._shown[model.name] = model.progress
             self._report(logging.INFO, f"loading {model.name}: {model.progress:.0%}")
 
@@ -79,7 +94,12 @@ class ConsoleReporter:
 
     def stopping(self, num_live: int) -> None:
         """Print how many requests are waited for."""
-        waiting = f", waiting for {num_live} live requests (a second signal ends them)" if num_live else ""
+        requests = (
+            "1 live request (a second signal ends it)"
+            if num_live == 1
+            else f"{num_live} live requests (a second signal ends them)"
+        )
+        waiting = f", waiting for {requests}" if num_live else ""
         self._report(logging.INFO, f"stopping{waiting}")
 
     def error(self, message: str) -> None:
@@ -87,11 +107,20 @@ class ConsoleReporter:
         self._report(logging.ERROR, f"error: {message}")
 
     def _print(self, line: str) -> None:
-        _write(self._out, line)
+        self._pass("")
+        _write(self._out, f"{line}\n")
 
     def _report(self, level: int, line: str) -> None:
         del level
-        _write(self._err, line)
+        self._pass("")
+        _write(self._err, f"{line}\n")
+
+    def _pass(self, text: str) -> None:
+        """Show a text in place of the one before, the cursor at its start: whatever is written next goes over it."""
+        if text != self._passing:
+            blank = " " * len(self._passing)
+            _write(self._err, f"\r{blank}\r{text}\r" if self._passing else f"{text}\r")
+            self._passing = text
 
 
 class LogReporter(ConsoleReporter):
@@ -107,8 +136,8 @@ def _described(info: ModelInfo) -> str:
     return info.description.replace("?B", f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.1f}B")
 
 
-def _write(stream: Output, line: str) -> None:
+def _write(stream: Output, text: str) -> None:
     # Whoever read the lines may have gone; the daemon stays.
     with suppress(OSError, ValueError):
-        stream.write(f"{line}\n")
+        stream.write(text)
         stream.flush()

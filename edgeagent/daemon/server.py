@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
@@ -14,18 +15,21 @@ import uvicorn
 from edgeagent import metrics
 from edgeagent.api.app import create_app
 from edgeagent.api.live import LiveRequests, Trace
+from edgeagent.daemon.tls import server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
 
 if TYPE_CHECKING:
+    from edgeagent.api.grants import Grants
     from edgeagent.api.response_store import ResponseStore
     from edgeagent.api.service import Service
-    from edgeagent.config import Config
+    from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials import Keys
     from edgeagent.daemon.lifecycle import Stop
     from edgeagent.daemon.reporter import Reporter
 
 KEEP_ALIVE_S = 30
+TLS_TIMEOUT_S = 10.0
 PING_S = 20.0
 # For a cancelled request to reach its terminal event, and then for that to be written.
 CANCEL_GRACE_S = 2.0
@@ -47,10 +51,11 @@ def make_server(
     unix: socket.socket | None = None,
     history: ResponseStore | None = None,
     trace: Trace | None = None,
+    trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
     """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too.
 
-    Whoever passes a `history` closes it.
+    Whoever passes a `history` closes it. `trouble` tells what ails the daemon itself, for its status.
     """
     server: Server
 
@@ -58,7 +63,14 @@ def make_server(
         return len(server.server_state.connections)
 
     app = create_app(
-        config, service, keys=keys, history=history, stop=stop.request, num_connections=num_connections, trace=trace
+        config,
+        service,
+        keys=keys,
+        history=history,
+        stop=stop.request,
+        num_connections=num_connections,
+        trace=trace,
+        trouble=trouble,
     )
     http = functools.partial(GuardedHttp, max_connections=config.server.max_connections)
     settings = uvicorn.Config(
@@ -75,14 +87,19 @@ def make_server(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        ssl_certfile=config.server.tls_certificate,
-        ssl_keyfile=config.server.tls_key,
+        ssl_context_factory=_tls(config.server),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
     )
     drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
-    server = Server(settings, drain, stop, on_listening, unix)
+    server = Server(settings, drain, stop, on_listening, unix, app.state.context.grants)
     return server
+
+
+def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | None:
+    """Return what makes the context of TLS, None where none is spoken."""
+    certificate = server.tls_certificate
+    return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
 
 class Drain:
@@ -122,8 +139,10 @@ class Server(uvicorn.Server):
         stop: Stop,
         on_listening: Callable[[], None],
         unix: socket.socket | None,
+        grants: Grants,
     ) -> None:
         super().__init__(config)
+        self._grants = grants
         self._unix = unix
         self._drain = drain
         self._stop = stop
@@ -137,10 +156,20 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, on the Unix socket too; there never with TLS."""
-        await super().startup(sockets)
+        """Accept connections, on the Unix socket too; there never with TLS.
+
+        The sockets are opened here since uvicorn waits 60 s for a client's TLS, which counts as no connection yet.
+        """
+        await super().startup([])
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        for each in sockets or ():
+            timeout_s = None if tls is None else TLS_TIMEOUT_S
+            self.servers.append(
+                await loop.create_server(
+                    self._protocol, sock=each, ssl=tls, ssl_handshake_timeout=timeout_s, backlog=BACKLOG
+                )
+            )
         if self._unix is not None:
-            loop = asyncio.get_running_loop()
             self.servers.append(await loop.create_unix_server(self._protocol, sock=self._unix, backlog=BACKLOG))
         self._on_listening()
 
@@ -149,11 +178,12 @@ class Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
-        """Tell ten times a second whether to stop, and measure how late that is."""
+        """Tell ten times a second whether to stop, measure how late that is, and end what tokens opened that ended."""
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))
         self._ticked_at_s = now_s
+        self._grants.check()
         self.should_exit = self.should_exit or self._stop.is_requested
         return await super().on_tick(counter)
 

@@ -14,9 +14,8 @@ import psutil
 
 from edgeagent.errors import ConfigError
 from edgeagent.file_lock import try_lock
-from edgeagent.runtime_file import find_daemon
+from edgeagent.runtime_file import LOCK_FILE, find_daemon
 
-LOCK_FILE = "daemon.lock"
 _NETWORK_KINDS = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre")
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,9 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from edgeagent import metrics
-from edgeagent.api.security import MAX_HEADER_BYTES
+from edgeagent.api.access import PEER_KEY
+from edgeagent.api.security import MAX_HEADER_BYTES, MAX_HEADERS
+from edgeagent.daemon.peers import TcpPeer
 from edgeagent.daemon.unix import is_stranger
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
 
 MAX_TARGET_BYTES = 8 << 10
+# The WebSocket library reads no longer line of a handshake.
+MAX_HANDSHAKE_LINE_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 10.0
 # The session closes a socket that does not drain with a reason of its own; this is for when even that gets stuck.
@@ -37,11 +41,14 @@ GOING_AWAY = 1001
 TOO_BIG = 1009
 
 _MESSAGES = {
-    HTTPStatus.BAD_REQUEST: "the request is not valid HTTP/1.1, or its target is not a path",
+    HTTPStatus.BAD_REQUEST: "the request is not valid HTTP/1.1, its target is not a path, or it upgrades with a body",
     HTTPStatus.FORBIDDEN: "this socket is another user's; only the daemon's own user may use it",
     HTTPStatus.REQUEST_TIMEOUT: f"the request's headers took longer than {HEAD_TIMEOUT_S:g} s",
     HTTPStatus.REQUEST_URI_TOO_LONG: f"the request's target is longer than {MAX_TARGET_BYTES} bytes",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: f"the headers are larger than {MAX_HEADER_BYTES} bytes",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
+        f"there are more than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them, "
+        f"or one of a handshake is longer than {MAX_HANDSHAKE_LINE_BYTES} bytes"
+    ),
     HTTPStatus.SERVICE_UNAVAILABLE: "too many connections (server.max_connections); close some, or try again",
 }
 
@@ -87,6 +94,21 @@ class _Guarded(asyncio.Protocol):
         super().resume_writing()
 
 
+def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
+    """Answer with an error and close."""
+    if transport.is_closing():
+        return
+    kind = "unavailable_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    code = status.phrase.lower().replace(" ", "_")
+    metrics.refused_total.labels(code).inc()
+    error = {"message": _MESSAGES[status], "type": kind, "param": None, "code": code}
+    body = json.dumps({"error": error}).encode()
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    retry = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
+    transport.write(f"{head}{retry}content-length: {len(body)}\r\n\r\n".encode() + body)
+    transport.close()
+
+
 class GuardedHttp(_Guarded, HttpToolsProtocol):
     """One HTTP connection."""
 
@@ -102,6 +124,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         super().connection_made(transport)
         self._stall = _StallGuard(transport, STALL_TIMEOUT_S, "http")
         self._is_stranger = is_stranger(transport.get_extra_info("socket"))
+        self._peer = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,6 +142,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[PEER_KEY] = self._peer
         self._num_head_bytes = 0
         self._num_field_bytes = 0
 
@@ -130,7 +154,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         self._num_field_bytes += len(name) + len(value)
-        if self._num_field_bytes > MAX_HEADER_BYTES:
+        if self._num_field_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse_in_callback(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
@@ -143,7 +167,22 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         # The scope shows only the path of http://host/path, so the host in it would go unchecked.
         if not self.url.startswith(b"/"):
             self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self._check_handshake()
         super().on_headers_complete()
+
+    def _check_handshake(self) -> None:
+        """Refuse what the WebSocket's protocol would not take: it would read on without an answer.
+
+        The parser waits for the end of a body before it hands over, and nobody reads that body.
+        """
+        for name, value in self.headers:
+            if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" \t0")):
+                self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
+            if len(name) + len(value) + len(": \r\n") > MAX_HANDSHAKE_LINE_BYTES:
+                self._refuse_in_callback(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if len(b"GET  HTTP/1.1\r\n") + len(self.url) > MAX_HANDSHAKE_LINE_BYTES:
+            self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def handle_websocket_upgrade(self) -> None:
         """Let the WebSocket's protocol go on, where RFC 6455 (section 4.1) allows the request to ask for it."""
@@ -167,17 +206,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         raise httptools.HttpParserError(status.phrase)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        if self.transport.is_closing():
-            return
-        kind = "unavailable_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        code = status.phrase.lower().replace(" ", "_")
-        metrics.refused_total.labels(code).inc()
-        error = {"message": _MESSAGES[status], "type": kind, "param": None, "code": code}
-        body = json.dumps({"error": error}).encode()
-        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        retry = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""
-        self.transport.write(f"{head}{retry}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
+        _refuse(self.transport, status)
 
     def _arm_head_timer(self) -> None:
         if self._head_timer is None:
@@ -204,6 +233,29 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         stream = cast(asyncio.Transport, transport)  # not a check: uvloop's have the methods but not the class
         super().connection_made(stream)
         self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
+        self._handshake_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_handshake)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._handshake_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # The library found no request in what it was handed, says so to nobody, and would read on for ever.
+            self.handshake_initiated = self.handshake_complete = self.close_sent = True
+            _refuse(self.transport, HTTPStatus.BAD_REQUEST)
+
+    def _on_slow_handshake(self) -> None:
+        if not self.handshake_complete:
+            _refuse(self.transport, HTTPStatus.REQUEST_TIMEOUT)
+
+    async def run_asgi(self) -> None:
+        """Serve the handshake, and the socket after it."""
+        cast(dict[str, Any], self.scope)[PEER_KEY] = TcpPeer(
+            self.client, self.server, self.transport.get_extra_info("socket")
+        )
+        await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send; a client that the protocol has closed by itself, for pings without an answer, say, has left."""

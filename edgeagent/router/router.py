@@ -12,7 +12,7 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from edgeagent.backends.base import Backend, Estimate
-from edgeagent.errors import BackendUnavailable, ModelNotFound, Overloaded
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.admission import Refused, admit
 from edgeagent.router.policy import Route, choose_routes
 from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
@@ -51,6 +51,16 @@ class Router:
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
         return next(iter(self._backends.values())).default_model()
+
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        unknown: EdgeAgentError | None = None
+        for backend in self._backends.values():
+            try:
+                return backend.find_model(name)
+            except (ModelNotFound, BackendUnavailable) as error:
+                unknown = unknown or error
+        raise unknown or BackendUnavailable("there is no backend that could answer")
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a question about text where the model is; raise ModelNotFound."""

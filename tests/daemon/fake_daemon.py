@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgeagent.backends.fake import Act, FakeBackend, Gate, echo
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import serve
 from edgeagent.errors import StoreError
 from edgeagent.types import GenerateRequest, ModelStatus, Started, TextDelta, WorkerState
+from tests.backends.fake import Act, FakeBackend, Gate, echo
 
 
 def endless(_request: GenerateRequest) -> Iterable[Act]:
@@ -35,11 +35,11 @@ class Unloadable(FakeBackend):
 
 
 class SlowToLoad(FakeBackend):
-    """A backend whose model loads in five looks, and then falls."""
+    """A backend whose model loads in five looks after a first one (whether to listen), and then falls."""
 
     def __init__(self) -> None:
         super().__init__()
-        states = [(WorkerState.STARTING, share / 4) for share in range(5)]
+        states = [(WorkerState.STARTING, share / 4) for share in (0, *range(5))]
         states += [(WorkerState.READY, 1.0), (WorkerState.FAILED, 0.0)]
         self._looks = itertools.chain(states, itertools.repeat(states[-1]))
 

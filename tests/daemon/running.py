@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import httpx
+from starlette.types import ASGIApp
 
 from edgeagent.api.live import Trace
 from edgeagent.api.service import Service
@@ -21,6 +23,7 @@ from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus
+from tests.api.checked_app import CheckedApp
 from tests.owner_key import OwnerKey
 
 TOKEN = "x" * 43
@@ -32,7 +35,7 @@ class RecordingReporter:
 
     events: list[str] = field(default_factory=list)
 
-    def listening(self, runtime: Runtime, token_file: Path | None) -> None:
+    def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
         self.events.append(f"listening {runtime.url}{' token' if token_file else ''}")
 
     def loading(self, model: ModelStatus) -> None:
@@ -77,6 +80,9 @@ async def running(
     stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
         server = make_server(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set, trace=trace)
+        # uvicorn only ever calls it.
+        app = CheckedApp(cast(ASGIApp, server.config.app))
+        server.config.app = app
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await listening.wait()
         try:
@@ -87,6 +93,7 @@ async def running(
                 stop.request()
                 stop.request()
             await serving
+        app.check()
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         with closing(open_stream(found)):
             process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
-            assert process.stderr.readline() == "stopping, waiting for 1 live requests (a second signal ends them)\n"
+            assert process.stderr.readline() == "stopping, waiting for 1 live request (a second signal ends it)\n"
             assert process.poll() is None
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", found.port))
@@ -168,11 +168,10 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_path: Path) -> None:
     with daemon(tmp_path, "unloadable") as process:
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.FAILED
-    assert [line for line in err.splitlines() if line != "stopping"] == [
-        "error: fake cannot be served: tensor 3 lies outside the file"
-    ]
+        out, err = process.communicate(timeout=60)
+    # Nothing says that it listens: the files were looked at before.
+    assert (process.returncode, out) == (ExitCode.FAILED, "")
+    assert err == "error: fake cannot be served: tensor 3 lies outside the file\n"
     assert not (tmp_path / "daemon.json").exists()
 
 

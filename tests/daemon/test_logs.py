@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from edgeagent.api.request_id import REQUEST_ID
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.daemon.logs import ConsoleLines, JsonLines, dropped_record, log_unhandled
+from tests.backends.fake import FakeBackend
 from tests.daemon.logged import logged
 from tests.daemon.running import exchange, running
 
@@ -155,7 +155,7 @@ async def test_lines_about_a_request_carry_its_name() -> None:
 @pytest.mark.parametrize("form", ["console", "json"])
 async def test_a_client_cannot_write_lines_of_its_own(form: str) -> None:
     class Broken(FakeBackend):
-        def models(self) -> list:  # type: ignore[type-arg]
+        def find_model(self, name: str) -> str:
             raise ValueError(SECRET)
 
     with logged(form=form) as log:  # type: ignore[arg-type]

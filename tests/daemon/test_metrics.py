@@ -10,11 +10,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
-from edgeagent.backends.fake import FakeBackend, Gate, echo
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import Overloaded
 from edgeagent.metrics.meter import Meter
 from edgeagent.types import GenerateRequest, Started, Step, TextDelta
+from tests.backends.fake import FakeBackend, Gate, echo
 from tests.daemon.running import TOKEN, Running, running
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}

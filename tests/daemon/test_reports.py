@@ -27,6 +27,7 @@ def test_the_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:
     reporter = ConsoleReporter(out, err)
     reporter.listening(RUNTIME, None)
     reporter.listening(RUNTIME, Path("state", "token"))
+    reporter.listening(RUNTIME, None, ["http://192.0.2.2:8127", "http://[2001:db8::2]:8127"])
     reporter.ready(ModelStatus("m", WorkerState.READY, 1.0, INFO))
     reporter.failed(ModelStatus("m", WorkerState.FAILED))
     reporter.stopping(0)
@@ -36,6 +37,8 @@ def test_the_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:
     assert out.getvalue().splitlines() == [
         address,
         f"{address}; clients need the token in {Path('state', 'token')}",
+        address,
+        "reached from other machines at http://192.0.2.2:8127, http://[2001:db8::2]:8127",
         "m ready in 1.2 s: llama 5M, context 4096",
     ]
     assert err.getvalue().splitlines() == [
@@ -79,7 +82,40 @@ def test_progress_takes_few_lines(streams: tuple[io.StringIO, io.StringIO]) -> N
     reporter = ConsoleReporter(*streams)
     for percent in range(101):
         reporter.loading(ModelStatus("m", WorkerState.STARTING, percent / 100))
-    assert 8 <= len(streams[1].getvalue().splitlines()) <= 11
+    assert streams[1].getvalue().splitlines() == [f"loading m: {percent}%" for percent in (0, 25, 50, 75, 100)]
+
+
+def test_no_url_is_cut_by_a_terminal(streams: tuple[io.StringIO, io.StringIO]) -> None:
+    ConsoleReporter(*streams, is_terminal=True).listening(RUNTIME, Path("token"))
+    assert streams[0].getvalue().splitlines() == [
+        "edgeagent 0.1.0 listening on http://127.0.0.1:8127",
+        "  WebSocket: ws://127.0.0.1:8127/v1/responses",
+        "  clients need the token in token",
+    ]
+
+
+def test_progress_takes_one_line_of_a_terminal(streams: tuple[io.StringIO, io.StringIO]) -> None:
+    out, err = streams
+    reporter = ConsoleReporter(out, err, is_terminal=True)
+    for percent in (0, 0, 99, 100):
+        reporter.loading(ModelStatus("m", WorkerState.STARTING, percent / 100))
+    assert screen(err.getvalue()) == ["loading m: 100%"]
+    reporter.ready(ModelStatus("m", WorkerState.READY, 1.0, INFO))
+    assert screen(err.getvalue()) == [""]
+    assert out.getvalue().startswith("m ready")
+    reporter.stopping(0)
+    assert screen(err.getvalue()) == ["stopping", ""]
+
+
+def screen(written: str) -> list[str]:
+    """Return the lines that a terminal shows: a carriage return goes back to a line's start."""
+    lines = []
+    for line in written.split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return lines
 
 
 def test_a_reader_that_left_does_not_matter(streams: tuple[io.StringIO, io.StringIO]) -> None:

@@ -11,9 +11,9 @@ from websockets.exceptions import ConnectionClosed
 
 from edgeagent.api import session
 from edgeagent.api.response_store import ResponseStore
-from edgeagent.backends.fake import FakeBackend, Gate, finished
 from edgeagent.config import Config, ServerConfig
 from edgeagent.types import Started, TextDelta
+from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import Running, running
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -16,7 +16,15 @@ import pytest
 from edgeagent.credentials import ensure_token
 from edgeagent.daemon.state import LOCK_FILE, ExitCode, StartError, held
 from edgeagent.errors import ConfigError
-from edgeagent.runtime_file import Runtime, find_daemon, read_token, remove_runtime, write_private, write_runtime
+from edgeagent.runtime_file import (
+    Runtime,
+    find_daemon,
+    no_daemon,
+    read_token,
+    remove_runtime,
+    write_private,
+    write_runtime,
+)
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
 
@@ -104,6 +112,29 @@ def test_a_token_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "token").mkdir()
     with pytest.raises(ConfigError, match="not a regular file"):
         ensure_token(tmp_path)
+
+
+@POSIX
+def test_a_folder_of_another_user(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with held(folder):
+        write_runtime(folder, me())
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)
+        else:
+            folder.chmod(0)
+        try:
+            assert find_daemon(folder) is None
+            message = no_daemon(folder).message
+            with pytest.raises(ConfigError, match=r"cannot read .*token: Permission denied"):
+                read_token(folder)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            else:
+                folder.chmod(0o700)
+    assert message.startswith(f"the state folder {folder} is closed to this user: ")
 
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from websockets.asyncio.client import connect
 
 from edgeagent.api.live import Trace
-from edgeagent.backends.fake import FakeBackend, failing
 from edgeagent.config import Config, TraceConfig
 from edgeagent.daemon import traces as module
 from edgeagent.daemon.traces import Tracer, stages, tracing
 from edgeagent.errors import ConfigError, Overloaded
 from edgeagent.types import Timings
+from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 
 CANARY = "c4n4ry"

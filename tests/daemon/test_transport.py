@@ -11,10 +11,10 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
 from tests.robust.frames import CLOSE, FIN, close, open_websocket, text
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from edgeagent.backends.base import Estimate
-from edgeagent.backends.fake import FakeBackend, Gate, failing, finished
 from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded
 from edgeagent.router.router import Router
 from edgeagent.types import Detokenize, Finished, FinishReason, GenerateRequest, Started, Step, TextDelta, Tokenize
+from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.worker.support import request
 
 
@@ -130,3 +131,81 @@ async def test_a_question_goes_to_who_has_the_model() -> None:
         await router.ask("nobody's", Tokenize("ab"))
     with pytest.raises(BackendUnavailable):
         await Router([]).ask("fake", Tokenize("ab"))
+
+
+class Named(FakeBackend):
+    """A fake under a name of its own."""
+
+    def __init__(self, name: str, *models: str) -> None:
+        super().__init__(models=models)
+        self.name = name
+
+
+async def test_where_nobody_knows_a_model_the_first_backend_s_word_is_told() -> None:
+    router = Router([Named("one", "a"), Named("two", "b")])
+    with pytest.raises(ModelNotFound) as told:
+        await router.ask("c", Tokenize(""))
+    assert "there is a" in told.value.message
+    for call in (router.reload, router.find_model):
+        with pytest.raises(ModelNotFound) as told:
+            call("c")
+        assert "there is a" in told.value.message
+    with pytest.raises(ModelNotFound) as told:
+        await collect(router, request("", model="c"))
+    assert "there is a" in told.value.message
+
+
+class Strict(Named):
+    """A fake that has no estimate for a model that it does not know, as the local one has none."""
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        self.find_model(request.model)
+        return super().estimate(request)
+
+
+async def test_a_request_goes_to_who_knows_the_model_and_to_nobody_where_none_does() -> None:
+    one, two = Strict("one", "a"), Strict("two", "b")
+    steps = await collect(Router([one, two]), request("hello", model="b"))
+    assert isinstance(last := steps[-1].deltas[-1], Finished) and last.timings.route == "two"
+    with pytest.raises(ModelNotFound, match="there is a"):
+        await collect(Router([one, two]), request("hello", model="c"))
+    with pytest.raises(BackendUnavailable, match="no backend"):
+        await collect(Router([]), request("hello", model="a"))
+    assert one.requests == []
+
+
+async def test_a_model_is_found_wherever_it_is() -> None:
+    router = Router([Named("one", "a"), Named("two", "b")])
+    assert [router.find_model(name) for name in ("a", "b")] == ["a", "b"]
+    with pytest.raises(BackendUnavailable, match="no backend"):
+        Router([]).find_model("a")
+
+
+async def test_steps_before_the_end_pass_as_they_are() -> None:
+    first, empty = Step((TextDelta("x"),), (1,), 0.5), Step((), (), 0.6)
+
+    class Given(FakeBackend):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+            yield first
+            yield empty
+            yield Step((TextDelta("y"), finished()), (2,), 0.7)
+
+    steps = await collect(Router([Given()]), request("", model="fake"))
+    assert steps[0] is first and steps[1] is empty
+    assert (steps[2].deltas[0], steps[2].tokens, steps[2].at_s) == (TextDelta("y"), (2,), 0.7)
+
+
+async def test_a_cancel_reaches_every_backend() -> None:
+    asked: list[str] = []
+
+    class Listening(Named):
+        def cancel(self, request_id: str) -> None:
+            asked.append(f"{self.name} {request_id}")
+
+    Router([Listening("one"), Listening("two")]).cancel("r1")
+    assert asked == ["one r1", "two r1"]
+
+
+async def test_a_refusal_says_how_many_are_there() -> None:
+    with pytest.raises(Overloaded, match=r"^7 requests are running or waiting"):
+        await collect(Router([FullBackend()]), request("", model="fake"))

@@ -1,0 +1,51 @@
+"""Under which URLs other machines reach the daemon."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+
+import psutil
+
+from edgeagent.api.hosts import bracketed
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 compared, not bound
+
+
+def urls_beyond(listener: socket.socket, scheme: str) -> list[str]:
+    """Return a URL for each of this machine's addresses that other machines reach a listening socket at."""
+    host, port = listener.getsockname()[:2]
+    found = _addresses(_families(listener)) if host in _WILDCARDS else [host]
+    own = [address for address in found if _is_reached(address)]
+    return [f"{scheme}://{bracketed(address)}:{port}" for address in own]
+
+
+def _families(listener: socket.socket) -> set[int]:
+    families = {int(listener.family)}
+    if listener.family == socket.AF_INET6:
+        with suppress(OSError):
+            if not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+                families.add(int(socket.AF_INET))
+    return families
+
+
+def _addresses(families: set[int]) -> list[str]:
+    try:
+        interfaces, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    except (psutil.Error, OSError):
+        return []  # it listens all the same
+    return [
+        entry.address
+        for name, entries in interfaces.items()
+        for entry in entries
+        if int(entry.family) in families and (name not in states or states[name].isup)
+    ]
+
+
+def _is_reached(address: str) -> bool:
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False  # with a zone: it says nothing on another machine
+    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)

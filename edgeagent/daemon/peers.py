@@ -1,0 +1,188 @@
+"""Whose process is at the other end of a loopback TCP connection, where the system tells.
+
+Linux answers for one socket by its addresses, over netlink in microseconds, or else in /proc/net/tcp, which is read in
+a thread. Elsewhere psutil looks through this user's own processes: others' sockets it may not see, and need not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from edgeagent.api.access import UNKNOWN_USER, User
+
+# linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, net/tcp_states.h
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_ESTABLISHED = 1
+_NO_COOKIE = 0xFFFFFFFF
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBBI")
+_PORTS = struct.Struct("!HH")
+_ANSWER = struct.Struct("=BBBB")
+_OWNER = struct.Struct("=IIIII")
+_ID_BYTES = 48
+# What stands for users of another user namespace; it says nothing about who that is.
+_OVERFLOW_UIDS = (65534, 2**32 - 1)
+_PROC_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+_NUM_REMEMBERED = 8
+
+SocketAddress = tuple[str, int]
+
+
+class TcpPeer:
+    """The client of one accepted connection. It is looked up when it is first asked for, and stays who it is."""
+
+    def __init__(
+        self, client: SocketAddress | None, server: tuple[str, int | None] | None, connection: socket.socket
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._connection = connection
+        self._user: User | None = None
+
+    async def user(self) -> User:
+        """Return whose process it is; it must still have the connection open."""
+        if self._user is None:
+            user = await self._look_up()
+            # Whose connection is gone may have left its port to somebody else, who was found in its place. While ours
+            # is there, nobody else has the two ports.
+            self._user = user if _is_connected(self._connection) else UNKNOWN_USER
+        return self._user
+
+    async def _look_up(self) -> User:
+        if self._client is None or self._server is None or self._server[1] is None:
+            return UNKNOWN_USER
+        client, server = self._client, (self._server[0], self._server[1])
+        if not ipaddress.ip_address(client[0].partition("%")[0]).is_loopback:
+            return UNKNOWN_USER
+        if sys.platform != "linux":
+            return await asyncio.to_thread(_told_by_psutil, client, server)
+        with suppress(OSError):
+            return _user_of(_told_by_netlink(client, server))
+        # A service's sandbox may keep netlink from it.
+        return _user_of(await asyncio.to_thread(_told_by_proc, client, server))
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    try:
+        if sys.platform == "win32":
+            connection.getpeername()
+            return True
+        # A copy: event loops hand out stand-ins for their sockets, without some methods.
+        with socket.socket(connection.family, connection.type, fileno=os.dup(connection.fileno())) as copy:
+            copy.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _user_of(uid: int | None) -> User:
+    if uid is None or uid in _OVERFLOW_UIDS:
+        return UNKNOWN_USER
+    return User(uid, is_own=uid == os.getuid())
+
+
+def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None:
+    """Return the uid of the socket that connects client to server, None where there is none; raise OSError."""
+    family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
+    addresses = _PORTS.pack(client[1], server[1]) + _packed(family, client[0]) + _packed(family, server[0])
+    socket_id = addresses + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 2**32 - 1) + socket_id
+    length = _HEADER.size + len(body)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body)
+        # The kernel answers within send; without an answer there is none.
+        kernel.setblocking(False)
+        answer, (sender, _) = kernel.recvfrom(8192)
+    if sender != 0 or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None
+    at = _HEADER.size
+    _, state, _, _ = _ANSWER.unpack_from(answer, at)
+    found = answer[at + _ANSWER.size :][: len(addresses)]
+    *_, uid, inode = _OWNER.unpack_from(answer, at + _ANSWER.size + _ID_BYTES)
+    # A listener answers for a socket that is gone, and a socket that nobody holds any more counts as root's.
+    is_it = state == _ESTABLISHED and inode != 0 and _is_same(found, addresses)
+    return uid if is_it else None
+
+
+def _is_same(found: bytes, wanted: bytes) -> bool:
+    """Compare two sockets' ports and addresses; one of IPv6 may have connected to an address of IPv4."""
+    return found == wanted or _unmapped(found) == wanted
+
+
+def _unmapped(found: bytes) -> bytes:
+    prefix = bytes(10) + b"\xff\xff"
+    sides = [found[4:20], found[20:36]]
+    return found[:4] + b"".join(side[12:] + bytes(12) if side.startswith(prefix) else side for side in sides)
+
+
+def _packed(family: socket.AddressFamily, address: str) -> bytes:
+    return socket.inet_pton(family, address.partition("%")[0]).ljust(16, b"\0")
+
+
+def _told_by_proc(client: SocketAddress, server: SocketAddress) -> int | None:
+    """Return the same from the kernel's table. A row is not printed at one moment, so it must read the same twice."""
+    first, second = (next(_rows_of(client, server), None) for _ in range(2))
+    return first if first == second else None
+
+
+def _rows_of(client: SocketAddress, server: SocketAddress) -> Iterator[int]:
+    wanted = {tuple(_in_hex(*end, mapped=mapped) for end in (client, server)) for mapped in (False, True)}
+    for table in _PROC_TABLES:
+        with suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if (fields[1], fields[2]) in wanted and int(fields[3], 16) == _ESTABLISHED and fields[9] != "0":
+                    yield int(fields[7])
+
+
+def _in_hex(address: str, port: int, *, mapped: bool) -> str:
+    """Return an address as /proc/net/tcp has it: words of 32 bits in the machine's own order."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    packed = bytes(10) + b"\xff\xff" + ip.packed if mapped and ip.version == 4 else ip.packed
+    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
+
+
+# Programs connect again and again: those that were found last are looked at first.
+_remembered: deque[int] = deque(maxlen=_NUM_REMEMBERED)
+
+
+def _told_by_psutil(client: SocketAddress, server: SocketAddress) -> User:
+    """Return this process's own user where one of that user's processes holds the client's end."""
+    me = psutil.Process().username()
+    tried: set[int] = set()
+    # The newest processes have the highest numbers, mostly, and connect anew more often than old ones.
+    for pid in (*_remembered, *reversed(_pids())):
+        if pid in tried:
+            continue
+        tried.add(pid)
+        with suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            if process.username() == me and _holds(process, client, server):
+                if pid not in _remembered:
+                    _remembered.appendleft(pid)
+                return User(os.getuid() if sys.platform != "win32" else None, is_own=True)
+    return UNKNOWN_USER
+
+
+_pids: Callable[[], list[int]] = psutil.pids
+
+
+def _holds(process: psutil.Process, client: SocketAddress, server: SocketAddress) -> bool:
+    return any(
+        tuple(connection.laddr) == client
+        and tuple(connection.raddr) == server
+        and connection.status == psutil.CONN_ESTABLISHED
+        for connection in process.net_connections("tcp")
+    )

@@ -1,0 +1,57 @@
+"""The runtime file, by which this user's programs find the daemon: written when it listens, tried again where it fails.
+
+A disk without room for it must not cost an answer: who knows the address is served all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import Runtime, remove_runtime, write_runtime
+
+RETRY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Publication:
+    """What is written of a daemon for its clients to find."""
+
+    def __init__(self, state_dir: Path, runtime: Runtime) -> None:
+        self._state_dir = state_dir
+        self._runtime = runtime
+        self.trouble: str | None = None
+        """Why the file is not there, and what follows; None if it is."""
+
+    def publish(self) -> bool:
+        """Write the file; False where that fails, which the log tells once."""
+        try:
+            write_runtime(self._state_dir, self._runtime)
+        except ConfigError as error:
+            if self.trouble is None:
+                logger.warning(
+                    "%s; requests to %s are served, but the command line and other programs do not find this daemon "
+                    "until the file can be written, which is tried every second",
+                    error.message,
+                    self._runtime.url,
+                )
+            self.trouble = f"{error.message}; programs that look for this daemon in the state folder do not find it"
+            return False
+        if self.trouble is not None:
+            logger.info("daemon.json is written: programs find this daemon again")
+            self.trouble = None
+        return True
+
+    async def publish_in_time(self) -> None:
+        """Try every second until the file is written."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if await asyncio.to_thread(self.publish):
+                return
+
+    def withdraw(self) -> None:
+        """Remove the file, unless it is another daemon's."""
+        remove_runtime(self._state_dir, self._runtime.pid)

@@ -1,0 +1,43 @@
+"""The daemon's side of TLS: its certificate, and the oldest protocol it speaks."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
+_TROUBLE = {9: "is not valid yet", 10: "has expired"}
+
+
+def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """Return what to serve TLS 1.2 and later with; raise OSError where the two files do not go together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # Python's default, but a system's OpenSSL settings may say otherwise.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
+    """Return why clients will refuse a certificate as of today, None where the dates in it are not the reason.
+
+    The standard library reads no certificate but its peer's, so a client in memory is shown this one.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True))
+    # A handshake takes two turns of each.
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            reason = _TROUBLE.get(error.verify_code)
+            return reason and f"the certificate {certificate} {reason}, so that clients refuse it; put a new one there"
+        except ssl.SSLError:
+            return None
+    return None
