@@ -6,14 +6,17 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
+from edgeagent.cli.display import complain
 from edgeagent.errors import ConfigError, EdgeAgentError
 
 # Where the shells' completion scripts (typer's) put the words typed so far.
+COMPLETE_VARIABLE = "_EDGEAGENT_COMPLETE"
 COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 
@@ -48,16 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:  # what people type first at any program
         arguments = ["version"]
     try:
-        app = build_app(_command_asked_for(arguments))
-        # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.
-        return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
+        with _completing():
+            app = build_app(_command_asked_for(arguments))
+            # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.
+            return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
     except typer.TyperException as error:
-        # typer passes on how pydantic begins the message of a value that is not among the choices.
-        message = error.format_message().replace(": Value error, ", ": ")
-        _complain(f"{message} (see `{_usage_context(error)} --help`)")
+        # Not before it is needed: regular expressions take a while to compile.
+        from edgeagent.cli.usage import usage_message
+
+        complain(usage_message(error, arguments))
         return error.exit_code
     except EdgeAgentError as error:
-        _complain(error.message)
+        complain(error.message)
         return 2 if isinstance(error, ConfigError) else 1
     except (KeyboardInterrupt, typer.Abort):
         return 130
@@ -113,15 +118,15 @@ def _unimported() -> None:
     raise AssertionError("a command was reached that the arguments did not name")
 
 
+def _completing() -> AbstractContextManager[None]:
+    """Return what is around the run of a command: nothing, unless bash asks what a word may become."""
+    if os.environ.get(COMPLETE_VARIABLE) != "complete_bash":
+        return nullcontext()
+    from edgeagent.cli.completion import bash_words_joined
+
+    return bash_words_joined()
+
+
 def _command_asked_for(arguments: Sequence[str]) -> str | None:
     typed = [word for variable in COMPLETION_VARIABLES for word in os.environ.get(variable, "").split()]
     return next((word for word in (*arguments, *typed) if word in COMMANDS), None)
-
-
-def _usage_context(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    return str(context.command_path) if context is not None else "edgeagent"
-
-
-def _complain(message: str) -> None:
-    print(f"edgeagent: {message}", file=sys.stderr)  # noqa: T201

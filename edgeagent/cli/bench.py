@@ -13,6 +13,7 @@ import typer
 
 from edgeagent.cli import bench_options as flags
 from edgeagent.cli.bench_options import ScenarioName
+from edgeagent.cli.display import aligned, wrapped
 from edgeagent.cli.options import ConfigFile
 from edgeagent.errors import ConfigError
 
@@ -165,9 +166,8 @@ def _print(run: Run, *, as_json: bool) -> None:
     import json
 
     from edgeagent.bench.report import as_object, tables
-    from edgeagent.cli.stages import aligned
 
-    typer.echo(json.dumps(as_object(run), indent=1) if as_json else tables(run, aligned))
+    typer.echo(json.dumps(as_object(run), indent=1) if as_json else wrapped(tables(run, aligned)))
 
 
 @contextlib.contextmanager

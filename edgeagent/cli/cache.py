@@ -6,36 +6,41 @@ Looking and purging work without a daemon too, on the folder itself.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from edgeagent import cache_folder
+from edgeagent.cli.display import duration, size_text, table, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.stages import aligned
-from edgeagent.cli.status import AsJson, StateDir, duration
+from edgeagent.cli.status import AsJson, StateDir
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.credentials import clients
-from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
-from edgeagent.runtime_file import find_daemon
+from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.runtime_file import find_daemon, no_daemon
 
 cache_app = typer.Typer(rich_markup_mode=None)
 
 WARM_TIMEOUT_S = 600.0
 
 Client = Annotated[
-    str | None, typer.Option("--client", metavar="NAME", help='The client, by its token\'s name; "" has none.')
+    str | None,
+    typer.Option("--client", metavar="NAME", help='The client, by its token\'s name, or uid:N; "" is the owner.'),
 ]
-TIER_COLUMNS = ("model", "tier", "blocks", "MiB", "of MiB", "hits", "misses", "dropped", "evicted", "read MB/s")
-PART_COLUMNS = ("model", "client", "blocks", "tokens", "MiB", "unused for")
+TIER_COLUMNS = ("model", "tier", "blocks", "size", "of", "hits", "misses", "dropped", "evicted", "read")
+PART_COLUMNS = ("model", "client", "blocks", "tokens", "size", "unused for")
 
 
 @cache_app.command("stats")
 def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Show what the running models keep, in memory and on disk, and how often it was of use."""
+    """Show what the running models keep.
+
+    In memory and on disk, with how often it was of use.
+    """
     settings = _settings(state_dir, config)
     models = _call(settings, "/edgeagent/status")["models"]
     tiers = [(model["name"], name, tier) for model in models for name, tier in _tiers(model)]
@@ -43,10 +48,10 @@ def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFil
         typer.echo(json.dumps([{"model": model, "tier": name, **tier} for model, name, tier in tiers], indent=2))
         return
     rows = [(model, name, *_counts(tier)) for model, name, tier in tiers]
-    typer.echo(aligned([TIER_COLUMNS, *rows], left_columns=2) if rows else "Nothing is loaded.")
+    typer.echo(table(TIER_COLUMNS, rows, left_columns=2) if rows else "Nothing is loaded.")
     for model, name, tier in tiers:
         if tier["trouble"]:
-            typer.echo(f"{model}, {name}: {tier['trouble']}")
+            typer.echo(wrapped(f"{model}, {name}: {tier['trouble']}"))
 
 
 @cache_app.command("list")
@@ -61,14 +66,17 @@ def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: Conf
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
-        typer.echo(aligned([PART_COLUMNS, *map(_part_row, rows)], left_columns=2))
+        typer.echo(table(PART_COLUMNS, [*map(_part_row, rows)], left_columns=2))
     else:
         typer.echo(f"Nothing is kept in {settings.cache_dir}.")
 
 
 @cache_app.command("purge")
 def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Forget prompts, in memory and on disk: all of them, or one client's. What is being computed goes on."""
+    """Forget all prompts, or one client's.
+
+    In memory and on disk. What is being computed goes on.
+    """
     settings = _settings(state_dir, config)
     if find_daemon(settings.state_dir) is not None:
         _call(settings, "/edgeagent/cache/purge", {} if client is None else {"client": client})
@@ -85,16 +93,24 @@ def warm(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Text, or JSON with messages and tools as in a chat.")],
     client: Client = "",
     pin: Annotated[bool, typer.Option("--pin", help="Keep it until it is purged.")] = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Compute a prompt and keep it, so that who begins with it finds it there. FILE is a system prompt, or JSON."""
+    """Compute a prompt ahead of time and keep it.
+
+    A request that begins with it finds it there. FILE is a system prompt, or JSON.
+    """
     settings = _settings(state_dir, config)
     body = {**_prompt(file), "client": client or "", "pin": pin}
-    if client and client not in {known.name for known in clients(settings.state_dir)}:
+    is_user = client is not None and re.fullmatch(r"uid:[0-9]+", client)
+    if client and not is_user and client not in {known.name for known in clients(settings.state_dir)}:
         raise ConfigError(f"no client is named {client!r:.80}, so nobody would find it; see `edgeagent token list`")
     usage = _call(settings, "/edgeagent/cache/warm", body, WARM_TIMEOUT_S)
     computed = usage["num_prompt_tokens"] - usage["num_cached_tokens"]
+    if as_json:
+        typer.echo(json.dumps(usage, indent=2))
+        return
     typer.echo(f"{usage['num_prompt_tokens']} tokens are kept, of which {computed} were computed now.")
 
 
@@ -125,8 +141,7 @@ def _settings(state_dir: Path | None, config: Path | None) -> Config:
 def _call(settings: Config, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None) -> Any:
     found = find_daemon(settings.state_dir)
     if found is None:
-        folder = settings.state_dir
-        raise BackendUnavailable(f"no daemon runs with the state folder {folder}; start one with `edgeagent serve`")
+        raise no_daemon(settings.state_dir)
     address = address_of(found)
     return ask(address, path) if body is None else ask(address, path, "POST", body=body, timeout_s=timeout_s)
 
@@ -141,21 +156,17 @@ def _counts(tier: dict[str, Any]) -> tuple[str, ...]:
     rate = tier["read_bytes_per_s"]
     return (
         str(tier["num_blocks"]),
-        f"{tier['num_bytes'] / 2**20:.1f}",
-        f"{tier['max_bytes'] / 2**20:.0f}",
+        size_text(tier["num_bytes"]),
+        size_text(tier["max_bytes"]),
         str(tier["num_hits"]),
         str(tier["num_misses"]),
         str(tier["num_dropped"]),
         str(tier["num_evicted"]),
-        f"{rate / 1e6:.0f}" if rate else "-",
+        f"{size_text(rate)}/s" if rate else "-",
     )
 
 
 def _part_row(row: dict[str, Any]) -> tuple[str, ...]:
     client = "?" if row["client"] is None else row["client"] or "-"
-    mebibytes = f"{row['num_bytes'] / 2**20:.1f}"
-    return (row["model"] or "?", client, str(row["num_blocks"]), str(row["num_tokens"]), mebibytes, _unused(row))
-
-
-def _unused(row: dict[str, Any]) -> str:
-    return duration(row["unused_s"])
+    counts = (str(row["num_blocks"]), str(row["num_tokens"]), size_text(row["num_bytes"]))
+    return (row["model"] or "?", client, *counts, duration(row["unused_s"]))

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from edgeagent.cli.display import complain
+from edgeagent.cli.line_reader import LineReader
 from edgeagent.cli.stages import stage_table
 from edgeagent.client import Answer, Client, Event
 from edgeagent.errors import EdgeAgentError
 
-HELP = """\
+HELP = '''\
 /timings   where the time of the last answer went
 /clear     forget the conversation
 /help      this
-/exit      leave (also Ctrl-D; Ctrl-C cancels an answer, a second one leaves)"""
+/exit      leave (also Ctrl-D)
+"""        begins and ends a question of several lines
+Ctrl-C     cancels an answer, or clears the line'''
+HINT = "(Ctrl-C again or Ctrl-D leaves)"
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -43,30 +47,36 @@ class Chat:
             self._last_id = answer.response_id
         return answer
 
-    def repl(self) -> None:
-        """Talk until the user leaves."""
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 gives input() editing and history
-
+    def repl(self, reader: LineReader) -> None:
+        """Talk until the user leaves: with /exit, Ctrl-D, or Ctrl-C twice while nothing is typed."""
+        is_hinted = False
         while True:
             try:
-                prompt = input(">>> ").strip()
-            except (EOFError, KeyboardInterrupt):
+                prompt = reader.read()
+            except EOFError:
                 print()  # noqa: T201
                 return
+            except KeyboardInterrupt:
+                print("" if is_hinted else HINT)  # noqa: T201
+                if is_hinted:
+                    return
+                is_hinted = True
+                continue
+            is_hinted = False
             if prompt in ("/exit", "/quit", "/bye"):
                 return
             if prompt.startswith("/"):
                 print(self._command(prompt))  # noqa: T201
             elif prompt:
-                self._turn(prompt)
+                is_hinted = self._turn(prompt)
 
-    def _turn(self, prompt: str) -> None:
+    def _turn(self, prompt: str) -> bool:
+        """Answer a question; return whether Ctrl-C cancelled the answer, so that another one leaves."""
         try:
             answer = self.answer(prompt, sys.stdout)
         except EdgeAgentError as error:
-            print(f"edgeagent: {error.message}", file=sys.stderr)  # noqa: T201
-            return
+            complain(error.message)
+            return False
         match answer.status:
             case "cancelled":
                 print("(cancelled; Ctrl-C again leaves)\n")  # noqa: T201
@@ -74,6 +84,7 @@ class Chat:
                 print("(cut off at the token limit)\n")  # noqa: T201
             case _:
                 print()  # noqa: T201
+        return answer.status == "cancelled"
 
     def _command(self, command: str) -> str:
         match command:

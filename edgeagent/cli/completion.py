@@ -2,27 +2,91 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeagent.errors import EdgeAgentError
 from edgeagent.home import with_home
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Return what MODEL may be: builtin, models in the Hugging Face cache, .gguf files and folders."""
+    """Return what MODEL may be: builtin, the catalog's names, models in the Hugging Face cache, .gguf files, folders.
+
+    A downloaded repository is offered by itself, and with the quantization of each model that it holds.
+    """
     if incomplete.startswith((".", "/", "~")):
         return sorted(_files(incomplete))
-    names = {"builtin", *_downloaded(), *_files(incomplete)}
+    names = {"builtin", *catalog_names(""), *_downloaded(), *_files(incomplete)}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+def catalog_names(incomplete: str) -> list[str]:
+    """Return the names that `pull` knows by itself."""
+    from edgeagent.store.catalog import load_catalog
+
+    try:
+        return sorted(name for name in load_catalog() if name.startswith(incomplete))
+    except EdgeAgentError:
+        return []
+
+
+@contextlib.contextmanager
+def bash_words_joined() -> Iterator[None]:
+    """Complete a word with a colon in it, which bash hands over in parts: org/repo, a colon, the quantization.
+
+    The parts are joined for the command, and of what it prints only the part that bash will put in their place is kept.
+    """
+    try:
+        words, place = os.environ["COMP_WORDS"].split(), int(os.environ["COMP_CWORD"])
+    except (KeyError, ValueError):
+        words, place = [], 0
+    joined, new_place = _joined(words, place)
+    if joined == words:
+        yield
+        return
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(joined), str(new_place)
+    begun = joined[new_place] if new_place < len(joined) else ""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        kept = begun[: begun.rfind(":") + 1]
+        for line in printed.getvalue().splitlines():
+            print(line.removeprefix(kept))  # noqa: T201
+
+
+def _joined(words: list[str], place: int) -> tuple[list[str], int]:
+    """Return words with those around a colon as one, and the new place of the word at `place`."""
+    joined: list[str] = []
+    new_place = place
+    for number, word in enumerate(words):
+        is_behind_colon = joined and joined[-1].endswith(":") and number <= place
+        if joined and (word == ":" or is_behind_colon):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        if number == place:
+            new_place = len(joined) - 1
+    return joined, new_place if place < len(words) else len(joined)
+
+
 def _downloaded() -> Iterator[str]:
+    from edgeagent.store.variants import canonical_name, variants
+
     # The layout of the shared cache is documented and stable: models--org--repo/snapshots/<commit>/<file>.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     for snapshots in Path(os.environ.get("HF_HUB_CACHE") or home / "hub").glob("models--*--*/snapshots"):
-        if next(snapshots.glob("*/*.gguf"), None) is not None:
-            yield snapshots.parent.name.removeprefix("models--").replace("--", "/", 1)
+        files = {path.name for path in snapshots.glob("*/*.gguf")}
+        if not files:
+            continue
+        repo = snapshots.parent.name.removeprefix("models--").replace("--", "/", 1)
+        yield repo
+        models = variants(files)
+        yield from (str(canonical_name(models, model, repo)) for model in models if model.quant is not None)
 
 
 def _files(incomplete: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edgeagent.cli.display import table
 from edgeagent.cli.options import ConfigFile, with_declared_options
 from edgeagent.config_sources import LoadedConfig, declared_options, load_config
 
@@ -19,7 +20,7 @@ def show(
     loaded: LoadedConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print every option, its effective value, and where that comes from.
+    """Print every option, its value and its source.
 
     Takes the flags of `serve`, to see what they would do.
     """
@@ -28,10 +29,8 @@ def show(
         rows = {name: {"value": values[name], "source": source} for name, source in loaded.provenance.items()}
         typer.echo(json.dumps({"file": str(loaded.file), "options": rows}, indent=2))
         return
-    name_width = max(len(name) for name in values)
-    value_width = min(40, max(len(_text(value)) for value in values.values()))
-    for name, source in loaded.provenance.items():
-        typer.echo(f"{name:{name_width}}  {_text(values[name]):{value_width}}  {source}")
+    lines = [(name, _text(values[name]), source) for name, source in loaded.provenance.items()]
+    typer.echo(table(("option", "value", "from"), lines, left_columns=3))
     state = "" if loaded.file.is_file() else " (does not exist)"
     typer.echo(f"\nConfig file: {loaded.file}{state}")
 
@@ -47,7 +46,10 @@ def path(config: ConfigFile = None) -> None:
 
 @config_app.command("options")
 def options() -> None:
-    """Print every option with its flag, default and meaning, as the Markdown table that README has."""
+    """Print the table of options that README has.
+
+    Every option with its flag, default and meaning, in Markdown.
+    """
     typer.echo(options_table())
 
 

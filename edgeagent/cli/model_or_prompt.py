@@ -1,39 +1,77 @@
-"""Tells a model's name from a question, where `edgeagent run` is given one word and it may be either."""
+"""Tells the model from the question among the arguments of `edgeagent run`.
+
+1. A single argument that reads like a name is a model (`llama3.2`, `org/repo:Q4_0`, `hello`); any other is a question
+   (`Hello!`, `What now?`), unless a file has that name or it ends in .gguf.
+2. Of several arguments the first is the model, and the others are the question.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+import re
+import textwrap
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import typer
 
-_LIKENESS = 0.75
+# What names of models are made of, on the hub, in the catalog and in most folders.
+_NAME = re.compile(r"[\w.:/\\~@+-]+", re.ASCII)
+_LIKENESS = 0.6
+_MAX_NEAR = 3
 
 
-def is_model(text: str, known: Collection[str]) -> bool:
-    """Whether a text names a model: it is known, a file, or has the form of a name (org/repo, name:QUANT, x.gguf).
+def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the model and the question, None for what is not given."""
+    if not arguments:
+        return None, None
+    first, *words = arguments
+    if not words and not _is_like_a_name(first) and not _is_there(first):
+        return None, first
+    return first, " ".join(words) or None
 
-    Raise BadParameter for a word that is nearly a known name: a slip, as a rule, and rarely a question.
+
+def check_model(name: str, question: str | None, known: Collection[str]) -> None:
+    """Raise BadParameter for what cannot be a model: no known name (also with a :QUANT), no path, no org/repo.
+
+    `question` is what was typed behind it, for the advice.
     """
-    if text in known or _is_there(text):
-        return True
-    if any(char.isspace() for char in text):
-        return False
-    if "/" in text or "\\" in text or ":" in text or text.lower().endswith(".gguf"):
-        return True
-    near = difflib.get_close_matches(text.lower(), known, n=1, cutoff=_LIKENESS)
+    if name in known or name.rpartition(":")[0] in known or _is_there(name):
+        return
+    if not _has_blanks(name) and ("/" in name or "\\" in name or name.lower().endswith(".gguf")):
+        return
+    typed = name if question is None else f"{name} {question}"
+    raise typer.BadParameter(f"there is no model {name!r:.80}; {_near(name, known)}. {_as_question(typed)}")
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    stem = name.lower().partition(":")[0]
+    near = difflib.get_close_matches(stem, known, n=_MAX_NEAR, cutoff=_LIKENESS)
+    near = near or [each for each in sorted(known) if stem[:4] and each.startswith(stem[:4])][:_MAX_NEAR]
     if near:
-        raise typer.BadParameter(
-            f"there is no model {text!r}. For {near[0]!r}: edgeagent run {near[0]}. "
-            f'To ask {text!r} as a question: edgeagent run MODEL "{text}"'
-        )
-    return False
+        return f"near names: {', '.join(near)}"
+    return f"known names: {', '.join(sorted(known))}, and a path to a .gguf or org/repo[:QUANT]"
+
+
+def _as_question(typed: str) -> str:
+    # A terminal would obey control characters.
+    shown = "".join(char if char.isprintable() else " " for char in typed)
+    text = " ".join(shown.replace('"', "'").split())
+    short = textwrap.shorten(text, 60, placeholder=" ...") or text[:60]
+    return f'To ask it as a question: edgeagent run -p "{short}"'
+
+
+def _is_like_a_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None or (text.lower().endswith(".gguf") and not _has_blanks(text))
+
+
+def _has_blanks(text: str) -> bool:
+    return not text or any(char.isspace() for char in text)
 
 
 def _is_there(text: str) -> bool:
     """Whether there is a file or folder of that name; what no file system takes for a name is a question."""
     try:
-        return Path(text).exists()
+        return text != "" and Path(text).exists()
     except (OSError, ValueError):
         return False

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeagent.cli.completion import catalog_names
+from edgeagent.cli.display import size_text, table
+
 if TYPE_CHECKING:
     from edgeagent.config import Config
     from edgeagent.store.resolve import LocalModel
 
-COLUMNS = ("NAME", "ARCHITECTURE", "QUANT", "SIZE", "CONTEXT", "WHERE")
+COLUMNS = ("name", "architecture", "quant", "size", "context", "where")
 
 ModelsDir = Annotated[Path | None, typer.Option("--models-dir", metavar="DIR", help="Folder for downloaded models.")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
@@ -21,7 +24,12 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 
 def pull(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="org/repo[:QUANT], org/repo/file.gguf, or a catalog name.")
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="org/repo[:QUANT], org/repo/file.gguf, or a catalog name.",
+            autocompletion=catalog_names,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, progress included.")] = False,
     models_dir: ModelsDir = None,
@@ -71,14 +79,7 @@ def list_models(
     if not models:
         typer.echo("No models here. `edgeagent pull org/repo` downloads one.")
         return
-    rows = [COLUMNS, *(_row(model) for model in models)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if heading in ("SIZE", "CONTEXT") else cell.ljust(width)
-            for heading, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ]
-        typer.echo("  ".join(cells).rstrip())
+    typer.echo(table(COLUMNS, [_row(model) for model in models], left_columns=3, last_left=True))
 
 
 def _settings(models_dir: Path | None, state_dir: Path | None, file: Path | None) -> Config:
@@ -89,8 +90,6 @@ def _settings(models_dir: Path | None, state_dir: Path | None, file: Path | None
 
 
 def _row(model: LocalModel) -> tuple[str, ...]:
-    from edgeagent.cli.pull_display import size_text
-
     where = _tilde(model.paths[0].parent if len(model.paths) > 1 else model.paths[0])
     header = model.header
     if header is None:

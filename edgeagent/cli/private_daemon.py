@@ -59,6 +59,13 @@ def killable_daemon(
             _stop(daemon)
 
 
+def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None:
+    """Wait while a daemon loads its model, and tell how far it is; what else is wrong a request is told."""
+    with contextlib.suppress(EdgeAgentError):
+        while not _is_ready(address, progress):
+            time.sleep(POLL_S)
+
+
 def kill(daemon: subprocess.Popen[bytes]) -> None:
     """Kill a process and all it has started, as they stand; returns when none of them is left."""
     try:
@@ -112,7 +119,8 @@ def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
             case "ready":
                 return True
             case "failed" | "quarantined":
-                raise EdgeAgentError(f"{model['name']} cannot be loaded: {model['cause']}")
+                name, cause = model["name"], model["cause"] or "no cause is known"
+                raise EdgeAgentError(cause if name in cause else f"{name} cannot be loaded: {cause}")
             case _:
                 progress(f"loading {model['name']}, {model['progress']:.0%}")
     return False

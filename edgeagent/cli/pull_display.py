@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
+from edgeagent.cli.display import complain, size_text
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
@@ -99,7 +101,7 @@ class LineDisplay:
         step = (progress.stage, progress.file, percent // LINE_STEP_PERCENT)
         if step != self._printed:
             self._printed = step
-            typer.echo(f"{VERBS[progress.stage]} {progress.file}: {percent} %", err=True)
+            typer.echo(f"{VERBS[progress.stage]} {progress.file}: {percent}%", err=True)
 
     def done(self, model: PulledModel) -> None:
         how = f"downloaded {size_text(model.downloaded_bytes)}" if model.downloaded_bytes else "nothing to download"
@@ -111,11 +113,11 @@ class LineDisplay:
         typer.echo(f"Try it: edgeagent run {model.name}", err=True)
 
     def failed(self, error: EdgeAgentError) -> None:
-        typer.echo(f"edgeagent: {error.message}", err=True)
+        complain(error.message)
 
     def interrupted(self) -> None:
         kept = f"{size_text(self._kept_bytes)} of {size_text(self._total_bytes)} are kept. " if self._kept_bytes else ""
-        typer.echo(f"edgeagent: interrupted. {kept}Go on with: edgeagent pull {self._name}", err=True)
+        complain(f"interrupted. {kept}Go on with: edgeagent pull {self._name}")
 
     def _count(self, progress: Progress) -> None:
         # While a file is verified, all of it is here: only a download can take the count back.
@@ -164,14 +166,6 @@ class BarDisplay(LineDisplay, AbstractContextManager["BarDisplay"]):
         super().interrupted()
 
 
-def size_text(num_bytes: int) -> str:
-    """Return a size as people write it (powers of ten, as disks are sold)."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.1f} {unit}"
-    return f"{num_bytes} B"
-
-
 def _bytes(progress: Progress) -> dict[str, object]:
     return {
         "done_bytes": progress.done_bytes,
@@ -184,12 +178,14 @@ def _bars() -> Bars:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
+    # The name gives way on a narrow terminal: what is beside it always fits.
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=12),
         DownloadColumn(),
         TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
     )
-    return Bars(*columns, console=Console(stderr=True), transient=True)
+    return Bars(*columns, console=Console(stderr=True), transient=True, expand=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ import typer
 
 from edgeagent.cli.chat import Chat
 from edgeagent.cli.completion import model_names
+from edgeagent.cli.line_reader import make_reader
 from edgeagent.cli.link import address_of, ask
-from edgeagent.cli.model_or_prompt import is_model
+from edgeagent.cli.model_or_prompt import check_model, split_arguments
 from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.private_daemon import private_daemon
+from edgeagent.cli.private_daemon import private_daemon, wait_until_loaded
 from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
@@ -26,6 +28,8 @@ from edgeagent.store.catalog import load_catalog
 
 DEFAULT_MODEL = "default"
 """What clients of the wire may call the model that the daemon serves."""
+HISTORY_FILE = "history"
+"""In the state folder: the lines that were typed in chats."""
 
 
 def run(
@@ -35,14 +39,22 @@ def run(
             metavar="MODEL", help="As for serve; default: what the daemon serves.", autocompletion=model_names
         ),
     ] = None,
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="Answer this and leave. Piped text is added to it.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Answer this and leave. Piped text is added to it.", show_default=False),
     ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave.")] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="N", help="0 takes the likeliest word.")
+        float | None, typer.Option("--temperature", min=0, max=2, metavar="N", help="0 takes the likeliest word.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer.")] = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep nothing: no stored response, no lines in the history.")
+    ] = False,
+    no_history: Annotated[
+        bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: text, usage, timings.")] = False,
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")
@@ -51,33 +63,45 @@ def run(
 ) -> None:
     """Chat with a model, or answer one PROMPT (also read from a pipe) and leave.
 
-    Uses the daemon that runs, or starts one for the occasion. A single argument that names no model is the PROMPT.
+    A single argument that reads like a name (llama3.2, hello) is the MODEL; any other (Hello!) is the PROMPT, for the
+    default model. Of several, the first is the MODEL and the others are the PROMPT; -p TEXT is always the PROMPT.
+
+    Uses the daemon that runs, or starts one for the occasion.
     """
     overrides = {"state_dir": state_dir} if state_dir else {}
     settings = load_config(overrides, config).config
-    if prompt is None and model is not None and not is_model(model, _known_names(settings)):
-        model, prompt = None, model
+    model, question = split_arguments([] if model is None else [model, *(words or [])])
+    if model is not None:
+        check_model(model, question, _known_names(settings))
     if model == DEFAULT_MODEL:
         model = None
-    question = _question(prompt)
+    question = _question(prompt, question)
     if as_json and question is None:
         raise typer.BadParameter("--json needs a PROMPT or piped text")
-    options = {"instructions": system, "temperature": temperature, "max_output_tokens": max_tokens}
+    options = {
+        "instructions": None if system is None else _whole(system),
+        "temperature": temperature,
+        "max_output_tokens": max_tokens,
+    }
     with _daemon(model, settings, config) as (address, name), asyncio.Runner() as runner:
         client = Client(lambda: address)
-        chat = Chat(client, runner, {"model": name, **options})
+        chat = Chat(client, runner, {"model": name, **options, "store": False if no_store else None})
         try:
             if question is None:
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
-                chat.repl()
+                chat.repl(make_reader(settings.state_dir / HISTORY_FILE if not (no_store or no_history) else None))
             else:
-                answer = chat.answer(question, None if as_json else sys.stdout)
-                if as_json:
-                    print(json.dumps(_answer_body(answer), ensure_ascii=False))  # noqa: T201
-                if answer.status == "cancelled":
-                    raise typer.Exit(130)
+                _answer(chat, question, as_json=as_json)
         finally:
             runner.run(client.close())
+
+
+def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
+    answer = chat.answer(question, None if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(_answer_body(answer), ensure_ascii=False))  # noqa: T201
+    if answer.status == "cancelled":
+        raise typer.Exit(130)
 
 
 def _known_names(settings: Config) -> set[str]:
@@ -89,9 +113,20 @@ def _known_names(settings: Config) -> set[str]:
     return names
 
 
-def _question(prompt: str | None) -> str | None:
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
-    return "\n\n".join(part for part in (prompt, piped) if part) or None
+def _question(*parts: str | None) -> str | None:
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else _piped()
+    return _whole("\n\n".join(part for part in (*parts, piped) if part)) or None
+
+
+def _piped() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read().strip()
+
+
+def _whole(text: str) -> str:
+    """Return text with a question mark for each byte that was none, which Python hands on as half of a character."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @contextlib.contextmanager
@@ -102,6 +137,8 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
         address = address_of(found)
         name = _served_name(address, model)
         if model is None or name is not None:
+            with _progress_line() as progress:
+                wait_until_loaded(address, progress)
             yield address, name
             return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]

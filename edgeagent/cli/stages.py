@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from edgeagent.cli.display import aligned
 from edgeagent.client import Answer
 
 STAGES = {
@@ -29,19 +30,6 @@ def stage_table(answers: Mapping[str, Answer]) -> str:
     if any(answer.timings.get("draft_n") for answer in columns):
         rows.append(["draft tokens accepted", *(_accepted(answer) for answer in columns)])
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
-    """Return rows as lines with aligned columns: the first `left_columns` to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column < left_columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def _milliseconds(answer: Answer, stage: str) -> str:

@@ -12,12 +12,13 @@ from urllib.parse import urlencode
 import psutil
 import typer
 
+from edgeagent.cli.display import duration, size_text, table, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.stages import aligned
 from edgeagent.config_sources import load_config
-from edgeagent.errors import BackendUnavailable, EdgeAgentError
-from edgeagent.runtime_file import find_daemon
+from edgeagent.errors import EdgeAgentError
+from edgeagent.file_lock import holder
+from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
 
 POLL_S = 0.05
 STOP_MARGIN_S = 10.0
@@ -35,7 +36,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
         typer.echo(json.dumps({"running": False}))
         raise typer.Exit(1)
     if found is None:
-        raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
+        raise no_daemon(state_dir)
     report = ask(address_of(found), "/edgeagent/status")
     if as_json:
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
@@ -44,10 +45,16 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     live, connections = report["num_live_requests"], report["num_connections"]
     counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
     typer.echo(counts + (", stopping" if report["is_draining"] else ""))
-    typer.echo(aligned([MODEL_COLUMNS, *(_model_row(model) for model in report["models"])], left_columns=2))
+    if report.get("trouble"):
+        typer.echo(wrapped(report["trouble"]))
+    if trouble := report.get("token_trouble"):
+        typer.echo(f"every token is refused: {trouble}")
+    if trouble := report.get("response_trouble"):
+        typer.echo(wrapped(trouble))
+    typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))
     for model in report["models"]:
         for line in _remarks(model):
-            typer.echo(line)
+            typer.echo(wrapped(line))
 
 
 def reload(
@@ -59,7 +66,7 @@ def reload(
     state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
     found = find_daemon(state_dir)
     if found is None:
-        raise BackendUnavailable(f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`")
+        raise no_daemon(state_dir)
     path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
     answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
     typer.echo(f"Loading {answer['model']} anew; `edgeagent status` shows how far it is.")
@@ -70,11 +77,13 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     settings = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
     if found is None:
+        if holder(settings.state_dir / LOCK_FILE) is not None:
+            raise no_daemon(settings.state_dir)
         typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
         return
     process = psutil.Process(found.pid)
     ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
-    if not _is_gone_within(settings.server.drain_s + STOP_MARGIN_S, process):
+    if not _is_gone_within(2 * settings.server.drain_s + STOP_MARGIN_S, process):
         raise EdgeAgentError(
             f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
         )
@@ -114,19 +123,18 @@ def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
         f"{worker['tokens_per_second']:.1f}",
         f"{worker['num_cells_used']} of {worker['num_cells']}",
         f"{_share(worker['num_cached_tokens_total'], worker['num_prompt_tokens_total'])}",
-        f"{worker['rss_bytes'] / 2**20:.0f} MiB",
+        size_text(worker["rss_bytes"]),
     )
 
 
 def _remarks(model: Mapping[str, Any]) -> list[str]:
     lines = []
     if facts := model.get("info"):
-        layers = f"{facts['num_gpu_layers']} of {facts['num_layers']} layers on the GPU"
         for device in facts["devices"]:
-            memory = f", {device['memory_free_bytes'] / 2**30:.1f} GiB free" if device["memory_free_bytes"] else ""
+            memory = f", {size_text(device['memory_free_bytes'])} free" if device["memory_free_bytes"] else ""
             lines.append(f"{model['name']}: {device['description']} ({device['name']}{memory})")
         lines.append(
-            f"{model['name']}: {layers}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
+            f"{model['name']}: {_place(facts)}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
         )
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     worker = model.get("worker") or {}
@@ -144,13 +152,13 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _place(facts: Mapping[str, Any]) -> str:
+    """Return where a model's layers are; llama.cpp has a number below 0, or one too many, for all of them."""
+    on_gpu, num_layers = facts["num_gpu_layers"], facts["num_layers"]
+    if on_gpu < 0 or on_gpu >= num_layers > 0:
+        return f"all {num_layers} layers on the GPU"
+    return f"{on_gpu} of {num_layers} layers on the GPU" if on_gpu else f"{num_layers} layers on the CPU"
+
+
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%} of prompts" if whole else "-"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours >= 48:
-        return f"{hours // 24} days"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgeagent.cli.display import table
 from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.stages import aligned
-from edgeagent.cli.status import StateDir
+from edgeagent.cli.status import AsJson, StateDir
 from edgeagent.config_sources import load_config
 from edgeagent.credentials import Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.runtime_file import TOKEN_FILE
@@ -20,13 +21,17 @@ token_app = typer.Typer(rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
 Scopes = Annotated[
     list[Scope],
-    typer.Option("--scope", help="What it may do, as often as needed: infer, models (fetch them), admin."),
+    typer.Option(
+        "--scope",
+        metavar="infer|models|admin",
+        help="What the client may do; repeat it for several: infer, models (fetch them), admin.",
+    ),
 ]
 
 
 @token_app.command("rotate")
 def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Replace the owner's token. The old one is refused from the next request on; clients' own stay."""
+    """Replace the owner's token. The old one is refused at once, what it opened ends; clients' own stay."""
     folder = _made(_folder(state_dir, config))
     rotate_token(folder)
     typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
@@ -44,15 +49,19 @@ def add(
 
 
 @token_app.command("list")
-def list_clients(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def list_clients(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """List the clients that have a token, and what it opens."""
-    rows = [(client.name, ", ".join(sorted(client.scopes))) for client in clients(_folder(state_dir, config))]
-    typer.echo(aligned([("client", "scopes"), *rows], left_columns=2))
+    known = clients(_folder(state_dir, config))
+    if as_json:
+        typer.echo(json.dumps([{"name": each.name, "scopes": sorted(each.scopes)} for each in known], indent=2))
+        return
+    rows = [(client.name, ", ".join(sorted(client.scopes))) for client in known]
+    typer.echo(table(("client", "scopes"), rows, left_columns=2) if rows else "No client has a token of its own.")
 
 
 @token_app.command("remove")
 def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """End a client's token."""
+    """End a client's token. It is refused at once, and what it opened ends."""
     remove_client(_folder(state_dir, config), name)
 
 

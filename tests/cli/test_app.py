@@ -16,7 +16,19 @@ from edgeagent.cli import app
 from edgeagent.cli.app import COMMANDS, Command, main
 from edgeagent.errors import BackendUnavailable, ConfigError
 
-HEAVY = ("pydantic", "fastapi", "uvicorn", "httpx", "rich", "websockets", "psutil", "llama_cpp", "numpy", "asyncio")
+HEAVY = (
+    "prompt_toolkit",
+    "pydantic",
+    "fastapi",
+    "uvicorn",
+    "httpx",
+    "rich",
+    "websockets",
+    "psutil",
+    "llama_cpp",
+    "numpy",
+    "asyncio",
+)
 
 
 def _modules_after(*arguments: str) -> set[str]:
@@ -34,6 +46,12 @@ def test_help_of_a_command_does_not_import_the_daemon() -> None:
     loaded = _modules_after("serve", "--help")
     assert "pydantic" in loaded
     assert not loaded & {"fastapi", "uvicorn", "httpx", "rich", "llama_cpp", "numpy"}
+
+
+def test_only_a_chat_imports_what_draws_its_line() -> None:
+    loaded = _modules_after("run", "--help")
+    assert "websockets" in loaded
+    assert "prompt_toolkit" not in loaded
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -75,10 +93,13 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["srve"], "No such command 'srve'. Did you mean 'serve'?"),
+        (["srve"], "there is no command 'srve'; did you mean `edgeagent serve`?"),
         (["config", "show", "--prot", "1"], "--port"),
-        (["config", "show", "--flash-attention", "maybe"], "'--flash-attention': 'maybe' is not one of 'auto', "),
-        (["config", "show", "--port", "99999"], "server.port = '99999' from --port: "),
+        (
+            ["config", "show", "--flash-attention", "maybe"],
+            "--flash-attention: must be one of auto, on, off, not 'maybe' (see `edgeagent config show --help`)",
+        ),
+        (["config", "show", "--port", "99999"], "error: --port: must be a whole number from 0 to 65535, not '99999'\n"),
         (["config", "show", "--config", "/no/such/file.toml"], "no such config file"),
     ],
 )
@@ -88,7 +109,7 @@ def test_wrong_usage_is_one_line_and_status_2(
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("edgeagent: ")
+    assert captured.err.startswith("error: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
 
@@ -96,8 +117,8 @@ def test_wrong_usage_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("raised", "status", "printed"),
     [
-        (BackendUnavailable("no daemon runs"), 1, "edgeagent: no daemon runs\n"),
-        (ConfigError("bad option"), 2, "edgeagent: bad option\n"),
+        (BackendUnavailable("no daemon runs"), 1, "error: no daemon runs\n"),
+        (ConfigError("bad option"), 2, "error: bad option\n"),
         (KeyboardInterrupt(), 130, ""),
         (typer.Exit(7), 7, ""),
     ],

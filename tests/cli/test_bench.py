@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.bench import measure as measuring
 from edgeagent.bench.scenarios import SCENARIOS
 from edgeagent.cli import bench, main
 from edgeagent.cli.bench_options import ScenarioName
 from edgeagent.client import Address
 from edgeagent.runtime_file import Runtime
+from tests.backends.fake import FakeBackend
 from tests.cli.threads import in_thread
 from tests.daemon.running import running
 
@@ -161,8 +161,8 @@ def test_what_is_wrong_is_one_line(
 
 
 def test_a_scenario_that_fails_is_told_and_ends_with_status_1(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    from edgeagent.backends.fake import echo
     from edgeagent.errors import Overloaded
+    from tests.backends.fake import echo
 
     def script(request: Any) -> Any:
         if request.max_tokens == 8:

@@ -67,7 +67,7 @@ def run(state_dir: Path, *arguments: str) -> int:
 def test_list(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(state_dir, "list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["model", "client", "blocks", "tokens", "MiB", "unused", "for"]
+    assert lines[0].split() == ["model", "client", "blocks", "tokens", "size", "unused", "for"]
     assert {tuple(line.split()[:4]) for line in lines[1:]} == {("tiny", "kiosk", "2", "512"), ("tiny", "-", "2", "512")}
     assert run(state_dir, "list", "--json") == 0
     assert {row["client"] for row in json.loads(capsys.readouterr().out)} == {"kiosk", ""}
@@ -112,7 +112,21 @@ def test_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     daemon = Daemon(monkeypatch)
     assert run(tmp_path, "stats") == 0
     output = capsys.readouterr().out
-    assert output.splitlines()[1].split() == ["tiny", "memory", "3", "5.0", "100", "7", "2", "1", "4", "750"]
+    assert output.splitlines()[1].split() == [
+        "tiny",
+        "memory",
+        "3",
+        "5.2",
+        "MB",
+        "104.9",
+        "MB",
+        "7",
+        "2",
+        "1",
+        "4",
+        "750.0",
+        "MB/s",
+    ]
     assert "tiny, disk: the disk is full" in output
     assert run(tmp_path, "stats", "--json") == 0
     assert [row["tier"] for row in json.loads(capsys.readouterr().out)] == ["memory", "disk"]
@@ -143,7 +157,11 @@ def test_warm_for_a_client_that_nobody_is(
     (tmp_path / "prompt.txt").write_text("Be brief.")
     assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--client", "kisok") == 2
     assert "no client is named 'kisok'" in capsys.readouterr().err
+    assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--client", "uid:x") == 2
     assert daemon.asked == []
+    # Another user of this machine has prompts of its own, and no token.
+    assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--client", "uid:1001") == 0
+    assert [body["client"] for _, body in daemon.asked] == ["uid:1001"]
 
 
 @pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b"", b" \n"])

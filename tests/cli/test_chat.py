@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection
 
-from edgeagent.cli.chat import DIM, Chat
+from edgeagent.cli.chat import DIM, HINT, Chat
+from edgeagent.cli.line_reader import PlainReader
 from edgeagent.client import connect
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import DaemonStub, sending, text_events
@@ -59,7 +60,7 @@ def test_a_conversation_goes_on_from_the_last_answer(
 ) -> None:
     stub = start_stub(sending(text_events("resp_1", "Hel", "lo")), sending(text_events("resp_2", "Again")))
     _typing(monkeypatch, "Hi", "", "  More  ")
-    start_chat(stub, model="m", instructions="Be brief").repl()
+    start_chat(stub, model="m", instructions="Be brief").repl(PlainReader())
     first, second = stub.received
     assert (first["input"], first["model"], first["instructions"]) == ("Hi", "m", "Be brief")
     assert "previous_response_id" not in first
@@ -75,7 +76,7 @@ def test_commands(
 ) -> None:
     stub = start_stub(sending(text_events("resp_1", "one")), sending(text_events("resp_2", "two")))
     _typing(monkeypatch, "/timings", "/nonsense", "1", "/timings", "/clear", "2", "/exit", "never sent")
-    start_chat(stub).repl()
+    start_chat(stub).repl(PlainReader())
     output = capsys.readouterr().out
     assert "Nothing was answered yet." in output
     assert "There is no command /nonsense." in output
@@ -94,9 +95,9 @@ def test_an_error_is_told_and_the_conversation_goes_on(
     error = {"type": "error", "status": 429, "error": {"code": "queue_full", "message": "64 requests wait already"}}
     stub = start_stub(sending([error]), sending(text_events("resp_1", "fine")))
     _typing(monkeypatch, "1", "2")
-    start_chat(stub).repl()
+    start_chat(stub).repl(PlainReader())
     captured = capsys.readouterr()
-    assert captured.err == "edgeagent: 64 requests wait already\n"
+    assert captured.err == "error: 64 requests wait already\n"
     assert "fine" in captured.out
 
 
@@ -117,7 +118,7 @@ def test_ctrl_c_cancels_the_answer_and_the_conversation_goes_on(
 
     stub = start_stub(interrupted, sending([cancelled]), sending(text_events("resp_2", "next")))
     _typing(monkeypatch, "tell me all", "go on")
-    start_chat(stub).repl()
+    start_chat(stub).repl(PlainReader())
     assert [event["type"] for event in stub.received] == ["response.create", "response.cancel", "response.create"]
     assert "previous_response_id" not in stub.received[2]
     output = capsys.readouterr().out
@@ -125,14 +126,27 @@ def test_ctrl_c_cancels_the_answer_and_the_conversation_goes_on(
     assert output.endswith("next\n\n\n")
 
 
-def test_ctrl_c_at_the_prompt_leaves(
-    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(prompt: str) -> str:
-        raise KeyboardInterrupt
+class Keys:
+    """A reader that gives what it is told to, and raises what is an exception."""
 
-    monkeypatch.setattr("builtins.input", interrupt)
-    start_chat(start_stub()).repl()
+    def __init__(self, *typed: str | BaseException) -> None:
+        self._typed = iter(typed)
+
+    def read(self) -> str:
+        typed = next(self._typed)
+        if isinstance(typed, BaseException):
+            raise typed
+        return typed
+
+
+def test_ctrl_c_where_nothing_is_typed_hints_and_then_leaves(
+    start_stub: StartStub, start_chat: Callable[..., Chat], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    interrupt = KeyboardInterrupt()
+    start_chat(stub).repl(Keys(interrupt, "Hi", interrupt, interrupt, "never sent"))
+    assert capsys.readouterr().out == f"{HINT}\nok\n\n{HINT}\n\n"
+    assert [event["input"] for event in stub.received] == ["Hi"]
 
 
 def test_reasoning_is_dim_on_a_terminal_and_absent_from_a_file(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgeagent.cli.completion import model_names
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_files_folders_and_the_bundled_model() -> None:
-    assert model_names("") == ["a.gguf", "builtin", "models/"]
+    names = model_names("")
+    assert {"a.gguf", "builtin", "models/", "qwen3-0.6b"} <= set(names)
+    assert "notes.txt" not in names and ".hidden/" not in names
     assert model_names("bui") == ["builtin"]
     assert model_names("models/") == ["models/b.gguf"]
     assert model_names("./") == ["./a.gguf", "./models/"]
@@ -34,6 +43,51 @@ def test_downloaded_models_that_have_a_gguf(folder: Path) -> None:
         snapshot.mkdir(parents=True)
         (snapshot / file).touch()
     assert model_names("org") == ["org/some-model"]
+
+
+def test_the_quantizations_that_are_here(folder: Path) -> None:
+    download(folder, "models--org--repo", "model-Q4_K_M.gguf", "model-Q8_0.gguf", "mmproj-F16.gguf", "odd.gguf")
+    assert model_names("org/repo") == ["org/repo", "org/repo:Q4_K_M", "org/repo:Q8_0"]
+    assert model_names("org/repo:Q8") == ["org/repo:Q8_0"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "org/re"], ["org/repo", "org/repo:Q4_K_M", "org/repo:Q8_0"]),
+        (["run", "org/repo", ":"], ["Q4_K_M", "Q8_0"]),
+        (["run", "org/repo", ":", "Q8"], ["Q8_0"]),
+        (["serve", "--draft", "org/repo", ":", "Q4"], ["Q4_K_M"]),
+        (["run", "org/repo", ":", "Q8_0", "--te"], ["--temperature"]),
+        (["pull", "qwen3-0"], ["qwen3-0.6b"]),
+    ],
+)
+def test_bash_is_given_the_part_behind_a_colon(folder: Path, words: list[str], expected: list[str]) -> None:
+    """By the script that `edgeagent --install-completion` installs, in the parts that bash cuts a line into."""
+    download(folder, "models--org--repo", "model-Q4_K_M.gguf", "model-Q8_0.gguf")
+    command = folder / "bin" / "edgeagent"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m edgeagent "$@"\n')
+    command.chmod(0o755)
+    line = " ".join(shlex.quote(word) for word in ["edgeagent", *words])
+    script = f"""
+        eval "$(_EDGEAGENT_COMPLETE=source_bash edgeagent)"
+        COMP_WORDS=({line}); COMP_CWORD={len(words)}; _edgeagent_completion edgeagent
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    environment = {**os.environ, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    answer = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
+    assert sorted(answer.stdout.split()) == expected, answer.stderr
+
+
+def download(folder: Path, repo: str, *files: str) -> None:
+    snapshot = folder / "hub" / repo / "snapshots" / "0a1b"
+    snapshot.mkdir(parents=True)
+    for file in files:
+        (snapshot / file).touch()
 
 
 def test_a_path_that_does_not_exist_offers_nothing() -> None:

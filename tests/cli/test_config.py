@@ -36,7 +36,8 @@ def test_show_tells_the_value_and_source_of_every_option(config_file: Path, caps
 def test_show_for_people_has_one_line_an_option(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:-2]] == [option.name for option in declared_options()]
+    assert lines[0].split() == ["option", "value", "from"]
+    assert [line.split()[0] for line in lines[1:-2]] == [option.name for option in declared_options()]
     port = next(line for line in lines if line.startswith("server.port "))
     assert port.split(maxsplit=2) == ["server.port", "1234", f"file ({config_file}:2)"]
     assert lines[-1] == f"Config file: {config_file}"
@@ -56,4 +57,4 @@ def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -
 
 def test_without_a_command_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config"]) == 2
-    assert capsys.readouterr().err == "edgeagent: Missing command. (see `edgeagent config --help`)\n"
+    assert capsys.readouterr().err == "error: missing command (see `edgeagent config --help`)\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.cli.pull_display import BarDisplay, JsonDisplay, LineDisplay, size_text
+from edgeagent.cli.display import size_text
+from edgeagent.cli.pull_display import BarDisplay, JsonDisplay, LineDisplay
 from edgeagent.errors import StoreError
 from edgeagent.store import resolve as resolve_module
 from edgeagent.store.cache import HubCache
@@ -80,7 +83,7 @@ def shell(tmp_path: Path, hub: HubServer) -> Shell:
 def test_pull_then_list(shell: Shell, hub: HubServer) -> None:
     status, out, err = shell.run("pull", REPO)
     assert (status, out) == (0, f"{REPO}:Q4_0 is here: 300.7 kB, downloaded 300.7 kB.\n")
-    assert "downloading model-Q4_0.gguf: 100 %" in err and "Traceback" not in err
+    assert "downloading model-Q4_0.gguf: 100%" in err and "Traceback" not in err
     status, out, _ = shell.run("pull", REPO)
     assert (status, out) == (0, f"{REPO}:Q4_0 is here: 300.7 kB, nothing to download.\n")
     status, out, _ = shell.run("list")
@@ -103,7 +106,7 @@ def test_pull_that_fails(shell: Shell, hub: HubServer) -> None:
     hub.faults.corrupt = True
     status, out, err = shell.run("pull", REPO)
     assert (status, out) == (1, "")
-    assert "edgeagent: model-Q4_0.gguf of org/model-GGUF arrived with another sha256" in err
+    assert "error: model-Q4_0.gguf of org/model-GGUF arrived with another sha256" in err
     assert shell.run("pull", "not a name")[0] == 1
     assert shell.run("pull")[0] == 2
 
@@ -195,6 +198,21 @@ def test_the_bar_is_drawn_and_goes_away(capsys: pytest.CaptureFixture[str]) -> N
     assert "edgeagent pull small" in err and "newer one" in err
 
 
+def test_the_bar_fits_80_columns_whatever_the_file_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", screen)
+    for name, value in {"COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with BarDisplay("m") as display:
+        display.progress(Progress("downloading", f"{'long' * 20}.gguf", 50_000_000, 100_000_000, 0))
+        display._bars.refresh()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown) if line.strip()]
+    assert all(len(line) <= 80 for line in lines)
+    assert any(line.startswith("downloading longlong") and "…" in line and "50.0/100.0 MB" in line for line in lines)
+
+
 def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     display = LineDisplay("m")
     for progress in steps(1000, *range(0, 1001, 5)):
@@ -202,7 +220,7 @@ def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     display.interrupted()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 12
-    assert lines[-1] == "edgeagent: interrupted. 1.0 kB of 1.0 kB are kept. Go on with: edgeagent pull m"
+    assert lines[-1] == "error: interrupted. 1.0 kB of 1.0 kB are kept. Go on with: edgeagent pull m"
 
 
 def test_an_interrupt_before_the_first_byte(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +228,7 @@ def test_an_interrupt_before_the_first_byte(capsys: pytest.CaptureFixture[str]) 
     JsonDisplay("m").interrupted()
     JsonDisplay("m").failed(StoreError("no"))
     out, err = capsys.readouterr()
-    assert err == "edgeagent: interrupted. Go on with: edgeagent pull m\n"
+    assert err == "error: interrupted. Go on with: edgeagent pull m\n"
     assert json.loads(out.splitlines()[1]) == {"event": "error", "model": "m", "code": "store_error", "message": "no"}
 
 

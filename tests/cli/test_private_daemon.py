@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from edgeagent.cli import private_daemon as module
-from edgeagent.cli.private_daemon import private_daemon
+from edgeagent.cli.private_daemon import private_daemon, wait_until_loaded
+from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 
 
@@ -64,6 +65,21 @@ def test_a_model_that_cannot_be_loaded_is_an_error(started: list[subprocess.Pope
     ):
         pass
     assert not psutil.pid_exists(started[0].pid) or started[0].returncode == 0
+
+
+def test_a_daemon_that_still_loads_is_waited_for_and_how_far_it_is_is_told(
+    started: list[subprocess.Popen[bytes]],
+) -> None:
+    told: list[str] = []
+    with private_daemon(["ready", "starting", "starting", "ready"], lambda text: None) as address:
+        wait_until_loaded(address, told.append)
+    assert told == ["loading m, 40%"] * 2
+
+
+def test_what_else_is_wrong_is_left_to_the_request(started: list[subprocess.Popen[bytes]]) -> None:
+    with private_daemon(["ready", "failed"], lambda text: None) as address:
+        wait_until_loaded(address, lambda text: None)
+    wait_until_loaded(Address("http://127.0.0.1:9"), lambda text: None)
 
 
 def test_the_real_command_line_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ def _no_daemon_but_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def _running(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub, *models: str) -> None:
     daemon = Runtime(pid=1, started_at_s=0, port=1, url=stub.url, version="0", token="secret")
     monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
+    monkeypatch.setattr(run, "wait_until_loaded", lambda address, progress: None)
     monkeypatch.setattr(run, "ask", lambda address, path: {"data": [{"id": model} for model in models]})
 
 
@@ -82,6 +83,16 @@ def test_piped_text_is_part_of_the_prompt(
     assert stub.received[0]["input"] == question
 
 
+def test_bytes_that_are_no_text_are_question_marks(start_stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin")
+    piped = io.TextIOWrapper(io.BytesIO(b"a \xff b"), encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdin", piped)
+    assert main(["run", "builtin", "typed \udcff", "--system", "brief \udcfe"]) == 0
+    assert stub.received[0]["input"] == "typed ?\n\na \ufffd b"
+    assert stub.received[0]["instructions"] == "brief ?"
+
+
 @pytest.mark.parametrize("model", ["tiny", "/models/tiny.gguf"])
 def test_the_running_daemon_is_used_for_a_model_it_serves(
     model: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
@@ -132,17 +143,31 @@ def test_json_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--json needs a PROMPT" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("question", ["hello", "What is a daemon?", "why?", "Grüezi"])
-def test_one_argument_that_names_no_model_is_the_prompt(
-    question: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arguments", [["What is it?"], ["-p", "What is it?"], ["--prompt", "What is it?"]])
+def test_a_question_goes_to_the_default_model(
+    arguments: list[str], start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = start_stub(sending(text_events("resp_1", "ok")))
     _running(monkeypatch, stub, "builtin")
-    assert main(["run", question]) == 0
-    assert stub.received[0]["input"] == question
+    assert main(["run", *arguments]) == 0
+    assert stub.received[0]["input"] == "What is it?"
+    assert "model" not in stub.received[0]
 
 
-@pytest.mark.parametrize("name", ["org/repo", "org/repo:Q4_K_M", "some:latest", "missing.gguf", "./x", "tiny"])
+@pytest.mark.parametrize(
+    ("arguments", "question"),
+    [(["hi", "there"], "hi there"), (["-p", "hi"], "hi"), (["-p", "hi", "there"], "hi\n\nthere")],
+)
+def test_behind_a_model_all_is_the_question(
+    arguments: list[str], question: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", "builtin", *arguments]) == 0
+    assert (stub.received[0]["model"], stub.received[0]["input"]) == ("builtin", question)
+
+
+@pytest.mark.parametrize("name", ["org/repo", "org/repo:Q4_K_M", "qwen3-0.6b:Q4_0", "missing.gguf", "./x", "tiny"])
 def test_one_argument_that_names_a_model_is_the_model(
     name: str, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,11 +180,31 @@ def test_one_argument_that_names_a_model_is_the_model(
     assert started == ([] if name == "tiny" else [[name]])
 
 
-def test_a_slip_of_a_models_name_is_no_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "buildin"]) == 2
-    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "no model 'buildin'" in error
-    assert "edgeagent run builtin" in error
+@pytest.mark.parametrize("arguments", [["llama3.2"], ["mistral:7b", "hi"], ["buildin"], ["hello"]])
+def test_a_word_that_names_no_model_is_no_prompt(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: there is no model '{arguments[0]}'; ")
+    assert f'edgeagent run -p "{" ".join(arguments)}"' in error
+
+
+def test_no_store_reaches_the_daemon(start_stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = start_stub(*[sending(text_events("resp_1", "ok"))] * 2)
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", "-p", "Hi", "--no-store"]) == 0
+    assert main(["run", "-p", "Hi"]) == 0
+    assert [request.get("store") for request in stub.received] == [False, None]
+
+
+def test_how_far_a_running_daemon_is_with_its_model_is_shown(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _running(monkeypatch, stub, "builtin")
+    waited: list[Address] = []
+    monkeypatch.setattr(run, "wait_until_loaded", lambda address, progress: waited.append(address))
+    assert main(["run", "-p", "Hi"]) == 0
+    assert [address.url for address in waited] == [stub.url]
 
 
 def test_a_word_is_looked_up_at_a_daemon_with_its_own_certificate(
@@ -175,5 +220,6 @@ def test_a_word_is_looked_up_at_a_daemon_with_its_own_certificate(
     daemon = Runtime(pid=1, started_at_s=0, port=1, url=stub.url, version="0", token="secret", certificate="own.pem")
     monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
     monkeypatch.setattr(run, "ask", ask)
+    monkeypatch.setattr(run, "wait_until_loaded", lambda address, progress: None)
     assert main(["run", "Hi there"]) == 0
     assert {address.certificate for address in asked} == {"own.pem"}

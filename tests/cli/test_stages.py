@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edgeagent.cli.stages import STAGES, aligned, stage_table
+from edgeagent.cli.display import aligned
+from edgeagent.cli.stages import STAGES, stage_table
 from edgeagent.client import Answer
 
 

@@ -133,9 +133,29 @@ def test_status_tells_models_speed_devices_and_restarts(
     assert rows["big"][1:3] == ["loading", "42%"]
     assert "40 of 8192" in output
     assert "25% of prompts" in output
-    assert "Some CPU (CPU, 3.0 GiB free)" in output
+    assert "Some CPU (CPU, 3.2 GB free)" in output
     assert "restarted 2 times; last: died of signal 11" in output
     assert "builtin: prefix cache, disk: nothing more is written: the disk has 0.5 MiB free" in output
+
+
+@pytest.mark.parametrize(
+    ("num_gpu_layers", "words"),
+    [
+        (-1, "all 6 layers on the GPU"),
+        (7, "all 6 layers on the GPU"),
+        (2, "2 of 6 layers on the GPU"),
+        (0, "6 layers on the CPU"),
+    ],
+)
+def test_where_the_layers_are(
+    num_gpu_layers: int, words: str, daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    ours = REPORT["models"][0]
+    report = {**REPORT, "models": [{**ours, "info": {**ours["info"], "num_gpu_layers": num_gpu_layers}}]}
+    monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, report))
+    assert main(["status"]) == 0
+    assert f"builtin: {words}, draft mini-draft, llama.cpp abc1234\n" in capsys.readouterr().out
 
 
 def test_one_restart_is_told_as_such(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,11 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
     folder = ["--state-dir", str(tmp_path / "state")]
     assert main(["token", "add", "kiosk", "--scope", "infer", "--scope", "models", *folder]) == 0
     token = capsys.readouterr().out.strip()
-    assert len(token) == 43
+    assert re.fullmatch(r"edge_[\w-]{43}", token)
     assert main(["token", "list", *folder]) == 0
     assert capsys.readouterr().out.splitlines() == ["client  scopes", "kiosk   infer, models"]
+    assert main(["token", "list", "--json", *folder]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"name": "kiosk", "scopes": ["infer", "models"]}]
     assert main(["token", "remove", "kiosk", *folder]) == 0
     assert main(["token", "remove", "kiosk", *folder]) == 2
     assert "no client is named 'kiosk'" in capsys.readouterr().err
@@ -26,7 +30,7 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
 
 def test_looking_makes_no_folder(tmp_path: Path, capsys: Output) -> None:
     assert main(["token", "list", "--state-dir", str(tmp_path / "none")]) == 0
-    assert capsys.readouterr().out == "client  scopes\n"
+    assert capsys.readouterr().out == "No client has a token of its own.\n"
     assert not (tmp_path / "none").exists()
 
 

@@ -1,0 +1,114 @@
+"""How every command prints: sizes and lengths of time, tables and lines that fit a terminal, errors.
+
+What goes to a pipe or a file is neither folded nor cut: a path stays on one line there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+_INDENT = "  "
+_MIN_WIDTH = 40
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a size as people write it (powers of ten, as disks are sold)."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
+    """Return rows as lines with aligned columns: the first `left_columns` to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1, last_left: bool = False
+) -> str:
+    """Return a table for stdout, its first `left_columns` (and with `last_left` the last) to the left.
+
+    On a terminal that is too narrow the last columns go to an indented line below each row, with their headings.
+    """
+    width = terminal_width()
+    for num_columns in range(len(headings), 0, -1):
+        kept = [list(row[:num_columns]) for row in (headings, *rows)]
+        if num_columns == len(headings) and last_left:
+            longest = max(len(row[-1]) for row in kept)
+            kept = [[*row[:-1], row[-1].ljust(longest)] for row in kept]
+        lines = aligned(kept, left_columns=left_columns).splitlines()
+        if width is None or max(map(len, lines)) <= width or num_columns == 1:
+            break
+    folded = [""] + [
+        ", ".join(f"{heading}: {cell}" for heading, cell in zip(headings[num_columns:], row[num_columns:], strict=True))
+        for row in rows
+    ]
+    return "\n".join(
+        f"{line}\n{_INDENT}{wrapped(below, len(_INDENT))}" if below else line
+        for line, below in zip(lines, folded, strict=True)
+    )
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """Return text for stdout with each line broken at blanks where the terminal is too narrow; words stay whole."""
+    return _wrapped(text, terminal_width(), indent)
+
+
+def _wrapped(text: str, width: int | None, indent: int = 0) -> str:
+    if width is None:
+        return text
+    lines = []
+    for line in text.splitlines():
+        start = len(line) - len(line.lstrip())
+        margin = " " * (indent + start + len(_INDENT))
+        whole = len(line) + indent <= width
+        lines += [line] if whole else _broken(line, width, indent, margin)
+    return "\n".join(lines)
+
+
+def _broken(line: str, width: int, indent: int, margin: str) -> list[str]:
+    # The first line stands where its caller puts it, `indent` columns to the right.
+    broken = textwrap.wrap(
+        line,
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return [broken[0][indent:], *broken[1:]]
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Return the columns of the terminal that a stream (stdout) is; None where it is a pipe or a file."""
+    if not (stream or sys.stdout).isatty():
+        return None
+    return max(_MIN_WIDTH, shutil.get_terminal_size().columns)
+
+
+def complain(message: str) -> None:
+    """Print an error on stderr, as all commands do."""
+    print(_wrapped(f"error: {message}", terminal_width(sys.stderr)), file=sys.stderr)  # noqa: T201

@@ -1,0 +1,165 @@
+"""Reads what a person types: with editing, pasting of several lines and a history where the terminal can.
+
+A question of several lines is pasted, or typed between two lines of three quotes. On a dumb terminal a line is a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+PROMPT, CONTINUATION = ">>> ", "... "
+QUOTES = '"""'
+MAX_HISTORY_BYTES = 1 << 20
+
+
+class LineReader(Protocol):
+    """Gives one question after the other."""
+
+    def read(self) -> str:
+        """Return what was typed; raise EOFError at the end, KeyboardInterrupt for Ctrl-C where nothing was typed."""
+        ...
+
+
+def make_reader(history_file: Path | None) -> LineReader:
+    """Return what suits the terminal; `history_file` keeps what was typed (None: nothing does)."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        return PlainReader()
+    try:
+        return TerminalReader(history_file)
+    except Exception:  # a console that the library cannot draw on (Windows has several kinds), as it finds out itself
+        return PlainReader()
+
+
+class PlainReader:
+    """Lines as the system reads them."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 gives input() editing
+
+    def read(self) -> str:
+        """See LineReader; a line that is half typed is dropped by Ctrl-C."""
+        while True:
+            try:
+                text = input(PROMPT)
+                while is_open(text):
+                    text += "\n" + input(CONTINUATION)
+            except KeyboardInterrupt:
+                if not _half_typed():
+                    raise
+                print()  # noqa: T201
+            else:
+                return unquoted(text)
+
+
+class TerminalReader:
+    """Lines from a terminal that can be drawn on."""
+
+    def __init__(self, history_file: Path | None) -> None:
+        # 60 ms, which only a chat needs to wait for.
+        from prompt_toolkit import PromptSession
+
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=True,  # Enter is ours, and pasted lines stay together
+            prompt_continuation=CONTINUATION,
+            key_bindings=_keys(),
+            history=_history(history_file),
+            enable_open_in_editor=False,
+        )
+
+    def read(self) -> str:
+        """See LineReader."""
+        return unquoted(self._session.prompt())
+
+
+def is_open(text: str) -> bool:
+    """Whether a text begins with three quotes that nothing closes yet."""
+    text = text.strip()
+    return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
+
+
+def unquoted(text: str) -> str:
+    """Return a text without blanks around it, and without the quotes of a block."""
+    text = text.strip()
+    if text.startswith(QUOTES) and text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES):
+        text = text[len(QUOTES) : -len(QUOTES)].strip()
+    return text
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("c-c")
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    @keys.add("c-d")
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.delete()
+        else:
+            event.app.exit(exception=EOFError, style="class:exiting")
+
+    return keys
+
+
+def _history(file: Path | None) -> History:
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    # A folder that cannot be written costs the memory of this session, not the chat.
+    if file is None or not _is_ready(file):
+        return InMemoryHistory()
+    return FileHistory(file)
+
+
+def _is_ready(file: Path) -> bool:
+    """Make the file where there is none, for this user alone, and cut off the older half of one that is too long."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(file, flags, 0o600)
+        with os.fdopen(descriptor, "r+b") as stream:
+            if os.name == "posix":
+                os.fchmod(descriptor, 0o600)
+            content = stream.read()
+            if len(content) > MAX_HISTORY_BYTES:
+                # An entry begins with an empty line and a comment.
+                _, _, kept = content[-MAX_HISTORY_BYTES // 2 :].partition(b"\n\n#")
+                stream.seek(0)
+                stream.write(b"\n#" + kept)
+                stream.truncate()
+    except OSError:
+        return False
+    return True
+
+
+def _half_typed() -> bool:
+    """Whether the line that Ctrl-C ended had text, where that can be told."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        return bool(readline.get_line_buffer())
+    return False
