@@ -1,4 +1,4 @@
-# Everything a fresh clone needs: `make demo` (see it work), `make test` (every test), `make check` (what CI asks).
+# Everything a fresh clone needs: `make demo` (see it work), `make test` (what CI asks: formatting, lint, types, tests).
 # Each target sets up .venv first, which takes minutes once and nothing afterwards.
 
 PYTHON ?= python3
@@ -9,14 +9,16 @@ TEST_PROCESSES ?= 2
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow soak check format documents golden eval-builtin clean
+.PHONY: help setup demo test test-slow test-clients mutants soak check format documents golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
-	@echo "make test          set up, run every test"
+	@echo "make test          set up; formatting, lint, types, every test, and the day's share of the slow ones"
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
-	@echo "make check         formatting, lint, types, then every test"
+	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
+	@echo "make mutants       which of 400 faults planted in the source no test notices: about an hour; SAMPLE=60, SEED=2"
+	@echo "make check         the same as make test"
 	@echo "make format        format and fix what can be fixed"
 	@echo "make documents     docs/openapi.json and docs/asyncapi.json, from the code"
 	@echo "make golden        the golden files of event sequences, from what is sent now; look at what changed"
@@ -30,21 +32,29 @@ setup:
 demo: setup
 	@$(BIN)/python packaging/demo.py
 
+# pytest comes last: continuous integration reads its closing line.
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
-
-test-slow: setup
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile full --timeout 3600 $(PYTEST_ARGS)
-
-MINUTES ?= 30
-soak: setup
-	$(BIN)/python -m tests.peer.soak --minutes $(MINUTES)
-
-check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+check: test
+
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile full --timeout 3600 $(PYTEST_ARGS)
+
+test-clients: setup
+	$(BIN)/python -m tests.clients.run $(ARGS)
+
+SAMPLE ?= 400
+SEED ?= 1
+mutants: setup
+	$(BIN)/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) --jobs $(TEST_PROCESSES)
+
+MINUTES ?= 30
+soak: setup
+	$(BIN)/python -m tests.peer.soak --minutes $(MINUTES)
 
 format: setup
 	$(BIN)/ruff format .

@@ -9,8 +9,10 @@ import pytest
 
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
+from tests import rotation
 from tests.alone import Room
 from tests.models import make_tiny_model
+from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summary  # noqa: F401 hooks
 
 TinyModel = Callable[[MemoryKind], Path]
 
@@ -18,7 +20,8 @@ ROOM = pytest.StashKey[Room]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a process of several meet the others in the folder that has all their temporary files."""
+    """Settle the day's share; let a process of several meet the others in the folder of their temporary files."""
+    rotation.set_seed(config)
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
         config.add_cleanup(config.stash[ROOM].close)

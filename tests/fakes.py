@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from edgeagent.engine.blocks import Block, BlockKey, Importance, Payload
+from edgeagent.engine.blocks import Block, BlockKey, Head, Importance, Payload
+from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.types import CacheStatus, MemoryKind
 
@@ -38,6 +39,7 @@ class FakeRunner:
         self.num_sequences = num_sequences
         self.max_batch = max_batch
         self.max_outputs = max_outputs
+        self.row_cost = 0.5
         self.min_prompt_chunk = 1
         self._end_token = end_token
         self._sequences: dict[int, list[int]] = {seq_id: [] for seq_id in range(num_sequences)}
@@ -135,6 +137,14 @@ class FakeRunner:
         return logits
 
 
+def warm_costs(max_batch: int, batch_s: float = 0.0) -> CostModel:
+    """Return what a warm-up finds out: a batch takes so long, and a token a millisecond at most."""
+    costs = CostModel(max_batch)
+    costs.observe(1, 0, min(batch_s, 0.001))
+    costs.observe(max_batch, 0, batch_s)
+    return costs
+
+
 class FakeClock:
     """A clock that moves when it is told to."""
 
@@ -156,12 +166,12 @@ class FakeTier:
         self.blocks: dict[BlockKey, Block] = {}
         self.lost: set[BlockKey] = set()
         self.num_reads = 0
+        self._told: set[BlockKey] = set()
 
-    def lengths(self, parent: BlockKey) -> Collection[int]:
-        return {len(block.tokens) for block in self.blocks.values() if block.parent == parent}
-
-    def children(self, parent: BlockKey) -> Collection[BlockKey]:
-        return [block.key for block in self.blocks.values() if block.parent == parent]
+    def take_found(self, max_heads: int) -> list[Head]:
+        found = [block for key, block in self.blocks.items() if key not in self._told]
+        self._told.update(block.key for block in found)
+        return sorted(found, key=lambda block: block.start)
 
     def num_bytes(self, key: BlockKey) -> int | None:
         block = self.blocks.get(key)
@@ -176,10 +186,24 @@ class FakeTier:
             self.blocks.pop(key, None)
         return self.blocks.get(key)
 
-    def offer(self, block: Block, importance: Importance) -> None:
+    def offer(self, block: Block, importance: Importance) -> bool:
         assert block.parent == block.root or block.parent in self.blocks, "parents are offered first"
         self.offered.append((block, importance))
         self.blocks[block.key] = block
+        return True
+
+    def is_pending(self, key: BlockKey) -> bool:
+        return False
+
+    def withdraw(self, key: BlockKey) -> None:
+        pass
+
+    @property
+    def is_stalled(self) -> bool:
+        return False
+
+    def wait_written(self) -> bool:
+        return False
 
     def discard(self, key: BlockKey) -> None:
         self.blocks.pop(key, None)
@@ -194,4 +218,4 @@ class FakeTier:
         return CacheStatus(num_blocks=len(self.blocks))
 
     def close(self) -> None:
-        pass
+        self._told.clear()  # who opens it next knows nothing

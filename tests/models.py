@@ -5,6 +5,7 @@ They mean nothing, but their greedy output is varied and depends on the whole co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -82,13 +83,15 @@ def make_tiny_model(
     matrix_type: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     infill: bool = False,
     num_heads: int = NUM_HEADS,
+    metadata: Mapping[str, float] = {},
 ) -> Path:
     """Write a model with this kind of memory to `path` and return it.
 
     All share one vocabulary; with `infill` it has the tokens to fill gaps with too. Heads share the width; for
-    quantized KV cells they must be 32 wide, so two at most.
+    quantized KV cells they must be 32 wide, so two at most. `metadata` comes on top.
     """
-    return _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill, num_heads=num_heads).write()
+    model = _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill, num_heads=num_heads)
+    return model.write(metadata)
 
 
 def add_vocabulary(writer: GGUFWriter, pieces: list[str], merges: list[str], controls: int, markers: int) -> None:
@@ -139,8 +142,10 @@ class _TinyModel:
             *MARKER_TOKENS,
         ]
 
-    def write(self) -> Path:
+    def write(self, metadata: Mapping[str, float]) -> Path:
         self._add_metadata()
+        for key, value in metadata.items():
+            (self._writer.add_int32 if isinstance(value, int) else self._writer.add_float32)(key, value)
         add_vocabulary(self._writer, self._pieces, MERGES, len(self._controls), len(MARKER_TOKENS))
         self._add_embeddings()
         for layer in range(self._num_layers):

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from edgeagent.credentials import OWNER, Client
+from collections.abc import Sequence
+
+from edgeagent.credentials import OWNER, Client, Shown, Standing, digest
 
 
 class OwnerKey:
     """Keys of which there is one."""
 
+    trouble = ""
+    revision = 0
+
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
-    def find(self, token: bytes) -> Client | None:
-        return OWNER if token == self._token else None
+    def judge(self, tokens: Sequence[bytes]) -> Shown:
+        if not tokens:
+            return Shown(Standing.NOTHING)
+        if len(tokens) > 1:
+            return Shown(Standing.SEVERAL if self._token in tokens else Standing.FOREIGN)
+        held = digest(tokens[0])
+        client = self.holder(held)
+        return Shown(Standing.FOREIGN) if client is None else Shown(Standing.HELD, client, held)
+
+    def holder(self, held: bytes) -> Client | None:
+        return OWNER if held == digest(self._token) else None

@@ -15,9 +15,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports itself and parts of lower rows; parts of one row never import each other, but `cli` may use `client`.
 ROWS: list[set[str]] = [
-    {"types", "errors", "short_turns", "home", "__init__"},
+    {"types", "errors", "short_turns", "home", "file_lock", "__init__"},
     {"config"},
-    {"config_sources", "metrics", "runtime_file", "file_lock"},
+    {"config_sources", "metrics", "runtime_file"},
     {"credentials", "cache_folder"},
     {"engine", "text", "store"},
     {"worker"},
@@ -39,6 +39,7 @@ ONLY = {
 OWNERS: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli", "bench"},
+    "prompt_toolkit": {"cli"},
     "uvicorn": {"daemon"},
     "uvloop": {"daemon"},
     "httptools": {"daemon"},
@@ -178,3 +179,15 @@ def test_the_check_notices_what_it_must(tmp_path: Path) -> None:
         "__init__",
     ]
     assert _row("api") > _row("router") > _row("backends") > _row("worker") > _row("engine") == _row("text")
+
+
+def test_what_only_tests_need_is_not_shipped() -> None:
+    modules = {path.stem for path in PACKAGE.rglob("*.py")}
+    assert not modules & {"fake", "fakes", "integrity"}
+    methods = {
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert "check_integrity" not in methods, "the invariants are in tests/integrity.py"

@@ -69,3 +69,33 @@ def test_the_commands_on_the_first_screen_are_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"make ([a-z][\w-]*)", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+FIGURES = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+
+
+def test_figures_name_their_commands_and_bars() -> None:
+    for command in re.findall(r"`python -m (tests\.[\w.]+)", FIGURES):
+        assert (ROOT / f"{command.replace('.', '/')}.py").exists(), command
+    for part in FIGURES.split("\n## ")[1:]:
+        assert re.search(r"Machine [AB]\.", part) and "Command" in part, part.splitlines()[0]
+    assert re.search(r"commit [0-9a-f]{7}", FIGURES)
+
+
+def test_what_is_said_to_meet_its_bar_meets_it() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in FIGURES.splitlines() if line.startswith("| ")]
+    compared = 0
+    for row in rows:
+        bar = re.fullmatch(r"([≤≥]) ([\d.]+)(?: ms)?", row[-2])
+        value = re.match(r"[\d.]+", row[-3] or row[1])
+        if bar is None or value is None:
+            continue
+        is_met = float(value[0]) <= float(bar[2]) if bar[1] == "≤" else float(value[0]) >= float(bar[2])
+        assert row[-1] == ("met" if is_met else "**missed**"), row
+        compared += 1
+    assert compared > 15
+
+
+def test_the_readme_keeps_a_few_figures_and_says_where_the_others_are() -> None:
+    text = section("Figures")
+    assert len(text.strip().splitlines()) <= 9 and "docs/figures.md" in text

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from edgeagent.backends.fake import Act, FakeBackend, finished
 from edgeagent.bench import caches
 from edgeagent.bench.caches import SCENARIOS, Kept
 from edgeagent.bench.client import Server
@@ -17,6 +16,7 @@ from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import NotSupported
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
+from tests.backends.fake import Act, FakeBackend, finished
 from tests.bench.test_scenarios import target_of
 
 LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from edgeagent.backends.fake import FakeBackend, failing, finished
 from edgeagent.bench.client import EventReader, Server, connection_to, find_server
 from edgeagent.bench.wire import Ask, Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, ModelNotFound, Unauthorized, WorkerCrashed
 from edgeagent.types import ReasoningDelta, Started, TextDelta
+from tests.backends.fake import FakeBackend, failing, finished
 from tests.bench.scripted import ScriptedServer, plain, scripted, stream
 from tests.daemon.running import running
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from edgeagent.backends.fake import Act, FakeBackend, echo
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Run, count_tokens, measure
 from edgeagent.bench.prompts import ENDLESS
@@ -16,6 +15,7 @@ from edgeagent.bench.scenarios import COLD_PROMPT, ITL, RATE, SCENARIOS
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded
 from edgeagent.types import GenerateRequest
+from tests.backends.fake import Act, FakeBackend, echo
 from tests.daemon.running import running
 
 LOAD = Load(prompt_tokens=100, max_tokens=10, parallel=2)

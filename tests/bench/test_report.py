@@ -11,7 +11,7 @@ from edgeagent.bench.measure import Measurement, Run
 from edgeagent.bench.report import as_object, ratio_of, summary_of, tables
 from edgeagent.bench.scenario import Load, Round
 from edgeagent.bench.scenarios import ITL, LENGTH, PER_EVENT, RATE, SCENARIOS, TTFT
-from edgeagent.cli.stages import aligned
+from edgeagent.cli.display import aligned
 from edgeagent.client import Address
 
 

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from edgeagent.backends.fake import Act, FakeBackend, Gate, finished
 from edgeagent.bench import scenarios
 from edgeagent.bench.client import Server
 from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING
@@ -20,6 +19,7 @@ from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, NotSupported, Overloaded
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
+from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.daemon.running import running
 
 LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)

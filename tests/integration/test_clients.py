@@ -12,6 +12,7 @@ from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_traci
 from agents.models.openai_responses import OpenAIResponsesWSModel
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from tests.api.event_grammar import EventGrammar, check_stream
 from tests.integration.conftest import Daemon
 
 TIMER = {
@@ -19,6 +20,16 @@ TIMER = {
     "properties": {"minutes": {"type": "integer"}},
     "required": ["minutes"],
     "additionalProperties": False,
+}
+# An answer that does not end by itself for a while.
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
+ENDLESS: Any = {
+    "format": {
+        "type": "json_schema",
+        "name": "numbers",
+        "schema": {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]},
+        "strict": True,
+    }
 }
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -34,7 +45,9 @@ async def client(daemon: Daemon) -> AsyncIterator[AsyncOpenAI]:
 async def respond(connection: Any, **fields: Any) -> Any:
     """Create a response over an open connection; return its final object."""
     await connection.response.create(model="builtin", **fields)
+    grammar = EventGrammar()
     async for event in connection:
+        grammar.feed(event.to_dict())
         if event.type in TERMINAL:
             return event.response
     raise AssertionError("the connection ended without a terminal event")
@@ -49,6 +62,7 @@ class TestResponsesOverWebSocket:
                 events.append(event)
                 if event.type in TERMINAL:
                     break
+        check_stream([event.to_dict() for event in events])
         kinds = [event.type for event in events]
         assert kinds[:4] == [
             "response.created",
@@ -93,14 +107,18 @@ class TestResponsesOverWebSocket:
 
     async def test_cancel_in_the_middle(self, client: AsyncOpenAI) -> None:
         async with client.responses.connect() as connection:
-            await connection.response.create(model="builtin", input="Hello!")
+            await connection.response.create(model="builtin", input="Hello!", text=ENDLESS)
+            events = []
             async for event in connection:
-                if event.type == "response.created":
-                    await connection.send_raw(json.dumps({"type": "response.cancel", "response_id": event.response.id}))
+                if event.type == "response.output_text.delta" and not any(event.type == each.type for each in events):
+                    response_id = events[0].response.id
+                    await connection.send_raw(json.dumps({"type": "response.cancel", "response_id": response_id}))
+                events.append(event)
                 if event.type in TERMINAL:
                     break
-            # A short answer may be over before the cancel arrives; either way there is one end, and another turn.
-            assert event.response.status in ("cancelled", "completed")
+            check_stream([each.to_dict() for each in events])
+            assert (event.type, event.response.status) == ("response.incomplete", "cancelled")
+            assert event.response.output[0].status == "incomplete"
             again = await respond(connection, input="Hello!")
         assert again.status == "completed"
 
@@ -111,8 +129,8 @@ class TestResponsesOverWebSocket:
 
         alone = [await one(name) for name in ("Anna", "Bert", "Cleo")]
         together = await asyncio.gather(*(one(name) for name in ("Anna", "Bert", "Cleo")))
-        assert [bool(text) for text in together] == [True] * 3
-        assert len(alone) == len(together)
+        assert together == alone
+        assert all(alone)
 
     async def test_too_long_a_prompt_is_refused_with_both_counts(self, client: AsyncOpenAI) -> None:
         async with client.responses.connect() as connection:

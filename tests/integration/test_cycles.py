@@ -93,6 +93,6 @@ async def test_twenty_cycles_leave_nothing_behind(own_daemon: Daemon) -> None:
     await check(own_daemon, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=10)
 async def test_two_hundred_cycles_leave_nothing_behind(own_daemon: Daemon) -> None:
     await check(own_daemon, 200)

@@ -64,7 +64,7 @@ async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:
         response: Any = end["response"]
         assert response["id"] == created["response"]["id"]  # type: ignore[index]
         (handover,) = response["edgeagent"]["handovers"]
-        assert (handover["reason"], handover["after_tokens"] > 0) == ("worker_crashed", True)
+        assert (handover["reason"], handover["after_tokens"] > 0) == ("worker_killed", True)
         text = response["output"][0]["content"][0]["text"]
         assert "".join(text.split()).startswith('{"numbers":[')
         # The same socket, the same daemon, a new worker, the same answer.
@@ -97,7 +97,8 @@ async def test_a_stop_lets_a_stream_end_with_its_terminal_event(tmp_path: Path) 
         await until(socket, "response.output_text.delta")
         daemon.process.send_signal(signal.SIGTERM)
         end = await until(socket, "response.completed", "response.failed", "response.incomplete")
-    assert end["type"] in ("response.incomplete", "response.failed", "response.completed")
+    assert end["type"] == "response.incomplete", end
+    assert (end["response"]["status"], end["response"]["incomplete_details"]) == ("cancelled", None)  # type: ignore[index]
     assert daemon.process.wait(20) == 0
     assert not psutil.pid_exists(worker)
 
@@ -106,7 +107,7 @@ async def test_a_stop_lets_a_stream_end_with_its_terminal_event(tmp_path: Path) 
 def test_a_second_daemon_on_the_same_state_says_so(daemon: Daemon) -> None:
     command = [sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--state-dir", str(daemon.state_dir)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert second.returncode != 0
+    assert second.returncode == 4
     assert "another daemon" in second.stderr
     assert "Traceback" not in second.stderr
 
@@ -116,7 +117,7 @@ async def test_a_web_page_cannot_reach_it(daemon: Daemon) -> None:
         request = urllib.request.Request(f"{daemon.url}/v1/models", headers=headers)
         with pytest.raises(urllib.error.HTTPError) as refused:
             await asyncio.to_thread(urllib.request.urlopen, request)
-        assert refused.value.code in (400, 403, 421)
+        assert refused.value.code == 403
         refused.value.close()
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine import fingerprint
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS
+from edgeagent.engine.intake import Intake
+from edgeagent.engine.radix_tree import common_length
+from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import (
     CachePolicy,
@@ -19,6 +24,7 @@ from edgeagent.types import (
     TextPrompt,
     Tool,
 )
+from edgeagent.worker import host
 from edgeagent.worker.block_writer import start_block_store
 from edgeagent.worker.host import Host
 from edgeagent.worker.protocol import DiskCache, Load
@@ -27,14 +33,24 @@ from tests.models import make_tiny_model
 PROMPT = "The cat sat on the mat and the dog on the log, and they were there all day. " * 8
 
 
+@pytest.fixture(autouse=True)
+def _always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore what there is, also where a busy machine would compute it sooner."""
+    monkeypatch.setattr(Intake, "_prefill_s", lambda *_: None)
+
+
 class Machine:
     """One life of a worker with this model and this folder."""
 
-    def __init__(self, model: Path, folder: Path, config: EngineConfig) -> None:
+    def __init__(self, model: Path, folder: Path, config: EngineConfig, *, draft: Path | None = None) -> None:
         disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
-        load = Load("tiny", str(model), None, config.model_dump_json().encode(), disk=disk)
+        load = Load(
+            "tiny", str(model), None if draft is None else str(draft), config.model_dump_json().encode(), disk=disk
+        )
         self._host = Host(load, lambda _: None, store=start_block_store(disk))
+        self.notes = self._host.notes
         self._num_requests = 0
+        self.first: list[int] = []  # the tokens of the first prompt
 
     def ask(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int]:
         """Return a greedy answer's tokens, and how many of the prompt's came from the cache."""
@@ -54,6 +70,7 @@ class Machine:
         )
         engine = self._host.engine
         sequence = engine.add(self._host.prepare(request).spec)
+        self.first = self.first or list(sequence.spec.prompt)
         tokens: list[int] = []
         while True:
             for output in engine.step():
@@ -110,7 +127,9 @@ def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_
 
 
 @pytest.mark.parametrize("has_tools", [False, True])
-@pytest.mark.parametrize(("num_conversations", "num_rules"), [(25, 25), pytest.param(100, 70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_conversations", "num_rules"), [(25, 25), pytest.param(100, 70, marks=pytest.mark.slow(seconds=8))]
+)
 def test_conversations_take_the_bytes_of_their_system_prompt_once(
     tmp_path: Path, num_conversations: int, num_rules: int, has_tools: bool
 ) -> None:
@@ -162,4 +181,78 @@ def test_what_somebody_else_says_is_theirs_to_keep(tmp_path: Path) -> None:
     machine.close()
     machine = Machine(model, tmp_path / "cache", config)
     assert machine.ask(PROMPT)[1] > 0
+    machine.close()
+
+
+def test_a_draft_changes_no_answer_over_restarts(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION, num_heads=2)
+    draft = make_tiny_model(tmp_path / "draft.gguf", MemoryKind.FULL_ATTENTION, num_heads=2, num_layers=1)
+    config = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on", draft_tokens=4)
+    machine = Machine(model, tmp_path / "reference", config)
+    expected, expected_next = machine.ask(PROMPT)[0], machine.ask(PROMPT + "And then?")[0]
+    machine.close()
+    for life, has_draft in enumerate((True, True, False, True)):
+        machine = Machine(model, tmp_path / "cache", config, draft=draft if has_draft else None)
+        answer, num_cached = machine.ask(PROMPT)
+        assert answer == expected
+        assert (num_cached > 200) == (life > 0)
+        answer, num_cached = machine.ask(PROMPT + "And then?")
+        assert answer == expected_next
+        assert num_cached > 200
+        machine.idle()
+        machine.close()
+
+
+def test_the_folder_of_an_older_version_is_a_miss_and_stays_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION)
+    config = EngineConfig(ctx=1024, batch=32, threads=1)
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(fingerprint, "_BLOCKS_VERSION", 1)
+    machine = Machine(model, folder, config)
+    expected, _ = machine.ask(PROMPT)
+    machine.close()
+    monkeypatch.setattr(fingerprint, "_BLOCKS_VERSION", 2)
+    old = {path.name for path in folder.glob("*.kv")}
+    for path in folder.glob("*.about"):
+        path.write_text('{"model": "tiny", "client": ""}')
+    for path in folder.glob("*.kv"):  # one of a format that nobody reads any more
+        content = bytearray(path.read_bytes())
+        content[8:10] = b"\0\0"
+        path.write_bytes(content)
+        break
+    for num_cached in (0, 200):
+        machine = Machine(model, folder, config)
+        answer, found = machine.ask(PROMPT)
+        assert answer == expected
+        assert found >= num_cached
+        assert (found == 0) == (num_cached == 0)
+        assert "by another version" in " ".join(machine.notes)
+        machine.close()
+    names = {path.name for path in folder.glob("*.kv")}
+    assert old < names, "they go when room is needed, or when nobody used them for long"
+
+
+@pytest.mark.parametrize("kind", CUTTABLE)
+def test_small_blocks_come_back_as_exactly_as_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind
+) -> None:
+    """Blocks of 32 tokens, as a model with many bytes a token has them; a prompt is cut in the middle of one."""
+    monkeypatch.setattr(host, "choose_block_tokens", lambda token_bytes: 32)
+    model = make_tiny_model(tmp_path / "tiny.gguf", kind, num_heads=2)
+    config = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on")
+    off = CachePolicy(read=False, write=False)
+    prompts = [PROMPT, PROMPT + "And then?", PROMPT[:400] + "But one of them was not there. "]
+    machine = Machine(model, tmp_path / "cache", config)
+    expected = [machine.ask(prompt, off)[0] for prompt in prompts]
+    assert machine.ask(PROMPT) == (expected[0], 0)
+    machine.close()
+    machine = Machine(model, tmp_path / "cache", config)
+    for prompt, wanted in zip(prompts, expected, strict=True):
+        tokens, sequence = machine.run(TextPrompt(prompt))
+        assert tokens == wanted
+        if kind is MemoryKind.FULL_ATTENTION:
+            num_shared = common_length(sequence.tokens[: sequence.num_prompt], array("i", machine.first))
+            assert num_shared - 32 <= sequence.num_cached <= num_shared
     machine.close()

@@ -6,11 +6,13 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
+import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,10 +88,42 @@ def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_pat
     with serving(state_dir, "builtin", *quantized) as daemon:
         other, cached = ask(daemon, "When do you open?")
         assert cached == 0
+        assert "K type (f16, now q8_0)" in daemon.log.read_text(), "the log says why nothing is found"
     with serving(state_dir, "builtin", *quantized) as daemon:
         again, cached = ask(daemon, "When do you open?")
         assert again == other
         assert cached > 256
+
+
+def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:
+    cache = tmp_path / "state" / "cache"
+
+    def is_healthy_with(num_blocks: int) -> bool:
+        worker = status_of(daemon.url)["models"][0]["worker"]
+        disk = {"trouble": "there is no worker"} if worker is None else worker["disk_cache"]
+        return disk["trouble"] is None and disk["num_blocks"] == num_blocks
+
+    def wait_until_healthy_with(count: Callable[[], int]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not cache.is_dir() or not is_healthy_with(count()):
+            assert time.monotonic() < deadline, status_of(daemon.url)
+            time.sleep(0.05)
+
+    with serving(cache.parent, "builtin") as daemon:
+        first, _ = ask(daemon, "When do you open?")
+        wait_for_disk(cache.parent, 256)
+        shutil.rmtree(cache.rename(tmp_path / "deleted"))  # moved first: the worker may be writing into it
+        # Where the worker is in a sandbox, that is bound to the old folder, so it takes another worker.
+        wait_until_healthy_with(lambda: 0)
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+        assert ask(daemon, "When do you open?")[0] == first
+        wait_for_disk(cache.parent, 256)
+        wait_until_healthy_with(lambda: len(list(cache.glob("*.kv"))))
+        assert {"lock", "state.json"} <= {path.name for path in cache.iterdir()}
+    (part,) = cache_folder.list_parts(cache)
+    assert part.about is not None and part.about.model == "builtin"
+    with serving(cache.parent, "builtin") as daemon:
+        assert ask(daemon, "When do you open?")[1] >= 256
 
 
 def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Path) -> None:
@@ -138,6 +172,23 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "them" in capsys.readouterr().out
     assert main(["cache", "purge", *folder]) == 0  # without a daemon, on the folder itself
     assert num_tokens_on_disk(state_dir) == 0
+
+
+def test_two_daemons_on_one_cache_folder_keep_their_own_prompts(tmp_path: Path) -> None:
+    """Each has a secret of its own: it finds its own blocks, and leaves the other's alone."""
+    folder = ("--cache-dir", str(tmp_path / "cache"))
+    founds = []
+    for _ in range(2):
+        with (
+            serving(tmp_path / "one", "builtin", *folder) as one,
+            serving(tmp_path / "two", "builtin", *folder) as two,
+        ):
+            (first, first_cached), (second, second_cached) = (ask(each, "When do you open?") for each in (one, two))
+            assert first == second
+            founds.append((first_cached, second_cached))
+            assert ask(two, "When do you close?")[1] > 256
+    assert founds[0] == (0, 0)
+    assert min(founds[1]) > 256
 
 
 def until(socket: Connection, *kinds: str) -> dict[str, Any]:

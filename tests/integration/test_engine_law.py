@@ -1,10 +1,10 @@
 """The engine's law on real llama.cpp: batched, cached, restored, interrupted output equals naive greedy output.
 
 llama.cpp's logits depend on the order of a sequence's cells, which are taken where there is room: attention sums in
-that order, and flash attention, f16 cells and quantized weights make more of the last bit (measured on these models:
-1e-5 where all is f32 and plain, 0.05 with flash attention, 0.4 with quantized weights too). From 64 tokens a batch on
-they also depend on the chunks. So where all is f32 and plain, outputs are equal but for ties; elsewhere, where two
-outputs part, their tokens' logits must be close.
+that order, and flash attention, smaller cells and quantized weights make more of the last bit (measured on these
+models: 1e-5 where all is f32 and plain, 0.1 with flash attention or smaller cells, 0.4 with quantized weights too).
+From 64 tokens a batch on they also depend on the chunks. So every row of logits is compared with a plain loop's, within
+what two plain runs differ by (naive.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
@@ -27,48 +26,21 @@ from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model
-from edgeagent.engine.runner import Slice
-from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import DraftModel
-from edgeagent.types import MemoryKind, SamplingParams
+from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.fakes import FakeClock, FakeTier
+from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
+from tests.integrity import check_integrity
 from tests.models import make_tiny_model
 
-GREEDY = SamplingParams(temperature=0.0)
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
 CONFIG = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
 # Batches in which many sequences' states are moved at once, and interrupted.
 WIDE = CONFIG.model_copy(update={"batch": 128})
 Q8 = F16.model_copy(update={"kv_type_k": "q8_0", "kv_type_v": "q8_0"})
-# Logits have a standard deviation of 3.
-EXACT = 1e-3
-CLOSE = 0.75
 SECRET = b"s" * 32
-
-
-class Naive:
-    """A plain loop in a context of its own: the whole prefix in chunks, the likeliest token, again."""
-
-    def __init__(self, model: Model, config: EngineConfig = CONFIG) -> None:
-        self._runner = LlamaRunner(model, config.model_copy(update={"parallel": 1, "batch": 32}))
-
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        self._runner.clear(0)
-        for start in range(0, len(tokens), 32):
-            self._runner.decode([Slice(0, start, tokens[start : start + 32], 1)])
-        return self._runner.logits(0).copy()
-
-    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
-        output = [int(self.logits(prompt).argmax())]
-        while len(output) < max_tokens and not self._runner.is_end(output[-1]):
-            self._runner.decode([Slice(0, len(prompt) + len(output) - 1, output[-1:], 1)])
-            output.append(int(self._runner.logits(0).argmax()))
-        return output[:-1] if self._runner.is_end(output[-1]) else output
-
-    def close(self) -> None:
-        self._runner.close()
 
 
 @dataclass(frozen=True)
@@ -104,13 +76,6 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> ExactModel:
     return get
 
 
-@pytest.fixture(params=list(MemoryKind), ids=str)
-def model(request: pytest.FixtureRequest, exact_model: ExactModel) -> Iterator[Model]:
-    loaded = Model(exact_model(request.param), CONFIG)
-    yield loaded
-    loaded.close()
-
-
 KINDS_AND_CELLS = [
     pytest.param((kind, config), id=f"{kind}-{config.kv_type_k}")
     for kind in MemoryKind
@@ -123,7 +88,7 @@ KINDS_AND_CELLS += [
     pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MemoryKind if kind is not MemoryKind.RECURRENT
 ]
 KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=0.7)) for seed in range(1, 10))]
 
 
 @pytest.fixture(params=KINDS_AND_CELLS)
@@ -134,13 +99,6 @@ def setup(request: pytest.FixtureRequest, exact_model: ExactModel) -> Iterator[S
     loaded.close()
 
 
-def greedy(model: Model) -> Sampler:
-    return Sampler(resolve(GREEDY, model.default_sampling()), model.num_tokens)
-
-
-Asked = dict[str, tuple[list[int], int, list[int]]]
-
-
 def run_schedule(
     model: Model,
     engine: Engine,
@@ -149,15 +107,15 @@ def run_schedule(
     num_steps: int,
     known: list[list[int]] | None = None,
     below: FakeTier | None = None,
-) -> Asked:
-    """Drive an engine through a random schedule; return (prompt, max_tokens, output) of what was not cancelled.
+) -> list[Asked]:
+    """Drive an engine through a random schedule; return what was asked and not cancelled, with what came of it.
 
     Prompts begin like those in `known`, which grows. Blocks `below` are damaged now and then.
     """
     known = [] if known is None else known
     known.append([rng.randrange(10, 250) for _ in range(60)])
     known.append([rng.randrange(10, 250) for _ in range(550)])
-    asked: Asked = {}
+    asked: dict[str, Asked] = {}
     done: set[str] = set()
     step = 0
     while step < num_steps or engine.has_work:
@@ -166,15 +124,15 @@ def run_schedule(
             kept = len(base) if rng.random() < 0.4 else rng.randrange(1, len(base) + 1)
             prompt = base[:kept] + [rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))]
             name = f"s{step}"
-            asked[name] = (prompt[-600:], rng.randrange(1, 12), [])
+            asked[name] = Asked(prompt[-600:], rng.randrange(1, 12), Recorder(model), [])
             # What was shared counts as instructions now and then, and some prompts are lanes'.
             num_system = kept if len(prompt) <= 600 and rng.random() < 0.4 else 0
             lane = rng.choice(["", "", "a", "b"])
             spec = SequenceSpec(
                 name,
-                asked[name][0],
-                greedy(model),
-                max_tokens=asked[name][1],
+                asked[name].prompt,
+                asked[name].recorder,
+                max_tokens=asked[name].max_tokens,
                 num_system=num_system,
                 boundaries=(num_system,) if num_system else (),
                 lane=lane,
@@ -186,36 +144,27 @@ def run_schedule(
                 del asked[victim]
         if below is not None and below.blocks and rng.random() < 0.03:
             below.lost.add(rng.choice(list(below.blocks)))
-        # An abort flag that is set before a decode begins interrupts it at its first node.
-        if rng.random() < 0.08:
+        # An abort flag that is set before a decode begins interrupts it at its first node. Other memories are never
+        # interrupted: llama.cpp leaves their states half moved, and now and then a later sequence begins with that.
+        if rng.random() < 0.08 and model.memory_kind is MemoryKind.FULL_ATTENTION:
             runner.request_abort()
         for output in engine.step():
             assert output.error is None
             name = output.sequence.id
-            asked[name][2].extend(output.tokens)
+            asked[name].output.extend(output.tokens)
             if output.finish_reason is not None:
                 assert name not in done
                 done.add(name)
-                known.append([*asked[name][0], *asked[name][2]][-600:])
+                known.append([*asked[name].prompt, *asked[name].output][-600:])
         runner.clear_abort()
-        engine.check_integrity()
+        check_integrity(engine)
         step += 1
     assert done == asked.keys()
-    return asked
+    return list(asked.values())
 
 
-def check(asked: Asked, naive: Naive, epsilon: float = EXACT) -> None:
-    """Compare outputs with naive ones; where they part, the runner-up may be within `epsilon` of the likeliest."""
-    for prompt, max_tokens, output in asked.values():
-        expected = naive.generate(prompt, max_tokens)
-        if output != expected:
-            at = next(i for i, (a, b) in enumerate(zip(output, expected, strict=False)) if a != b)
-            logits = naive.logits([*prompt, *expected[:at]])
-            assert logits[expected[at]] - logits[output[at]] < epsilon
-
-
-def epsilon_of(config: EngineConfig) -> float:
-    return EXACT if config is CONFIG else CLOSE
+def floor_of(config: EngineConfig) -> float:
+    return FLOOR if config.kv_type_k != "f32" else EXACT_FLOOR
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -226,8 +175,8 @@ def test_random_schedules(setup: Setup, seed: int, host_bytes: int) -> None:
     naive = Naive(setup.model, setup.config)
     asked = run_schedule(setup.model, engine, runner, random.Random(seed), 120)
     assert len(asked) > 5
-    assert any(output for _, _, output in asked.values())
-    check(asked, naive, epsilon_of(setup.config))
+    assert any(each.output for each in asked)
+    check(asked, naive, floor_of(setup.config))
     naive.close()
     runner.close()
 
@@ -241,7 +190,7 @@ def test_random_schedules_over_restarts(setup: Setup, seed: int) -> None:
         runner = setup.runner()
         engine = setup.engine(runner, below, 300_000)
         asked = run_schedule(setup.model, engine, runner, rng, 60, known, below)
-        check(asked, naive, epsilon_of(setup.config))
+        check(asked, naive, floor_of(setup.config))
         num_restored += below.num_reads
         engine.close()
         runner.close()
@@ -254,7 +203,7 @@ def test_random_schedules_of_batches_that_are_filled_up(
     exact_model: ExactModel, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     loaded = Model(exact_model(MemoryKind.FULL_ATTENTION), CONFIG)
-    naive = Naive(loaded)
+    naive = Naive(loaded, CONFIG)
     monkeypatch.setattr(Model, "file_type", 2)  # as if its weights were in Q4_0
     runner = LlamaRunner(loaded, CONFIG)
     engine = Setup(loaded, CONFIG).engine(runner, None, 400_000)
@@ -281,23 +230,24 @@ class Meddler(threading.Thread):
         self.join()
 
 
-def test_interrupted_anywhere(model: Model) -> None:
+def test_interrupted_anywhere(exact_model: ExactModel) -> None:
+    model = Model(exact_model(MemoryKind.FULL_ATTENTION), CONFIG)
     runner = LlamaRunner(model, CONFIG)
     engine = Setup(model, CONFIG).engine(runner)
-    naive = Naive(model)
+    naive = Naive(model, CONFIG)
     meddler = Meddler(runner)
     meddler.start()
     asked = run_schedule(model, engine, runner, random.Random(11), 150)
     meddler.stop()
     check(asked, naive)
-    naive.close()
-    runner.close()
+    for each in (naive, runner, model):
+        each.close()
 
 
 def test_drafts_change_nothing(exact_model: ExactModel) -> None:
     target = Model(exact_model(MemoryKind.FULL_ATTENTION), CONFIG)
     runner, draft_runner = LlamaRunner(target, CONFIG), LlamaRunner(target, CONFIG)
-    naive = Naive(target)
+    naive = Naive(target, CONFIG)
 
     class Wrong(DraftModel):
         """A draft model that agrees with the target except for every third token."""
@@ -315,7 +265,7 @@ def test_drafts_change_nothing(exact_model: ExactModel) -> None:
     engine = Engine(runner, max_running=4, drafter=make)
     asked = run_schedule(target, engine, runner, random.Random(7), 150)
     check(asked, naive)
-    drafters[0].check_integrity()
+    check_integrity(drafters[0])
     for each in (naive, runner, draft_runner, target):
         each.close()
 
@@ -324,8 +274,8 @@ def test_large_batches(tiny_model: TinyModel) -> None:
     model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
     runner = LlamaRunner(model, CONFIG.model_copy(update={"batch": 512, "ctx": 2048}))
     engine = Engine(runner, max_running=4, itl_budget_s=10.0)
-    naive = Naive(model)
+    naive = Naive(model, CONFIG)
     asked = run_schedule(model, engine, runner, random.Random(3), 120)
-    check(asked, naive, CLOSE)
+    check(asked, naive, FLOOR)
     for each in (naive, runner, model):
         each.close()

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AsyncOpenAI, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
 from websockets.asyncio.client import connect
 
+from tests.api.event_grammar import EventGrammar, check_stream
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
@@ -72,6 +73,48 @@ async def test_in_the_background(client: AsyncOpenAI) -> None:
     assert now.output_text
 
 
+async def test_a_background_stream_is_left_and_taken_up_again(client: AsyncOpenAI) -> None:
+    stream = await client.responses.create(model="builtin", input=STORY, background=True, stream=True)
+    seen = []
+    async for event in stream:
+        seen.append(event.to_dict())
+        if event.type == "response.output_text.delta":
+            break
+    await stream.close()
+    response_id, number = seen[0]["response"]["id"], seen[-1]["sequence_number"]
+    for _ in range(2):  # while it is generated, perhaps, and afterwards
+        rest = await client.responses.retrieve(response_id, stream=True, starting_after=number)
+        events = seen + [event.to_dict() async for event in rest]
+        check_stream(events)
+        text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert text == (await client.responses.retrieve(response_id)).output_text != ""
+
+
+async def test_a_conversation_that_outgrows_its_context(client: AsyncOpenAI) -> None:
+    text = "Please remember what I say: " + "the kiosk by the door sells maps and tickets, " * 12
+    fields: Any = {"model": "builtin", "instructions": "Be brief.", "max_output_tokens": 8, "temperature": 0}
+    previous, dropped, num_again = None, 0, 0
+    for index in range(40):
+        made = await client.responses.create(
+            input=f"{index}. {text}", previous_response_id=previous, truncation="auto", **fields
+        )
+        assert made.truncation == "auto" and made.usage is not None
+        assert made.usage.input_tokens <= 2048
+        now = (made.model_extra or {})["edgeagent"].get("dropped_items", 0)
+        assert now >= dropped
+        if now == dropped > 0:
+            # All but what is new was computed in the turn before.
+            assert made.usage.input_tokens_details.cached_tokens > made.usage.input_tokens // 2
+            num_again += 1
+        previous, dropped = made.id, now
+        if num_again >= 5:
+            break
+    assert dropped > 0 and num_again >= 5
+    with pytest.raises(BadRequestError) as caught:
+        await client.responses.create(input=text, previous_response_id=previous, **fields)
+    assert caught.value.code == "context_length_exceeded"
+
+
 async def test_compacted(client: AsyncOpenAI) -> None:
     first = await client.responses.create(model="builtin", input="Hello, my name is Robin.")
     made = await client.responses.compact(model="builtin", previous_response_id=first.id)
@@ -100,20 +143,24 @@ async def test_two_lanes_and_a_fork(client: AsyncOpenAI) -> None:
 async def test_steered(client: AsyncOpenAI) -> None:
     async with client.responses.connect() as connection:
         await connection.response.create(model="builtin", input=STORY, **ENDLESS)
+        grammar = EventGrammar()
         created = await connection.recv()
+        grammar.feed(created.to_dict())
         assert created.type == "response.created"
         async for event in connection:
+            grammar.feed(event.to_dict())
             if event.type == "response.output_text.delta":
                 break
         await connection.response.steer(previous_response_id=created.response.id, input="Hello!")
-        first = await last(connection)
+        first = await last(connection, grammar)
         assert (first.status, first.incomplete_details.reason) == ("incomplete", "steered")
         # The successor has the first one's settings, so it is as long.
         successor = await connection.recv()
+        grammar.feed(successor.to_dict())
         assert successor.type == "response.created"
         assert successor.response.previous_response_id == first.id
         await connection.send_raw('{"type":"response.cancel"}')
-        assert (await last(connection)).status == "cancelled"
+        assert (await last(connection, grammar)).status == "cancelled"
 
 
 @pytest.mark.parametrize("is_polite", [False, True], ids=["reset", "closed"])
@@ -144,8 +191,11 @@ async def test_work_stops_when_its_client_leaves(
     assert after.output_text == before.output_text
 
 
-async def last(connection: Any) -> Any:
+async def last(connection: Any, grammar: EventGrammar | None = None) -> Any:
+    """Return a response's final object; its events obey the grammar, which may have had some of them."""
+    grammar = grammar or EventGrammar()
     async for event in connection:
+        grammar.feed(event.to_dict())
         if event.type in TERMINAL:
             return event.response
     raise AssertionError("the connection ended without a terminal event")

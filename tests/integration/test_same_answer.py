@@ -51,9 +51,9 @@ class Answer:
 class Life:
     """One life of a worker."""
 
-    def __init__(self, model: Path, folder: Path | None) -> None:
+    def __init__(self, model: Path, folder: Path | None, threads: int) -> None:
         disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
-        config = EngineConfig(threads=2, ctx=2048).model_dump_json().encode()
+        config = EngineConfig(threads=threads, ctx=2048).model_dump_json().encode()
         store = None if disk is None else start_block_store(disk)
         self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)
         self._num_requests = 0
@@ -92,9 +92,10 @@ Begin = Callable[..., Life]
 def begin(tiny_model: TinyModel) -> Iterator[Begin]:
     lives: list[Life] = []
 
-    def begin_one(folder: Path | None = None, kind: MemoryKind | None = None) -> Life:
+    # One thread: two wait for each other by spinning, which takes many times as long beside another test.
+    def begin_one(folder: Path | None = None, kind: MemoryKind | None = None, threads: int = 1) -> Life:
         # The tiny models' sums are mostly the same whatever is computed at once; the bundled one's are not.
-        lives.append(Life(builtin_model().path if kind is None else tiny_model(kind), folder))
+        lives.append(Life(builtin_model().path if kind is None else tiny_model(kind), folder, threads))
         return lives[-1]
 
     yield begin_one
@@ -145,13 +146,14 @@ def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
         assert rest.logprobs == whole.logprobs[num_steps:]
 
 
-def test_gone_on_with_behind_blocks(begin: Begin, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.alone)])
+def test_gone_on_with_behind_blocks(begin: Begin, tmp_path: Path, threads: int) -> None:
     """Of a long answer the full blocks are on disk; what follows them is computed as it was."""
     request = ask_for(200, max_tokens=400)
-    first = begin(tmp_path)
+    first = begin(tmp_path, threads=threads)
     whole = first.ask(request)
     first.end()
-    second = begin(tmp_path)
+    second = begin(tmp_path, threads=threads)
     delivered = whole.until(390)
     rest = second.ask(request, delivered)
     assert rest.tokens == whole.tokens[390:]

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from edgeagent.backends.fake import finished
 from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
 from edgeagent.types import FinishReason, Started, Step, TextDelta, Usage
+from tests.backends.fake import finished
 
 models = (f"meter-{number}" for number in itertools.count())
 

@@ -1,4 +1,4 @@
-"""Measures what README's table of the prefix cache says: `python -m tests.peer.cache_figures MODEL.gguf`.
+"""Measures what docs/figures.md's table of the prefix cache says: `python -m tests.peer.cache_figures MODEL.gguf`.
 
 Starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them by turns; where
 it is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps every sample.

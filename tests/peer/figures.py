@@ -1,4 +1,4 @@
-"""Measures what README's table of figures says: `python tests/peer/figures.py MODEL.gguf --llama-bench PATH`.
+"""Measures what docs/figures.md says of the daemon: `python -m tests.peer.figures MODEL.gguf --llama-bench PATH`.
 
 MODEL is a 0.5 B model (tests/peer/random_model.py makes one). Run it on a quiet machine. Comparisons alternate and give
 medians; `--json` prints everything measured.
@@ -33,6 +33,8 @@ from edgeagent.worker.protocol import Cancel, Load, Submit
 
 DEPTH = 512
 NUM_TOKENS = 128
+# Both compute attention in the form that is the daemon's default on a CPU.
+FLASH_ATTENTION = {"edgeagent": "off", "llama-bench": "0"}
 SCHEMA = {
     "type": "object",
     "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 200}},
@@ -162,7 +164,9 @@ async def prompt_of(port: int, num_tokens: int) -> str:
 
 def llama_bench_rate(binary: Path, model: Path, threads: int) -> float:
     command = [str(binary), "-m", str(model), "-p", "0", "-n", str(NUM_TOKENS), "-d", str(DEPTH), "-t", str(threads)]
-    output = subprocess.run([*command, "-fa", "1", "-r", "2", "-o", "json"], capture_output=True, check=True).stdout
+    output = subprocess.run(
+        [*command, "-fa", FLASH_ATTENTION["llama-bench"], "-r", "2", "-o", "json"], capture_output=True, check=True
+    ).stdout
     return float(json.loads(output)[0]["avg_ts"])
 
 
@@ -192,7 +196,8 @@ def main() -> None:
     ours, theirs, constrained, delivery = [], [], [], []
     for _ in range(options.rounds):
         # A daemon for each round: the prefixes that earlier answers left in its cells would slow later ones.
-        with daemon(str(options.model), "--threads", str(options.threads), "--ctx", "4096") as (_, port, _):
+        flags = ("--threads", str(options.threads), "--ctx", "4096", "--flash-attention", FLASH_ATTENTION["edgeagent"])
+        with daemon(str(options.model), *flags) as (_, port, _):
             prompt = asyncio.run(prompt_of(port, DEPTH))
             asyncio.run(stream_rate(port, prompt))
             rate, stages = asyncio.run(stream_rate(port, prompt))

@@ -40,7 +40,11 @@ class Shape:
     context_length: int = 32_768
 
 
-PRESETS = {"0.5b": Shape(24, 896, 14, 2, 4864, 151_936)}
+PRESETS = {
+    "0.5b": Shape(24, 896, 14, 2, 4864, 151_936),
+    # The KV cells of an 8B model (128 KiB a token), and little else to compute.
+    "8b-kv": Shape(32, 1024, 8, 8, 1024, 32_000),
+}
 
 
 def make_random_model(path: Path, preset: str = "0.5b", *, seed: int = 0) -> Path:

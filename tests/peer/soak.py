@@ -45,7 +45,13 @@ SETTLE_S = 5.0
 WORDS = ["weather", "lights", "kitchen", "timer", "shopping", "morning", "garden", "music", "bedroom", "coffee"]
 # Caches that are soon full: what grows after that is no cache.
 BOUNDS = {"cache-memory-bytes": 4 << 20, "cache-disk-bytes": 16 << 20, "max-stored-responses": 200}
-FLAGS = (*(part for name, bound in BOUNDS.items() for part in (f"--{name}", str(bound))), "--log-level", "warning")
+FLAGS = (
+    *(part for name, bound in BOUNDS.items() for part in (f"--{name}", str(bound))),
+    "--log-level",
+    "warning",
+    "--threads",
+    "0",
+)
 
 
 @dataclass(slots=True)

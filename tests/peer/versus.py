@@ -1,7 +1,7 @@
 """edgeagent against llama.cpp's own server, by turns: `python -m tests.peer.versus MODEL.gguf`, on a quiet machine.
 
 Both get the same model, threads, context and number of sequences, and are started anew for each scenario; `edgeagent
-bench` measures them A B A B. Prints README's table of figures in Markdown; `--json FILE` keeps every sample. About six
+bench` measures them A B A B. Prints the table of docs/figures.md; `--json FILE` keeps every sample. About six
 minutes with a 0.5 B model (tests/peer/random_model.py makes one, tests/peer/build.py compiles llama-server).
 """
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.api.app import create_app
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, StoreConfig
+from tests.backends.fake import FakeBackend
 from tests.owner_key import OwnerKey
 
 PORT = 8127

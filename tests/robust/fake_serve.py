@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.cli.options import with_declared_options
 from edgeagent.config_sources import LoadedConfig
 from edgeagent.daemon import serve
 from edgeagent.runtime_file import Runtime, find_daemon
+from tests.backends.fake import FakeBackend
 
 START_TIMEOUT_S = 60.0
 

@@ -1,4 +1,4 @@
-"""Asks for every hostile name wherever the wire takes one, and reports what was opened: `python -m … FOLDER`.
+"""Asks for every hostile name wherever the wire takes one; reports what came and what was opened: `python -m … FOLDER`.
 
 A process of its own, since an audit hook stays for good.
 """
@@ -29,8 +29,8 @@ def note(event: str, arguments: tuple[Any, ...]) -> None:
                 opened.add(os.path.abspath(os.fsdecode(argument)))  # noqa: PTH100 links stay as they are
 
 
-def ask(caller: asgi.Caller, name: str) -> list[int]:
-    """Give a name to every route that takes one; return the statuses."""
+def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
+    """Give a name to every route that takes one; return each with its status."""
     user = {"role": "user", "content": "hi"}
     bodies: list[tuple[str, Any]] = [
         ("/api/show", {"model": name}),
@@ -40,9 +40,9 @@ def ask(caller: asgi.Caller, name: str) -> list[int]:
         ("/v1/responses", {"model": name, "input": "hi"}),
         ("/v1/responses", {"model": "fake", "input": "hi", "previous_response_id": name}),
     ]
-    answers = [caller.post(path, body) for path, body in bodies]
-    answers += [caller.get(f"/v1/models/{name}"), caller.get(f"/v1/responses/{name}"), caller.get(f"/{name}")]
-    return [answer.status for answer in answers]
+    answers = [(path, caller.post(path, body)) for path, body in bodies]
+    answers += [(path, caller.get(path + name)) for path in ("/v1/models/", "/v1/responses/", "/")]
+    return [(path, int(answer.status)) for path, answer in answers]
 
 
 def main(folder: Path) -> None:
@@ -54,9 +54,12 @@ def main(folder: Path) -> None:
         for harmless in ("org/repo", "org/repo:Q4_0", "fake", "nothing"):
             ask(caller, harmless)
         sys.addaudithook(note)
-        statuses = {status for name in WIRE_NAMES for status in ask(caller, name)}
+        statuses: dict[str, dict[int, list[str]]] = {}
+        for name in WIRE_NAMES:
+            for path, status in ask(caller, name):
+                statuses.setdefault(path, {}).setdefault(status, []).append(name)
         foreign = sorted(path for path in opened if not Path(path).is_relative_to(folder))
-        print(json.dumps({"statuses": sorted(statuses), "opened": foreign}))
+        print(json.dumps({"statuses": statuses, "opened": foreign}))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from edgeagent.api import access
-from edgeagent.api.access import RULES, rule_of
+from edgeagent.api.access import NEEDS, need_of
 from edgeagent.api.app import create_app
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import Scope
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, running
 from tests.owner_key import OwnerKey
 from tests.robust.raw import PAGE, get, upgrade
@@ -59,16 +59,16 @@ def concrete(path: str) -> str:
     return re.sub(r"{\w+(:path)?}", "fake", path)
 
 
-async def test_every_route_has_a_rule_and_every_rule_a_route() -> None:
-    assert {path for path, _ in every_route()} == set(RULES)
+async def test_every_route_has_a_need_and_every_need_a_route() -> None:
+    assert {path for path, _ in every_route()} == set(NEEDS)
 
 
-async def test_the_rule_a_request_meets_is_its_routes() -> None:
-    for path, rule in RULES.items():
-        assert rule_of(concrete(path)) is rule, path
-    assert {path for path, rule in RULES.items() if rule.scope is None} == OPEN
+async def test_the_need_a_request_meets_is_its_routes() -> None:
+    for path, need in NEEDS.items():
+        assert need_of(concrete(path)) is need, path
+    assert {path for path, need in NEEDS.items() if need is None} == OPEN
     # What no route has needs everything that there is.
-    assert rule_of("/nothing").scope is Scope.ADMIN
+    assert need_of("/nothing") is Scope.ADMIN
 
 
 WRONG_TOKENS = [
@@ -159,13 +159,3 @@ async def test_the_token_among_subprotocols(locked: Running) -> None:
                 pass
         assert refused.value.response.status_code == status
         assert json.loads(refused.value.response.body)["error"]["message"]
-
-
-async def test_stopping_needs_the_token_even_where_nothing_else_does() -> None:
-    host = "Host: 127.0.0.1:{port}"
-    async with running(FakeBackend()) as daemon:
-        assert (await get(daemon, host, method="POST", target="/edgeagent/stop")).status == 401
-        assert not daemon.stop.is_requested
-        token = f"Authorization: Bearer {TOKEN}"
-        assert (await get(daemon, host, token, method="POST", target="/edgeagent/stop")).status == 202
-        assert daemon.stop.is_requested

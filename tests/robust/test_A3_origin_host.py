@@ -7,22 +7,27 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, exchange, has_ipv6_loopback, running
 from tests.robust.raw import KEY_HEADERS, PAGE, get, post, upgrade
+
+HI = '{"messages":[{"role":"user","content":"hi"}]}'
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def daemon() -> AsyncIterator[Running]:
-    server = ServerConfig(allowed_origins=(PAGE, "null"), allowed_hosts=("box.example",))
+    server = ServerConfig(
+        allowed_origins=(PAGE, "null"), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443")
+    )
     async with running(FakeBackend(), Config(server=server)) as daemon:
         yield daemon
 
 
 GOOD_HOSTS = ["127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "LOCALHOST:{port}", "box.example", "BOX.example"]
+GOOD_HOSTS += ["box.example:{port}", "box.example:443", "[fd00::1]:{port}", "[fd00::1]", "proxy.example:8443"]
 BAD_HOSTS = [
     "",
     " ",
@@ -65,7 +70,16 @@ BAD_HOSTS = [
     "127.0.0.1:{port}/health?",
     "127.0.0.1:{port}#",
     "http://127.0.0.1:{port}",
-    "box.example:{port}",
+    "box.example:",
+    "box.example:0443",
+    "box.example:http",
+    "box.example.:{port}",
+    "box.example:1:2",
+    "a.box.example",
+    "proxy.example",
+    "proxy.example:{port}",
+    "fd00::1",
+    "[fd00::2]:{port}",
     "127.0.0.1:{port}\u00e9",
     "ⓛocalhost".encode().decode("latin-1") + ":{port}",
 ]
@@ -238,10 +252,10 @@ async def test_no_page_no_cors_headers(daemon: Running) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        [],
         ["Content-Type: text/plain"],
         ["Content-Type: text/plain;application/json"],
-        ["Content-Type: application/x-www-form-urlencoded"],
+        ["Content-Type: application/x-www-form-urlencoded", "Content-Type: text/plain"],
+        ["Content-Type: "],
         ["Content-Type: multipart/form-data; boundary=x"],
         ["Content-Type: application/jsonp"],
         ["Content-Type: application/json", "Content-Type: text/plain"],
@@ -249,7 +263,45 @@ async def test_no_page_no_cors_headers(daemon: Running) -> None:
     ],
 )
 async def test_a_body_that_is_not_json(daemon: Running, lines: list[str]) -> None:
-    assert (await post(daemon, '{"messages":[]}', *lines)).status == 415
+    assert (await post(daemon, HI, *lines)).status == 415
+
+
+UNSAID = pytest.mark.parametrize(
+    "types", [[], ["Content-Type: application/x-www-form-urlencoded"]], ids=["no-type", "curl-type"]
+)
+
+
+@UNSAID
+@pytest.mark.parametrize("agent", [[], ["User-Agent: curl/8.5.0"]], ids=["no-agent", "curl"])
+async def test_a_program_need_not_say_that_its_body_is_json(
+    daemon: Running, types: list[str], agent: list[str]
+) -> None:
+    assert (await post(daemon, HI, *types, *agent)).status == 200
+    reply = await post(daemon, "model=default&messages=hi", *types, *agent)
+    assert (reply.status, reply.error()["code"]) == (400, "invalid_value")
+
+
+@UNSAID
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"Origin: {PAGE}",
+        f"Referer: {PAGE}/",
+        "Cookie: a=1",
+        "Sec-Fetch-Site: none",
+        "Sec-Fetch-Mode: no-cors",
+        "User-Agent: Mozilla/5.0 (X11; Linux x86_64)",
+    ],
+)
+async def test_a_page_must_say_so(daemon: Running, types: list[str], page: str) -> None:
+    """Else any page could post to the daemon without a preflight, be its answer hidden from it or not."""
+    assert (await post(daemon, HI, *types, page)).status == 415
+
+
+async def test_a_wrong_path_is_told_before_a_wrong_type(daemon: Running) -> None:
+    for line in ("Content-Type: text/plain", "Content-Encoding: gzip"):
+        reply = await post(daemon, HI, line, target="/v1/chat/completion")
+        assert (reply.status, reply.error()["code"]) == (404, "not_found")
 
 
 async def test_json_with_a_charset(daemon: Running) -> None:

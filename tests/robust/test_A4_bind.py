@@ -12,7 +12,6 @@ import httpx
 import psutil
 import pytest
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.bench.client import Transport, connection_to, find_server
 from edgeagent.bench.wire import Ask, Trace
 from edgeagent.cli.link import ask
@@ -21,6 +20,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon.listeners import listening
 from edgeagent.daemon.state import StartError
 from edgeagent.errors import BackendUnavailable
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, running
 from tests.robust.fake_serve import serving
 from tests.robust.raw import get
@@ -135,3 +135,59 @@ def test_another_network_namespace_does_not_reach_it(tmp_path: Path) -> None:
         code = f"import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up']); {attempt}"
         inside = subprocess.run([unshare, "-rn", sys.executable, "-c", code], capture_output=True)
         assert inside.returncode not in (0, 1), inside.stderr
+
+
+@LINUX
+def test_its_own_hosts_beyond_loopback(tmp_path: Path) -> None:
+    """The address that a connection came in on, and the machine's names; nobody else's."""
+    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == 2]
+    name = socket.gethostname().lower()
+    short = name.partition(".")[0]
+    with serving(tmp_path / "state", "--host", "0.0.0.0", "--plaintext", "--allowed-hosts", "box.example") as daemon:
+        port, token = daemon.runtime.port, daemon.runtime.token
+
+        def status(address: str, host: str, key: str | None) -> int:
+            headers = {"Host": host} | ({"Authorization": f"Bearer {key}"} if key else {})
+            return httpx.get(f"http://{address}:{port}/v1/models", headers=headers).status_code
+
+        for address in {*found, "127.0.0.1", "127.0.0.2"}:
+            for host in (address, "127.0.0.1", "localhost", name, short, f"{short}.local", "box.example"):
+                assert status(address, f"{host}:{port}", token) == 200, (address, host)
+                # Nobody without a token, not even from this machine.
+                assert status(address, f"{host}:{port}", None) == 401
+            assert status(address, "box.example", token) == 200
+            for host in ("127.0.0.3", "0.0.0.0", "192.0.2.77", "evil.example", f"{short}.evil.example", f"x{short}"):
+                assert status(address, f"{host}:{port}", token) == 403, (address, host)
+            assert status(address, f"{address}:{port + 1}", token) == 403
+        others = [address for address in found if not address.startswith("127.")]
+    log = (tmp_path / "state.log").read_text()
+    for address in others:
+        assert f"http://{address}:{port}" in log
+    assert str(daemon.state_dir / "token") in log and str(token) not in log
+
+
+@LINUX
+def test_its_own_hosts_on_ipv6(tmp_path: Path) -> None:
+    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == 10]
+    if "::1" not in found:
+        pytest.skip("no IPv6 here")
+    with serving(tmp_path / "state", "--host", "::", "--plaintext") as daemon:
+        port, headers = daemon.runtime.port, {"Authorization": f"Bearer {daemon.runtime.token}"}
+        # A link's own address has a zone, which no URL of httpx has room for.
+        for address in [address for address in found if "%" not in address]:
+            assert httpx.get(f"http://[{address}]:{port}/v1/models", headers=headers).status_code == 200
+            other = headers | {"Host": f"[2001:db8::7]:{port}"}
+            assert httpx.get(f"http://[{address}]:{port}/v1/models", headers=other).status_code == 403
+        # Who comes by IPv4 is seen with an address of IPv6 by a socket that takes both.
+        with socket.socket() as probe:
+            takes_both = probe.connect_ex(("127.0.0.1", port)) == 0
+        if takes_both:
+            assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers).status_code == 200
+
+
+def test_loopback_alone_has_no_other_hosts(tmp_path: Path) -> None:
+    with serving(tmp_path / "state") as daemon:
+        port = daemon.runtime.port
+        for host in (socket.gethostname(), f"{socket.gethostname()}.local", "127.0.0.2", "192.0.2.2"):
+            assert httpx.get(f"{daemon.runtime.url}/health", headers={"Host": f"{host}:{port}"}).status_code == 403
+    assert "other machines" not in (tmp_path / "state.log").read_text()

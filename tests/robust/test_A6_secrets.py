@@ -11,7 +11,17 @@ import psutil
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.credentials import CLIENTS_FILE, KeyRing, Scope, add_client, ensure_token, remove_client, rotate_token
+from edgeagent.credentials import (
+    CLIENTS_FILE,
+    Client,
+    KeyRing,
+    Scope,
+    Standing,
+    add_client,
+    ensure_token,
+    remove_client,
+    rotate_token,
+)
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, read_token, write_private
 from edgeagent.worker.environment import worker_environment
@@ -72,14 +82,15 @@ def test_the_files_are_private_and_made_anew(tmp_path: Path) -> None:
 def test_clients_tokens_are_not_kept(tmp_path: Path) -> None:
     token = add_client(tmp_path, "kiosk", [Scope.INFER])
     assert token not in (tmp_path / CLIENTS_FILE).read_text()
-    found = KeyRing(tmp_path).find(token.encode())
-    assert found is not None and (found.name, found.scopes) == ("kiosk", frozenset({Scope.INFER}))
-    assert KeyRing(tmp_path).find(b"") is None
+    shown = KeyRing(tmp_path).judge([token.encode()])
+    assert shown.client == Client("kiosk", frozenset({Scope.INFER}))
+    assert KeyRing(tmp_path).judge([b""]).standing is Standing.FOREIGN
     again = add_client(tmp_path, "kiosk", [Scope.MODELS])
     ring = KeyRing(tmp_path)
-    assert ring.find(token.encode()) is None and ring.find(again.encode()) is not None
+    standings = [ring.judge([each.encode()]).standing for each in (token, again)]
+    assert standings == [Standing.UNKNOWN, Standing.HELD]
     remove_client(tmp_path, "kiosk")
-    assert ring.find(again.encode()) is None
+    assert ring.judge([again.encode()]).standing is Standing.UNKNOWN
     with pytest.raises(ConfigError, match="nobody"):
         remove_client(tmp_path, "kiosk")
 
@@ -106,8 +117,8 @@ def test_names_of_clients(tmp_path: Path, name: str) -> None:
 def test_a_broken_file_opens_nothing(tmp_path: Path, content: str) -> None:
     token = ensure_token(tmp_path)
     write_private(tmp_path / CLIENTS_FILE, content.encode())
-    found = KeyRing(tmp_path).find(token.encode())
-    assert found is None if content != '{"clients": {}}' else found is not None
+    shown = KeyRing(tmp_path).judge([token.encode()])
+    assert shown.standing is (Standing.HELD if content == '{"clients": {}}' else Standing.UNUSABLE)
     if content != '{"clients": {}}':
         with pytest.raises(ConfigError, match="delete it"):
             add_client(tmp_path, "kiosk", [Scope.INFER])

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from websockets.asyncio.client import connect
 
-from edgeagent.backends.fake import FakeBackend, failing
 from edgeagent.daemon.logs import ConsoleLines, JsonLines
 from edgeagent.errors import WorkerCrashed
+from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import running
 from tests.robust.asgi import calling
 from tests.robust.raw import get

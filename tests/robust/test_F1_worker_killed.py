@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.robust.faults import faulty
-from tests.worker.support import QUICK
+from tests.worker.support import QUICK, eventually
 
 NUM_STREAMS = 3
 
 
 @pytest.mark.parametrize("num_kills", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_every_stream_goes_on_over_every_kill(tmp_path: Path, num_kills: int) -> None:
-    patience = replace(QUICK, max_crashes=num_kills + 1)
+    patience = replace(QUICK, max_kills=num_kills + 1)
     async with faulty(tmp_path, patience=patience, parallel=2) as victim, AsyncExitStack() as stack:
         sockets = [await stack.enter_async_context(victim.socket()) for _ in range(NUM_STREAMS + 1)]
         for index in range(1, num_kills + 1):
@@ -33,7 +33,7 @@ async def test_every_stream_goes_on_over_every_kill(tmp_path: Path, num_kills: i
                 assert (stream.response["status"], stream.text) == ("completed", "0 1 2 3 4 5 ")
                 assert stream.response["usage"]["output_tokens"] == 6
                 assert stream.handovers == [
-                    {"from": "local", "to": "local", "after_tokens": 2, "reason": "worker_crashed"}
+                    {"from": "local", "to": "local", "after_tokens": 2, "reason": "worker_killed"}
                 ]
             assert (await queued.end()).text == "0 1 "
             assert victim.worker.pid != killed.pid
@@ -42,10 +42,30 @@ async def test_every_stream_goes_on_over_every_kill(tmp_path: Path, num_kills: i
 
 async def test_what_dies_with_every_worker_ends_and_says_how_much_was_delivered(tmp_path: Path) -> None:
     async with faulty(tmp_path) as victim:
-        stream = await victim.ask("die SIGKILL 3")
+        stream = await victim.ask("die SIGSEGV 3")
         assert stream.response["status"] == "failed"
         assert stream.response["edgeagent"]["reason"] == "worker_crashed"
         assert stream.response["edgeagent"]["num_delivered_tokens"] == 3
         assert stream.text == "0 1 2 "
         await victim.is_serving()
         assert victim.num_lives == 3
+
+
+async def test_kills_in_quick_succession_end_no_stream(tmp_path: Path) -> None:
+    """Each worker is killed before it gives a token; nobody but who kills is to blame."""
+    async with faulty(tmp_path, parallel=2) as victim, AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(victim.socket()) for _ in range(NUM_STREAMS)]
+        streams = [
+            await victim.say(socket, " | ".join(["linger 2"] + ["wait"] * 2 + ["answer 6"])) for socket in sockets
+        ]
+        for stream in streams:
+            await stream.until(2)
+        for num_kills in range(1, 4):
+            killed = victim.worker
+            killed.kill()
+            await eventually(lambda num=num_kills: victim.num_lives == num + 1)  # type: ignore[misc]
+            await eventually(lambda: victim.model.state == "ready")
+        for stream in streams:
+            await stream.end()
+            assert (stream.response["status"], stream.text) == ("completed", "0 1 2 3 4 5 ")
+            assert len(stream.handovers) == 3

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from edgeagent.backends.fake import Act, FakeBackend, finished
 from edgeagent.types import GenerateRequest, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
+from tests.backends.fake import Act, FakeBackend, finished
 from tests.daemon.logged import logged
 from tests.daemon.running import Running, running
 from tests.stub_worker import SECRET

@@ -10,9 +10,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from edgeagent.backends.fake import FakeBackend, Gate, finished
 from edgeagent.config import Config, ServerConfig
 from edgeagent.types import TextDelta
+from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import running
 from tests.robust.raw import get
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from edgeagent.api.limits import BodyLimit
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.daemon import transport
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, read_reply, running
 
 NUM_CLIENTS = 200

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.fake import FakeBackend, finished
 from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.store.resolve import Library
 from edgeagent.types import Started, TextDelta
+from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import running
 from tests.robust.frames import FIN, TEXT, open_websocket
 from tests.robust.lag import assert_in_time, assert_never_late, post

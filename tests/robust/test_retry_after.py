@@ -10,10 +10,10 @@ from websockets.asyncio.client import connect
 
 from edgeagent import errors
 from edgeagent.api.errors import SHAPES
-from edgeagent.backends.fake import FakeBackend, failing
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ModelStatus, WorkerState
+from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 from tests.robust.raw import get, upgrade
 

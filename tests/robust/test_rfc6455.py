@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from edgeagent.backends.fake import FakeBackend
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
+from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, exchange, running
 from tests.robust.frames import (
     BINARY,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
@@ -20,6 +20,7 @@ from edgeagent.types import WorkerState
 from tests.api.services import INFO, OneModel
 from tests.examples import examples
 from tests.owner_key import OwnerKey
+from tests.rotation import examples_seed
 
 EXAMPLES = examples(18)
 CHECKS = [
@@ -73,7 +74,7 @@ def test_answers_are_as_described(schema: schemathesis.BaseSchema, name: str, mo
 
     @settings(
         max_examples=EXAMPLES,
-        derandomize=True,
+        derandomize=True,  # but for the day's share
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],
@@ -83,4 +84,5 @@ def test_answers_are_as_described(schema: schemathesis.BaseSchema, name: str, mo
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url="http://127.0.0.1", checks=CHECKS[is_missing:])
 
-    check()
+    number = examples_seed(f"{__name__} {name} {mode}")
+    (check if number is None else seed(number)(check))()

@@ -1,0 +1,101 @@
+"""A cancel in the middle of a step costs the others nothing, whatever their memory can take back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine import engine
+from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.runner import Slice
+from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
+from edgeagent.worker.host import Host
+from edgeagent.worker.loop import PromptReady, Worker
+from edgeagent.worker.protocol import Cancel, FromWorker, Load, Steps, Submit
+from tests.conftest import TinyModel
+
+NUM_PROMPT = 300
+# No stream's latency cuts a chunk: all runs have the same batches.
+CONFIG = EngineConfig(threads=1, ctx=2048, batch=128, itl_budget_ms=60_000)
+
+
+class Run:
+    """Three requests on a worker; `b` is cancelled during or behind the fourth decode with a prompt's tokens in it."""
+
+    def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
+        self.host = Host(Load("tiny", str(model), None, CONFIG.model_dump_json().encode()), lambda _: None)
+        self.frames: SimpleQueue[FromWorker] = SimpleQueue()
+        self.worker = Worker(self.host, self.frames)
+        self.num_long = 0
+        self.computed: list[dict[str, int]] = []
+        decode: Callable[[LlamaRunner, Sequence[Slice]], None] = LlamaRunner.decode
+
+        def counted(runner: LlamaRunner, slices: Sequence[Slice]) -> None:
+            self.num_long += sum(len(part.tokens) for part in slices) > 32
+            is_it = self.num_long == 4 and not self.is_cancelled
+            self.is_cancelled = self.is_cancelled or is_it
+            if is_it and cancels_during:
+                self.worker.interrupt(Cancel("b"))
+            decode(runner, slices)
+            if is_it and not cancels_during:
+                self.worker.commands.put(Cancel("b"))
+
+        self.is_cancelled = False
+        monkeypatch.setattr(LlamaRunner, "decode", counted)
+        monkeypatch.setattr(engine, "_LONG_STEP_S", 0.0)  # as on a slow machine
+        for index, name in enumerate("abc"):
+            self._submit(name, 1 + index)
+
+    def _submit(self, name: str, seed: int) -> None:
+        tokens = tuple(10 + (seed * 31 + seed * 7 * i * i) % 240 for i in range(NUM_PROMPT))
+        sampling = SamplingParams(temperature=0.0)
+        request = GenerateRequest(
+            id=name, model="", prompt=TokenPrompt(tokens), sampling=sampling, max_tokens=12, logprobs=0
+        )
+        submit = Submit(request, 0.0)
+        self.worker.commands.put(submit)
+        self.worker.commands.put(PromptReady(submit, self.host.prepare(request)))
+
+    def to_the_end(self) -> None:
+        self.worker.turn()
+        while self.host.engine.has_work:
+            self.worker.turn()
+            self.computed.append({each.id: each.num_computed for each in self.host.engine._running.values()})
+        self.host.close()
+
+    def scores(self) -> dict[str, list[tuple[int, float]]]:
+        """Return the tokens with their log probabilities of those that were not cancelled."""
+        scores: dict[str, list[tuple[int, float]]] = {}
+        while not self.frames.empty():
+            frame = self.frames.get()
+            assert isinstance(frame, Steps)
+            for item in frame.items:
+                for delta in item.deltas:
+                    if isinstance(delta, TextDelta):
+                        scores.setdefault(item.id, []).extend((each.token, each.logprob) for each in delta.logprobs)
+                    if isinstance(delta, Finished):
+                        assert (delta.reason is FinishReason.CANCELLED) == (item.id == "b")
+        scores.pop("b", None)
+        return scores
+
+
+@pytest.mark.parametrize("kind", list(MemoryKind), ids=str)
+def test_the_others_lose_nothing(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind) -> None:
+    runs = []
+    for cancels_during in (True, False):
+        with monkeypatch.context() as patch:
+            run = Run(tiny_model(kind), patch, cancels_during=cancels_during)
+            run.to_the_end()
+            assert run.is_cancelled
+            runs.append(run)
+    interrupted, undisturbed = runs
+    for before, after in zip(interrupted.computed, interrupted.computed[1:], strict=False):
+        assert all(after[name] >= num for name, num in before.items() if name in after)
+    if kind is not MemoryKind.FULL_ATTENTION:  # its step is computed again, beside one fewer
+        scores = interrupted.scores()
+        assert scores == undisturbed.scores()
+        assert set(scores) == {"a", "c"}

@@ -1,0 +1,86 @@
+"""A slow, starved or stopped machine is not a hang: real workers load and answer, and none is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from edgeagent.backends.local import LocalBackend
+from edgeagent.config import Config, EngineConfig
+from edgeagent.store.gguf import validate_model
+from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, Tier, TokenPrompt
+from edgeagent.worker.pool import Pool
+from edgeagent.worker.supervisor import WORKER_COMMAND
+from edgeagent.worker.watchdog import Patience
+from tests.conftest import TinyModel
+from tests.integration.test_worker_real import Files
+from tests.slow_worker import slow_command
+
+# Scaled as a slow machine is: the whole prompt takes three times as long as a step may at first.
+IMPATIENT = Patience(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.0, load_timeout_s=20.0)
+
+
+@asynccontextmanager
+async def running(model: Path, command: tuple[str, ...]) -> AsyncIterator[LocalBackend]:
+    config = Config(engine=EngineConfig(threads=1))
+    pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=IMPATIENT)
+    backend = LocalBackend(config.engine, pool)
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+def ask(name: str, num_prompt: int, max_tokens: int, tier: Tier = Tier.INTERACTIVE) -> GenerateRequest:
+    prompt = TokenPrompt(tuple(10 + 7 * i * i % 240 for i in range(num_prompt)))
+    sampling = SamplingParams(temperature=0.0)
+    return GenerateRequest(id=name, model="", prompt=prompt, sampling=sampling, max_tokens=max_tokens, tier=tier)
+
+
+async def tokens_of(backend: LocalBackend, request: GenerateRequest) -> list[int]:
+    return [token async for step in backend.generate(request) for token in step.tokens]
+
+
+async def test_a_long_prompt_on_a_slow_machine_is_no_hang(tiny_model: TinyModel) -> None:
+    model = tiny_model(MemoryKind.FULL_ATTENTION)
+    async with running(model, WORKER_COMMAND) as backend:
+        expected = await tokens_of(backend, ask("quick", 400, 3))
+    async with running(model, slow_command(tokens_per_s=130.0)) as backend:
+        assert await tokens_of(backend, ask("slow", 400, 3)) == expected
+        (status,) = backend.models()
+        assert (status.num_restarts, status.cause) == (0, None)
+
+
+async def test_a_realtime_request_is_answered_while_a_long_prompt_is_computed(tiny_model: TinyModel) -> None:
+    async with running(tiny_model(MemoryKind.RECURRENT), slow_command(tokens_per_s=130.0)) as backend:
+        await tokens_of(backend, ask("first", 5, 1))
+        long = asyncio.create_task(tokens_of(backend, ask("long", 600, 1, Tier.BATCH)))
+        await asyncio.sleep(0)
+        assert len(await tokens_of(backend, ask("now", 6, 1, Tier.REALTIME))) == 1
+        assert not long.done()
+        assert len(await long) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
+async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: TinyModel) -> None:
+    async with running(tiny_model(MemoryKind.FULL_ATTENTION), WORKER_COMMAND) as backend:
+        expected = await tokens_of(backend, ask("undisturbed", 40, 60))
+        (status,) = backend.models()
+        assert status.pid is not None
+        tokens: list[int] = []
+        async for step in backend.generate(ask("stopped", 40, 60)):
+            tokens += step.tokens
+            if len(tokens) % 20 == 5:
+                os.kill(status.pid, signal.SIGSTOP)
+                await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a worker that computes may be silent
+                os.kill(status.pid, signal.SIGCONT)
+        assert tokens == expected
+        assert backend.models()[0].num_restarts == 0

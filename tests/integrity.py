@@ -1,0 +1,152 @@
+"""The invariants of the engine's parts, asserted from outside between steps. They read what is private to each part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from edgeagent.api.response_database import DamagedError, ResponseDatabase
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.block_tree import BlockTree
+from edgeagent.engine.cell_ledger import CellLedger
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.holdings import Holdings
+from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.prefix_cache import PrefixCache
+from edgeagent.engine.radix_tree import H, Node, RadixTree
+from edgeagent.engine.saver import Saver
+from edgeagent.engine.speculation import DraftModel
+
+
+@singledispatch
+def check_integrity(part: object) -> None:
+    """Assert every invariant of a part and of what it owns."""
+    raise NotImplementedError(f"no invariants of {type(part).__name__} are known")
+
+
+@check_integrity.register(ResponseDatabase)
+def _(response_database: ResponseDatabase) -> None:
+    (verdict,) = response_database._execute("PRAGMA integrity_check").fetchone()
+    counted = (response_database._num_responses, response_database._num_bytes)
+    orphans = response_database._execute(
+        "SELECT count(*) FROM segments s WHERE NOT EXISTS (SELECT 1 FROM responses WHERE segment = s.id) "
+        "AND NOT EXISTS (SELECT 1 FROM segments WHERE parent = s.id)"
+    ).fetchone()[0]
+    if verdict != "ok" or counted != response_database._count() or orphans:
+        raise DamagedError(f"{verdict}; counted {counted}, there are {response_database._count()}; {orphans} orphans")
+
+
+@check_integrity.register(BlockCache)
+def _(blocks: BlockCache) -> None:
+    check_integrity(blocks.host)
+    check_integrity(blocks._tree)
+
+
+@check_integrity.register(BlockTree)
+def _(block_tree: BlockTree) -> None:
+    check_integrity(block_tree._tree)
+    assert set(block_tree._tree) == block_tree._starts.keys() == block_tree._parents.keys()
+    assert Counter(block_tree._parents.values()) == block_tree._num_children
+
+
+@check_integrity.register(CellLedger)
+def _(ledger: CellLedger) -> None:
+    counts = np.zeros(ledger.num_cells, np.int32)
+    for cells in ledger._cells.values():
+        assert len(set(cells)) == len(cells)
+        counts[np.array(cells, np.intp)] += 1
+    assert (counts == ledger._num_holders).all()
+    assert sorted(ledger._free) == np.flatnonzero(counts == 0).tolist()
+
+
+@check_integrity.register(Engine)
+def _(engine: Engine) -> None:
+    check_integrity(engine._saver)
+    assert len(engine._running) <= engine._max_running
+    for sequence in engine._waiting.values():
+        assert sequence.seq_id is None
+        assert sequence.num_computed == 0
+    for sequence in engine._running.values():
+        assert sequence.seq_id is not None
+        if sequence.restoring is None:
+            assert engine._cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+        assert len(sequence.tokens) <= sequence.max_length
+        assert sequence.num_cached <= sequence.num_prompt
+
+
+@check_integrity.register(Holdings)
+def _(holdings: Holdings) -> None:
+    assert Counter(key for holding in holdings._holdings.values() for key in holding.sizes) == holdings._num_holders
+    sizes = {key: size for holding in holdings._holdings.values() for key, size in holding.sizes.items()}
+    assert sum(sizes.values()) == holdings._num_bytes <= holdings._max_bytes
+
+
+@check_integrity.register(HostTier)
+def _(tier: HostTier) -> None:
+    assert tier._num_bytes == sum(entry.block.num_bytes for entry in tier._entries.values()) <= tier.max_bytes
+    children = sorted(key for keys in tier._children.values() for key in keys)
+    assert children == sorted(tier._entries)
+    for entry in tier._entries.values():
+        block = entry.block
+        # What the tier below loses may leave orphans here, which nobody finds and which go in their turn.
+        assert block.parent == block.root or block.parent in tier._entries or tier._below is not None
+        assert tier._may_go(entry) == (entry.item is not None)
+        assert (block.key in tier._backlog) <= entry.is_offered
+        assert entry.item is None or entry.item in tier._partitions[block.root].heap
+    check_integrity(tier._holdings)
+    for root, partition in tier._partitions.items():
+        held = (entry.block.num_bytes for entry in tier._entries.values() if entry.block.root == root)
+        assert partition.num_bytes == sum(held)
+
+
+@check_integrity.register(PrefixCache)
+def _(cells: PrefixCache) -> None:
+    check_integrity(cells._tree)
+    check_integrity(cells._cells)
+    ids = sorted([*cells._free, *cells._live, *cells._idle])
+    assert ids == list(range(cells._runner.num_sequences)), ids
+    assert len(cells._tree) == len(cells._live) + len(cells._idle)
+    for seq_id in (*cells._live, *cells._idle):
+        length = cells._tree.length(seq_id)
+        assert cells._cells.length(seq_id) == length
+        assert cells._runner.length(seq_id) == length, (seq_id, cells._runner.length(seq_id), length)
+
+
+@check_integrity.register(RadixTree)
+def _(tree: RadixTree[Any]) -> None:
+    seen: dict[H, Node[H]] = {}
+    for root in tree._roots.values():
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            for holder in node.holders:
+                assert holder not in seen
+                seen[holder] = node
+            for first, child in node.children.items():
+                assert child.parent is node
+                assert child.tokens[0] == first
+                assert child.depth == node.depth + len(child.tokens)
+                stack.append(child)
+            if node.parent is not None:
+                assert node.holders or len(node.children) > 1, "a node must end a holder or branch"
+    assert seen == tree._ends
+    assert seen.keys() == tree._partitions.keys()
+
+
+@check_integrity.register(Saver)
+def _(saver: Saver) -> None:
+    check_integrity(saver.cells)
+    check_integrity(saver.blocks)
+    idle = set(saver.cells.idle_ids)
+    assert saver._worths.keys() == (idle if saver.blocks.is_enabled else set())
+    assert saver._unsaved.keys() | saver._saved <= idle
+    assert not saver._unsaved.keys() & saver._saved
+
+
+@check_integrity.register(DraftModel)
+def _(drafts: DraftModel) -> None:
+    if not drafts._drafts:
+        check_integrity(drafts.saver)

@@ -1,0 +1,1 @@
+"""Planted faults: small changes of the source, each of which a test should notice (`make mutants`)."""

@@ -1,0 +1,79 @@
+"""Which modules are changed, and which tests should notice: quick ones first, wider ones where those see nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Modules by pattern, and what pytest runs for a change of one of them, from the root of the repository."""
+
+    modules: str
+    quick: tuple[str, ...]
+    wider: tuple[str, ...] = ()
+
+    def paths(self, root: Path = ROOT) -> list[Path]:
+        """Return the modules, without packages' own files."""
+        return [path for path in sorted(root.glob(self.modules)) if path.name != "__init__.py"]
+
+
+_ACCESS = (
+    "tests/test_defaults.py",
+    "tests/robust/test_A1_every_route.py",
+    "tests/robust/test_A3_origin_host.py",
+    "tests/robust/test_A5_unix_socket.py",
+    "tests/robust/test_A6_secrets.py",
+    "tests/robust/test_A7_scopes.py",
+    "tests/robust/test_A6_files.py",
+    "tests/robust/test_A1_access_table.py",
+)
+_REMOVED = ("tests/robust/test_A6_removed_tokens.py", "tests/robust/test_A7_other_users.py")
+_STORE = ("tests/engine/block_store", "tests/test_defaults.py")
+_CACHE = (
+    "tests/engine/test_blocks.py",
+    "tests/engine/test_instructions.py",
+    "tests/engine/test_large_blocks.py",
+    "tests/engine/test_block_tree.py",
+    "tests/engine/test_tiers.py",
+    "tests/engine/test_host_tier.py",
+    "tests/engine/test_offload.py",
+)
+_DISK = (*_CACHE, "tests/robust/test_F8_cache_files.py", "tests/robust/test_F7_cache_disk.py")
+_SUPERVISOR = ("tests/worker/test_supervisor.py", "tests/worker/test_queries.py", "tests/worker/test_trial.py")
+_WORKER = ("tests/worker/test_pool.py", "tests/backends", "tests/robust/test_F2_causes.py")
+_DEATHS = ("tests/robust/test_F1_worker_killed.py", "tests/robust/test_F3_quarantine.py")
+_HANGS = ("tests/robust/test_F21_hostile_worker.py",)
+
+TARGETS = (
+    Target("edgeagent/credentials.py", ("tests/test_credentials.py", "tests/test_defaults.py"), _ACCESS[4:]),
+    Target("edgeagent/api/access.py", _ACCESS, (*_REMOVED, "tests/daemon", "tests/robust/test_A4_bind.py")),
+    Target("edgeagent/api/security.py", _ACCESS, ("tests/api/test_app.py", "tests/api/test_refusal_log.py", *_REMOVED)),
+    Target(
+        "edgeagent/engine/scheduler.py",
+        ("tests/engine/test_scheduler.py", "tests/test_defaults.py"),
+        ("tests/engine/test_engine.py",),
+    ),
+    Target("edgeagent/engine/prefix_cache.py", ("tests/engine/test_prefix_cache.py",), ("tests/engine",)),
+    Target("edgeagent/engine/radix_tree.py", ("tests/engine/test_radix_tree.py",), ("tests/engine",)),
+    Target("edgeagent/engine/block_store/*.py", _STORE, _DISK),
+    Target("edgeagent/engine/blocks.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
+    Target(
+        "edgeagent/engine/block_cache.py",
+        ("tests/engine/test_block_cache.py", *_CACHE, "tests/test_defaults.py"),
+        ("tests/engine", *_DISK),
+    ),
+    Target("edgeagent/engine/block_tree.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
+    Target("edgeagent/engine/chain.py", ("tests/engine/test_chain.py",), ("tests/engine",)),
+    Target("edgeagent/engine/backlog.py", ("tests/engine/test_backlog.py",), ("tests/engine",)),
+    Target("edgeagent/router/*.py", ("tests/router",)),
+    Target("edgeagent/worker/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
+    Target(
+        "edgeagent/worker/protocol.py",
+        ("tests/worker/test_protocol.py", "tests/test_defaults.py"),
+        ("tests/worker/test_channel.py", *_HANGS),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Measures what saving a long context costs each step in Python: `python -m tests.peer.save_steps`.
+
+A fake runner computes for nothing and gives payloads of an 8B model's size (128 KiB a token); what is timed is all that
+the engine does to read blocks out while it computes a prompt of 100,000 tokens and then generates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from array import array
+
+from edgeagent.bench.stats import median, quantile
+from edgeagent.engine.block_cache import BlockCache
+from edgeagent.engine.blocks import Keyring, Payload, Worth, choose_block_tokens
+from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.saver import Saver
+from tests.fakes import FakeRunner, FakeTier
+
+TOKEN_BYTES = 128 << 10
+
+
+class Weightless(FakeRunner):
+    """Gives out one piece of memory as every payload, so that only Python's own work is left."""
+
+    def __init__(self, num_cells: int, block_tokens: int) -> None:
+        super().__init__(num_cells=num_cells)
+        self._payload = memoryview(bytes(block_tokens * TOKEN_BYTES))
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        return self._payload[: (end - start) * TOKEN_BYTES]
+
+    def can_save(self, seq_id: int, start: int, end: int) -> bool:
+        return True
+
+    def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
+        return False
+
+
+def step_ms(num_tokens: int, chunk: int) -> list[float]:
+    """Return what saving took in each step of a prompt that is computed in such chunks."""
+    block_tokens = choose_block_tokens(TOKEN_BYTES)
+    below = FakeTier()
+    host = HostTier(1 << 50, below=below)
+    blocks = BlockCache(Keyring(b"model", bytes(32)), host, below, can_cut=True, block_tokens=block_tokens)
+    saver = Saver(Weightless(num_tokens + chunk, block_tokens), blocks)
+    tokens = array("i", (at * 7919 % 150_000 for at in range(num_tokens)))
+    claimed = saver.claim("", tokens, 0)
+    assert claimed is not None
+    seq_id, times = claimed[0], []
+    for start in range(0, num_tokens, chunk):
+        saver.cells.append(seq_id, tokens[start : start + chunk])
+        started_s = time.perf_counter()
+        saver.checkpoint(seq_id, Worth(), is_boundary=False)
+        times.append(1000 * (time.perf_counter() - started_s))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    options = parser.parse_args()
+    print("| tokens a step | first tenth, median | last tenth, median | p99 of all | bar |\n|---|---|---|---|---|")
+    for chunk in (1, 32, 512):
+        times = step_ms(options.tokens, chunk)
+        tenth = max(1, len(times) // 10)
+        figures = (median(times[:tenth]), median(times[-tenth:]), quantile(times, 0.99))
+        print(f"| {chunk} | " + " | ".join(f"{ms:.3f} ms" for ms in figures) + " | ≤ 1 ms |")
+
+
+if __name__ == "__main__":
+    main()

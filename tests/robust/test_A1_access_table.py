@@ -1,0 +1,243 @@
+"""A1: the table of docs/access.md against the decision, for all that can be known of who asks, and the live app."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeagent.api import access
+from edgeagent.api.access import NEEDS, PEER_KEY, Asker, Listener, User, decide
+from edgeagent.api.app import create_app
+from edgeagent.config import Config, ServerConfig
+from edgeagent.credentials import (
+    CLIENTS_FILE,
+    Client,
+    KeyRing,
+    Scope,
+    Shown,
+    Standing,
+    add_client,
+    ensure_token,
+    remove_client,
+)
+from edgeagent.errors import EdgeAgentError, Forbidden, Unauthorized
+from tests.backends.fake import FakeBackend
+from tests.robust.test_A1_every_route import concrete, every_route
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
+SCOPES = [frozenset(some) for size in range(4) for some in combinations(Scope, size)]
+OWN, OTHER, UNTOLD = User(0, is_own=True), User(1001), User()
+PORT = 8127
+
+
+def table(title: str) -> list[list[str]]:
+    """Return the cells of the table under a heading of the document."""
+    section = DOCUMENT.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+WHO = {int(number): (health, infer, owner) for number, _, health, infer, owner in table("Who asks")}
+
+
+def test_the_document_names_every_route_with_its_need() -> None:
+    named = {
+        path: needs.strip("`") for needs, paths in table("What needs what") for path in re.findall("`([^`]+)`", paths)
+    }
+    wanted = {path.replace(":path", ""): "nothing" if need is None else need.value for path, need in NEEDS.items()}
+    assert named == wanted
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a request; `scopes` are those of the token that it shows."""
+
+    listener: Listener
+    user: User
+    standing: Standing
+    scopes: frozenset[Scope]
+    is_page: bool
+
+
+def cases() -> Iterator[Case]:
+    for listener, user, standing, is_page in product(Listener, (OWN, OTHER, UNTOLD), Standing, (False, True)):
+        for scopes in SCOPES if standing is Standing.HELD else [frozenset()]:
+            yield Case(listener, user, standing, scopes, is_page)
+
+
+def row_of(case: Case, need: Scope | None) -> int:
+    """Return the number of the document's row for a case."""
+    ours = {Standing.UNKNOWN: 3, Standing.UNUSABLE: 4, Standing.SEVERAL: 5}
+    if case.standing in ours:
+        return ours[case.standing]
+    if case.standing is Standing.HELD:
+        return 1 if need in case.scopes else 2
+    if case.listener is Listener.LOCKED:
+        return 6
+    if case.user is OWN:
+        return 8 if case.is_page else 7
+    if case.listener is Listener.UNIX:
+        return 11
+    return 9 if case.user is OTHER else 10
+
+
+NAMES = {"as its client": "kiosk", "as the owner": "", "as `uid:N`": "uid:1001", "as `uid:unknown`": "uid:unknown"}
+
+
+def test_the_decision_is_the_documents_table() -> None:
+    """All of 4 needs × 3 listeners × 3 users × what is shown × page or not."""
+    num = 0
+    for case in cases():
+        client = Client("kiosk", case.scopes) if case.standing is Standing.HELD else None
+        asker = Asker(case.listener, case.user, Shown(case.standing, client, reason="why"), case.is_page)
+        for need in (None, *Scope):
+            health, infer, owner = WHO[row_of(case, need)]
+            expected = health if need is None else infer if need is Scope.INFER else owner
+            verdict = decide(need, asker)
+            num += 1
+            if not expected.startswith("yes"):
+                assert type(verdict) is {"401": Unauthorized, "403": Forbidden}[expected], (case, need)
+                assert isinstance(verdict, EdgeAgentError) and len(verdict.message) > 40
+                continue
+            assert isinstance(verdict, Client), (case, need, verdict)
+            if need is None:
+                assert verdict == Client("", frozenset())
+                continue
+            assert need in verdict.scopes
+            if ", " in expected:
+                assert verdict.name == NAMES[expected.partition(", ")[2]], (case, need)
+            if row_of(case, need) in (8, 9, 10):
+                assert verdict.scopes == {Scope.INFER}
+    assert num == 4 * 3 * 3 * 2 * (len(Standing) - 1 + len(SCOPES))
+
+
+class FixedPeer:
+    """The end of a connection."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+
+    async def user(self) -> User:
+        return self._user
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a request comes in, by what the decision calls it."""
+
+    listener: Listener
+    user: User
+
+    def scope_fields(self) -> dict[str, Any]:
+        if self.listener is Listener.UNIX:
+            return {"server": ("/run/s", None), "client": None}
+        return {"server": ("127.0.0.1", PORT), "client": ("127.0.0.1", 50000), PEER_KEY: FixedPeer(self.user)}
+
+
+SETTINGS = [
+    Setting(Listener.UNIX, OWN),
+    Setting(Listener.LOOPBACK, OWN),
+    Setting(Listener.LOOPBACK, OTHER),
+    Setting(Listener.LOOPBACK, UNTOLD),
+    Setting(Listener.LOCKED, OWN),
+]
+
+
+def make_keys(folder: Path) -> dict[str, tuple[list[str], Standing, frozenset[Scope]]]:
+    """Return what a request may show, by name: its keys, their standing and their scopes."""
+    every = frozenset(Scope)
+    held = {"owner": (ensure_token(folder), every)}
+    for scope in Scope:
+        held[scope.value] = (add_client(folder, f"c-{scope}", [scope]), frozenset({scope}))
+    removed = add_client(folder, "gone", every)
+    remove_client(folder, "gone")
+    shown: dict[str, tuple[list[str], Standing, frozenset[Scope]]] = {
+        name: ([token], Standing.HELD, scopes) for name, (token, scopes) in held.items()
+    }
+    return shown | {
+        "nothing": ([], Standing.NOTHING, frozenset()),
+        "another key": (["sk-unused"], Standing.FOREIGN, frozenset()),
+        "empty": ([""], Standing.FOREIGN, frozenset()),
+        "removed": ([removed], Standing.UNKNOWN, frozenset()),
+        "unknown": (["edge_" + "x" * 43], Standing.UNKNOWN, frozenset()),
+        "two": ([held["owner"][0], "sk-unused"], Standing.SEVERAL, frozenset()),
+        "two others": (["sk-a", "sk-b"], Standing.FOREIGN, frozenset()),
+    }
+
+
+async def status_of(app: Any, path: str, method: str, setting: Setting, keys: list[str], *, is_page: bool) -> int:
+    """Return the status of a request to the application itself; 101 where a WebSocket is accepted."""
+    host = b"localhost" if setting.listener is Listener.UNIX else f"127.0.0.1:{PORT}".encode()
+    headers = [(b"host", host), *((b"authorization", f"Bearer {key}".encode()) for key in keys)]
+    headers += [(b"user-agent", b"Mozilla/5.0")] if is_page else []
+    is_socket = method == "WEBSOCKET"
+    scope = {
+        "type": "websocket" if is_socket else "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "ws" if is_socket else "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "subprotocols": [],
+        "extensions": {"websocket.http.response": {}},
+        **setting.scope_fields(),
+    }
+    statuses: list[int] = []
+    ends = {"type": "websocket.disconnect", "code": 1000} if is_socket else {"type": "http.disconnect"}
+    first = {"type": "websocket.connect"} if is_socket else {"type": "http.request", "body": b"", "more_body": False}
+    messages = [ends, first]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop() if len(messages) > 1 else ends
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            statuses.append(message["status"])
+        elif message["type"] == "websocket.accept":
+            statuses.append(101)
+
+    await app(scope, receive, send)
+    return statuses[0] if statuses else 0
+
+
+@pytest.mark.parametrize("are_files_sound", [True, False], ids=["files sound", "files open to others"])
+async def test_every_route_of_the_live_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_files_sound: bool
+) -> None:
+    """Every route and method × what is shown × how it comes in × page or not × state of the files."""
+    monkeypatch.setattr(access, "MAX_FAILURES", 10**9)
+    keys = make_keys(tmp_path)
+    ring = KeyRing(tmp_path)
+    assert ring.judge([b"x"]).standing is Standing.FOREIGN
+    if not are_files_sound:
+        (tmp_path / CLIENTS_FILE).chmod(0o644)
+    for setting in SETTINGS:
+        # Without the documents, which take half a second to make: 404 tells as well that a request came through.
+        server = ServerConfig(token_required=setting.listener is Listener.LOCKED)
+        app = create_app(Config(state_dir=tmp_path, server=server), FakeBackend(), keys=ring)
+        for (path, methods), (name, (shown, standing, scopes)), is_page in product(
+            [*every_route(), ("/nothing", {"GET"})], keys.items(), (False, True)
+        ):
+            if is_page and standing not in (Standing.NOTHING, Standing.HELD):
+                continue
+            need = NEEDS.get(path, Scope.ADMIN)
+            if not are_files_sound and standing in (Standing.HELD, Standing.UNKNOWN):
+                standing, scopes = Standing.UNUSABLE, frozenset()
+            row = WHO[row_of(Case(setting.listener, setting.user, standing, scopes, is_page), need)]
+            expected = row[0] if need is None else row[1] if need is Scope.INFER else row[2]
+            for method in sorted(methods):
+                status = await status_of(app, concrete(path), method, setting, shown, is_page=is_page)
+                where = (path, method, name, setting, is_page, status)
+                assert (status not in (401, 403)) if expected.startswith("yes") else status == int(expected), where
+        await asyncio.sleep(0)

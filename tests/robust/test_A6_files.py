@@ -1,0 +1,152 @@
+"""A6: every state in which a credential file can be: what it does to every kind of key, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgeagent.credentials import CLIENTS_FILE, KeyRing, Scope, Standing, add_client, check_files, ensure_token
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import TOKEN_FILE, write_private
+from tests.robust.fake_serve import serving
+
+POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
+DIGEST = "0" * 64
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def given_away(path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("giving a file away takes root")
+    os.chown(path, 1001, -1)
+
+
+STATES: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{
+        f"mode {mode:o}": (lambda path, mode=mode: path.chmod(mode), "chmod 600")
+        for mode in (0o640, 0o604, 0o620, 0o602, 0o660, 0o644, 0o666, 0o601, 0o777)
+    },
+    "another user's": (given_away, "belongs to another user (uid 1001)"),
+    "a link": (linked, "is a link"),
+    "a dangling link": (lambda path: replaced(path, lambda path: path.symlink_to("nowhere")), "is a link"),
+    "a folder": (lambda path: replaced(path, Path.mkdir), "is not a regular file"),
+    "a pipe": (lambda path: replaced(path, os.mkfifo), "is not a regular file"),
+    "empty": (lambda path: write_private(path, b""), "delete it"),
+    "no text": (lambda path: write_private(path, b"\xff" * 64), "delete it"),
+}
+BROKEN_CLIENTS = [
+    "[" * 100_000,
+    '{"clients": [',
+    "null",
+    '{"clients": [{"name": "x", "scopes": [["infer"]], "sha256": "' + DIGEST + '"}]}',
+    '{"clients": [{"name": "x", "scopes": {"infer": 1}, "sha256": "' + DIGEST + '"}]}',
+    '{"clients": [{"name": "x", "scopes": ["infer"], "sha256": "' + DIGEST[:-1] + 'G"}]}',
+]
+
+
+def check_untrusted(folder: Path, ring: KeyRing, keys: dict[Standing, str], reason: str) -> None:
+    """Every token of ours is refused, any other key stays what it was, and the reason is told."""
+    for standing, key in keys.items():
+        shown = ring.judge([key.encode()])
+        is_ours = standing in (Standing.HELD, Standing.UNKNOWN)
+        assert shown.standing is (Standing.UNUSABLE if is_ours else standing), (standing, shown)
+        assert shown.client is None
+        assert (reason in shown.reason) is is_ours and str(folder) not in shown.reason
+    assert ring.judge([]).standing is Standing.NOTHING
+    assert reason in ring.trouble
+    with pytest.raises(ConfigError) as refused:
+        check_files(folder)
+    assert refused.value.message == ring.trouble
+
+
+def make(folder: Path) -> tuple[KeyRing, dict[Standing, str]]:
+    owner, kiosk = ensure_token(folder), add_client(folder, "kiosk", [Scope.INFER])
+    ring = KeyRing(folder)
+    for token in (owner, kiosk):
+        assert ring.judge([token.encode()]).standing is Standing.HELD
+    keys = {Standing.HELD: owner, Standing.UNKNOWN: "edge_" + "x" * 43, Standing.FOREIGN: "sk-unused"}
+    return ring, keys
+
+
+@POSIX
+@pytest.mark.parametrize("name", [TOKEN_FILE, CLIENTS_FILE])
+@pytest.mark.parametrize("state", STATES)
+def test_a_file_that_cannot_be_trusted(tmp_path: Path, name: str, state: str) -> None:
+    ring, keys = make(tmp_path)
+    sound = (tmp_path / name).read_bytes()
+    spoil, reason = STATES[state]
+    spoil(tmp_path / name)
+    check_untrusted(tmp_path, ring, keys, reason)
+    # The other file is sound, and does not help.
+    check_untrusted(tmp_path, KeyRing(tmp_path), keys, reason)
+    if (tmp_path / name).is_dir():
+        (tmp_path / name).rmdir()
+    write_private(tmp_path / name, sound)
+    assert ring.judge([keys[Standing.HELD].encode()]).standing is Standing.HELD
+    assert ring.trouble == ""
+
+
+@pytest.mark.parametrize("content", BROKEN_CLIENTS, ids=range(len(BROKEN_CLIENTS)))
+def test_clients_that_nobody_wrote(tmp_path: Path, content: str) -> None:
+    ring, keys = make(tmp_path)
+    write_private(tmp_path / CLIENTS_FILE, content.encode())
+    check_untrusted(tmp_path, ring, keys, "delete it")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_a_file_that_cannot_be_read_at_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed for another reason than the file is tried again, though the file stays as it is."""
+    ring, keys = make(tmp_path)
+    owner = keys[Standing.HELD].encode()
+    add_client(tmp_path, "more", [Scope.INFER])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        assert ring.judge([owner]).standing is Standing.UNUSABLE
+        assert "Too many open files" in ring.trouble
+    assert ring.judge([owner]).standing is Standing.HELD
+
+
+def test_a_missing_file_is_no_fault(tmp_path: Path) -> None:
+    ring, keys = make(tmp_path)
+    (tmp_path / TOKEN_FILE).unlink()
+    assert ring.judge([keys[Standing.HELD].encode()]).standing is Standing.UNKNOWN
+    assert ring.trouble == ""
+    check_files(tmp_path)
+
+
+@POSIX
+def test_what_the_command_line_says(tmp_path: Path) -> None:
+    def run(command: str) -> tuple[int, str]:
+        arguments = [sys.executable, "-m", "edgeagent", command, "--state-dir", str(tmp_path / "state")]
+        done = subprocess.run(arguments, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    with serving(tmp_path / "state") as daemon:
+        assert run("status")[0] == 0
+        add_client(daemon.state_dir, "kiosk", [Scope.INFER])
+        for name in (TOKEN_FILE, CLIENTS_FILE):
+            path = daemon.state_dir / name
+            path.chmod(0o644)
+            for command in ("status", "stop"):
+                code, text = run(command)
+                assert code != 0 and "chmod 600" in text and name in text, text
+            path.chmod(0o600)
+        code, text = run("stop")
+        assert code == 0, text
+        daemon.process.wait(20)
+    assert json.loads((tmp_path / "state" / CLIENTS_FILE).read_text())["clients"][0]["name"] == "kiosk"

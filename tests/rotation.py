@@ -1,0 +1,94 @@
+"""What of the long tests a whole run takes along: another share each day, the same share everywhere on that day.
+
+The seed is the date (UTC). `ROTATING_TESTS=2026-11-22` takes another day's share, or gives a named test that day's
+examples; `ROTATING_TESTS=off` takes none. The end of a run says which seed it was, and what was taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import hypothesis
+import pytest
+
+VARIABLE = "ROTATING_TESTS"
+OFF = "off"
+NAME = "rotated"
+# Slow tests that are said to take this long together, on two quiet cores; one by one no longer than MAX_TEST_S.
+BUDGET_S = 30.0
+MAX_TEST_S = 15.0
+# One in so many property tests tries other examples than its usual ones.
+PART = 4
+
+
+def set_seed(config: pytest.Config) -> None:
+    """Settle the seed for this process and for those that it starts; only a whole run has one by itself."""
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not slow"
+    os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat() if is_whole else OFF)
+
+
+def current_seed() -> str | None:
+    """Return the seed, None where nothing is taken along."""
+    seed = os.environ.get(VARIABLE, OFF)
+    return None if seed == OFF else seed
+
+
+def examples_seed(name: str) -> int | None:
+    """Return what to seed a property test's examples with, None where it is not in the share."""
+    seed = current_seed()
+    rank = 0 if seed is None else _rank(seed, name)
+    return None if seed is None or rank % PART else rank
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take the share of slow tests in, before the others are left out; give the share of property tests examples."""
+    seed = current_seed()
+    if seed is None:
+        return
+    for item in choose(items, seed):
+        item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+        item.user_properties.append((NAME, "slow"))
+    for item in items:
+        test = getattr(item, "obj", None)
+        number = examples_seed(item.nodeid.partition("[")[0])
+        if number is not None and getattr(test, "is_hypothesis_test", False):
+            hypothesis.seed(number)(getattr(test, "__func__", test))
+            item.user_properties.append((NAME, "examples"))
+
+
+def choose(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Return slow tests in the order of the day, as long as the budget lasts; those that say how long they take."""
+    chosen: list[pytest.Item] = []
+    left_s = BUDGET_S
+    for item in sorted(items, key=lambda item: _rank(seed, item.nodeid)):
+        seconds = _seconds(item)
+        if seconds is not None and seconds <= min(left_s, MAX_TEST_S):
+            chosen.append(item)
+            left_s -= seconds
+    return chosen
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was taken along and how to get it again."""
+    taken: dict[str, str] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and report.when == "call":
+                taken.update((report.nodeid, str(kind)) for name, kind in report.user_properties if name == NAME)
+    if taken:
+        terminalreporter.section(f"taken along; again: {VARIABLE}={current_seed()}, nothing: {VARIABLE}={OFF}")
+        for nodeid, kind in sorted(taken.items()):
+            terminalreporter.line(f"{kind:8} {nodeid}")
+
+
+def _seconds(item: pytest.Item) -> float | None:
+    mark = next((mark for mark in item.own_markers if mark.name == "slow"), None)
+    return None if mark is None else mark.kwargs.get("seconds")
+
+
+def _rank(seed: str, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])

@@ -1,0 +1,174 @@
+"""The real values of what tests shorten: a test that patches a limit shows that it works, not how large it is.
+
+Every constant of edgeagent's that some test patches stands here with its value, and so do the limits of the modules in
+which faults are planted (tests/mutants). Who changes a value changes it here too, and in README or wherever it is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+MIB = 1 << 20
+
+DEFAULTS: dict[str, object] = {
+    "api.access.FAILURES_WINDOW_S": 10.0,
+    "api.access.MAX_FAILURES": 20,
+    "api.first_step.PATIENCE_S": 2.0,
+    "api.history.MAX_BYTES": 32 * MIB,
+    "api.probe.NOT_READY_CACHE_S": 1.0,
+    "api.probe.PROBE_TIMEOUT_S": 10.0,
+    "api.probe.READY_CACHE_S": 10.0,
+    "api.refusal_log.MAX_LINES": 20,
+    "api.refusal_log.WINDOW_S": 60.0,
+    "api.schemas_embeddings.MAX_CHARS": MIB,
+    "api.security.MAX_HEADERS": 100,
+    "api.security.MAX_HEADER_BYTES": 16384,
+    "api.session.MAX_ACTIVE": 16,
+    "api.text_routes.TIMEOUT_S": 60.0,
+    "api.websocket.CLOSE_S": 1.0,
+    "api.websocket.STALL_S": 10.0,
+    "bench.caches.SETTLE_S": 7.0,
+    "cli.line_reader.MAX_HISTORY_BYTES": MIB,
+    "cli.status.STOP_MARGIN_S": 10.0,
+    "client.connection.CANCEL_TIMEOUT_S": 5.0,
+    "credentials.MAX_CLIENTS": 1000,
+    "credentials._TOKEN_BYTES": 32,
+    "daemon.console.CLOSE_S": 0.5,
+    "daemon.console.MAX_WAITING_LINES": 1000,
+    "daemon.server.PING_S": 20.0,
+    "daemon.server.TLS_TIMEOUT_S": 10.0,
+    "daemon.transport.HEAD_TIMEOUT_S": 10.0,
+    "daemon.transport.SOCKET_STALL_TIMEOUT_S": 11.0,
+    "daemon.transport.STALL_TIMEOUT_S": 10.0,
+    "engine.block_cache._MAX_HEADS": 200,
+    "engine.block_cache._MAX_HOST_BYTES": 2048 * MIB,
+    "engine.block_cache._MIN_SWEEP": 256,
+    "engine.block_store.format.HEADER_BYTES": 164,
+    "engine.block_store.format.MAC_BYTES": 32,
+    "engine.block_store.format.VERSION": 1,
+    "engine.block_store.format._TOKEN_BYTES": 4,
+    "engine.block_store.keeper._EVICT_PART": 0.03125,
+    "engine.block_store.keeper._PROBE_BYTES": 4096,
+    "engine.block_store.keeper._RETRY_EVERY_S": 30.0,
+    "engine.block_store.keeper._SAVE_EVERY_S": 300.0,
+    "engine.block_store.keeper._SCAN_EVERY_S": 10.0,
+    "engine.block_store.keeper._STAMP_EVERY_S": 30.0,
+    "engine.block_store.keeper._TIDY_EVERY_S": 600.0,
+    "engine.block_store.keeper._YIELD_EVERY_S": 60.0,
+    "engine.block_store.ledger._GRANT_PART": 0.03125,
+    "engine.block_store.ledger._HOUR_S": 3600.0,
+    "engine.block_store.policy.LITTLE_LEFT": 0.25,
+    "engine.block_store.policy.RESERVED_SHARE": 0.25,
+    "engine.block_store.policy._RESERVED_KEPT_LONGER": 8.0,
+    "engine.block_store.writer._REST_FOR_WORK": 100.0,
+    "engine.block_store.writer._REST_STEP_S": 0.05,
+    "engine.block_store.writer._SETTLE_S": 5.0,
+    "engine.block_store.writer._TICK_S": 1.0,
+    "engine.blocks.KEY_BYTES": 32,
+    "engine.blocks.MAX_BLOCK_TOKENS": 256,
+    "engine.blocks.MIN_BLOCK_TOKENS": 32,
+    "engine.blocks.MIN_PART": 16,
+    "engine.blocks._BLOCK_BYTES": 4 * MIB,
+    "engine.engine._LONG_STEP_S": 0.03,
+    "engine.fingerprint._BLOCKS_VERSION": 2,
+    "engine.restorer._MAX_AHEAD_BYTES": 64 * MIB,
+    "engine.scheduler.MAX_SCORED": 32,
+    "engine.scheduler.MAX_STEP_S": 2.0,
+    "engine.scheduler.MIN_CHUNK": 32,
+    "engine.scheduler.MIN_SLOW_CHUNK": 4,
+    "engine.scheduler._MAX_GROWTH": 16,
+    "engine.scheduler._MIN_SCORED": 4,
+    "store.byte_reader.MAX_ARRAY_STRINGS": 4 * MIB,
+    "store.byte_reader.MAX_HEADER_BYTES": 256 * MIB,
+    "store.transfer.MAX_FRUITLESS_TRIES": 5,
+    "store.transfer._SPACE_CHECK_BYTES": 64 * MIB,
+    "text.budget._MAX_TEXT_CHARS": 8 * MIB,
+    "text.budget._MAX_TOTAL_CHARS": 128 * MIB,
+    "text.long_text._LONG": 4096,
+    "text.long_text._MAX_SPECIALS": 256,
+    "worker.channel.OUTPUT_GRACE_S": 0.5,
+    "worker.protocol.LENGTH_BYTES": 4,
+    "worker.protocol.MAX_FRAME_FROM_WORKER_BYTES": MIB,
+    "worker.protocol.MAX_FRAME_TO_WORKER_BYTES": 32 * MIB,
+    "worker.protocol._MAX_ERROR_CHARS": 4096,
+    "worker.render_process.OPEN_CPU_S": 5.0,
+    "worker.render_protocol._READ_BYTES": 1 << 20,
+}
+# Defaults of parameters that tests patch as `__defaults__`.
+PARAMETERS: dict[str, tuple[object, ...]] = {"api.limits.BodyLimit": (10.0,), "api.sse.EventStream": (5.0,)}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_default_is_what_it_is_said_to_be(name: str) -> None:
+    module, _, constant = name.rpartition(".")
+    assert getattr(importlib.import_module(f"edgeagent.{module}"), constant) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_s_default_is_what_it_is_said_to_be(name: str) -> None:
+    module, _, owner = name.rpartition(".")
+    init = getattr(importlib.import_module(f"edgeagent.{module}"), owner).__init__
+    assert init.__defaults__ == PARAMETERS[name]
+
+
+def patched(source: str) -> set[str]:
+    """Return the constants of edgeagent's modules that a test's source patches."""
+    tree = ast.parse(source)
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edgeagent"):
+            modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname: alias.name for alias in node.names if alias.asname}
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="setattr"), args=[ast.Name(id=target), ast.Constant(value=str(name)), *_]
+            ) if name.lstrip("_").isupper() and modules.get(target, "").startswith("edgeagent."):
+                found.add(f"{modules[target].removeprefix('edgeagent.')}.{name}")
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(path)), *_]) if (
+                path.startswith("edgeagent.") and path.rpartition(".")[2].lstrip("_").isupper()
+            ):
+                found.add(path.removeprefix("edgeagent."))
+    return found
+
+
+def test_every_constant_that_a_test_patches_is_here() -> None:
+    found = {
+        name
+        for path in TESTS.rglob("test_*.py")
+        for name in patched(path.read_text(encoding="utf-8"))
+        if is_plain(name)
+    }
+    assert len(found) > 20
+    assert found <= DEFAULTS.keys(), f"add their real values: {sorted(found - DEFAULTS.keys())}"
+
+
+def is_plain(name: str) -> bool:
+    """Return whether a constant is a number or a text of a module's own: imported ones stand under their own module."""
+    module_name, _, constant = name.rpartition(".")
+    try:
+        module = importlib.import_module(f"edgeagent.{module_name}")
+    except ImportError:
+        return False
+    is_own = f"\n{constant}" in f"\n{inspect.getsource(module)}"
+    return is_own and isinstance(getattr(module, constant, None), int | float | str)
+
+
+def test_patches_are_found() -> None:
+    source = """
+from edgeagent.daemon import transport as wire
+from edgeagent.api import limits
+monkeypatch.setattr(wire, "STALL_TIMEOUT_S", 0.1)
+monkeypatch.setattr(limits, "lower", 1)
+patch.setattr("edgeagent.engine.engine._LONG_STEP_S", 0.0)
+monkeypatch.setattr(other, "UPPER", 1)
+"""
+    assert patched(source) == {"daemon.transport.STALL_TIMEOUT_S", "engine.engine._LONG_STEP_S"}

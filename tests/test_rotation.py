@@ -1,0 +1,121 @@
+"""The share of long tests that a whole run takes along: the same for a day, within its time, and told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import rotation
+
+TESTS = """
+import pytest
+from hypothesis import given, settings, strategies
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("number", range(40))
+def test_short(number): pass
+
+@pytest.mark.slow(seconds=900)
+def test_long(): pass
+
+@pytest.mark.slow
+def test_unknown(): pass
+
+SEEN = []
+
+@settings(derandomize=True, max_examples=5, database=None)
+@given(strategies.integers())
+def test_property(number):
+    SEEN.append(number)
+
+def test_seen():
+    print("seen", SEEN)
+"""
+CONFTEST = """
+from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summary
+from tests.rotation import set_seed as pytest_configure
+"""
+INI = """
+[pytest]
+addopts = -q -rA -m "not slow" -p no:cacheprovider -p no:schemathesis
+markers = slow: long
+testpaths = share
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share" / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (tmp_path / "share" / "test_a.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text(INI, encoding="utf-8")
+    return tmp_path
+
+
+def run(project: Path, seed: str | None, *arguments: str) -> str:
+    """Return what a run prints."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment.pop(rotation.VARIABLE, None)
+    if seed is not None:
+        environment[rotation.VARIABLE] = seed
+    command = [sys.executable, "-m", "pytest", *arguments]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def taken(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("slow ")]
+
+
+def test_a_whole_run_takes_the_days_share_and_says_so(project: Path) -> None:
+    output = run(project, None)
+    (headline,) = [line for line in output.splitlines() if "taken along" in line]
+    day = headline.partition(f"{rotation.VARIABLE}=")[2].partition(",")[0]
+    assert len(taken(output)) == rotation.BUDGET_S / 2
+    assert all("test_short" in line for line in taken(output))
+    assert taken(run(project, day)) == taken(output)
+    assert taken(run(project, "another day")) != taken(output)
+    assert " passed, 27 deselected in " in output.splitlines()[-1]
+
+
+def test_other_runs_take_nothing(project: Path) -> None:
+    for output in (run(project, "off"), run(project, None, "share/test_a.py"), run(project, None, "-m", "slow")):
+        assert not taken(output)
+        assert "taken along" not in output
+
+
+def test_processes_side_by_side_take_the_same(project: Path) -> None:
+    assert taken(run(project, None, "-n", "2")) == taken(run(project, None))
+
+
+def test_a_share_of_the_property_tests_has_other_examples(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_share, without = [], []
+    for day in map(str, range(40)):
+        monkeypatch.setenv(rotation.VARIABLE, day)
+        is_taken = rotation.examples_seed("share/test_a.py::test_property") is not None
+        (with_share if is_taken else without).append(day)
+    assert 4 <= len(with_share) <= 20
+    examples = {day: examples_on(project, day) for day in (with_share[0], *without[:2])}
+    usual, also_usual = (examples[day] for day in without[:2])
+    assert usual == also_usual != examples[with_share[0]]
+
+
+def test_a_run_says_which_property_tests_had_other_examples(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = iter(map(str, range(40)))
+    monkeypatch.setenv(rotation.VARIABLE, next(days))
+    while rotation.examples_seed("share/test_a.py::test_property") is None:
+        monkeypatch.setenv(rotation.VARIABLE, next(days))
+    output = run(project, os.environ[rotation.VARIABLE], "share/test_a.py", "-k", "property or seen")
+    assert "examples share/test_a.py::test_property" in output.partition("taken along")[2]
+
+
+def examples_on(project: Path, day: str) -> str:
+    """Return what the property test was given on a day."""
+    output = run(project, day, "share/test_a.py", "-k", "property or seen")
+    (line,) = [line for line in output.splitlines() if line.startswith("seen")]
+    return line
