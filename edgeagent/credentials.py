@@ -1,18 +1,18 @@
 """Who holds which token and what it opens: the owner's, in its own file, and those of clients that may do less.
 
-Of a client's token only the digest is kept. The files may change while the daemon runs: what was replaced or removed is
-refused from the next request on.
+Of a client's token only the digest is kept. The files may change while the daemon runs: a token that was replaced or
+removed is refused from the next request on, and while a file cannot be trusted every token of ours is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,10 +22,13 @@ from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, read_private, read_token, write_private
 
 CLIENTS_FILE = "clients.json"
+TOKEN_PREFIX = "edge_"  # noqa: S105 what tells a token of ours from the keys that OpenAI's clients must send
 MAX_CLIENTS = 1000
 _TOKEN_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+logger = logging.getLogger(__name__)
 
 
 class Scope(StrEnum):
@@ -47,11 +50,49 @@ class Client:
 OWNER = Client("", frozenset(Scope))
 
 
+class Standing(StrEnum):
+    """What the keys that a request shows are worth."""
+
+    NOTHING = "no key"
+    FOREIGN = "another key"
+    HELD = "a token that somebody holds"
+    UNKNOWN = "an unknown or removed token"
+    UNUSABLE = "a token that cannot be checked"
+    SEVERAL = "several keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a request shows. `client` and `digest` are of a held token; `reason` says why none can be checked."""
+
+    standing: Standing
+    client: Client | None = None
+    digest: bytes = b""
+    reason: str = ""
+
+
+NOTHING_SHOWN = Shown(Standing.NOTHING)
+
+
 class Keys(Protocol):
     """What tells whose a token is."""
 
-    def find(self, token: bytes) -> Client | None:
-        """Return the holder of a token, None where it is nobody's. Takes as long for a wrong one as for a right one."""
+    @property
+    def trouble(self) -> str:
+        """Why no token can be checked, and what to do; empty where they can."""
+        ...
+
+    @property
+    def revision(self) -> object:
+        """What differs after every change of who holds what."""
+        ...
+
+    def judge(self, tokens: Sequence[bytes]) -> Shown:
+        """Return what the keys of one request are worth. Takes as long for a wrong token as for a right one."""
+        ...
+
+    def holder(self, held: bytes) -> Client | None:
+        """Return who holds the token of this digest."""
         ...
 
 
@@ -61,22 +102,84 @@ class KeyRing:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._files = [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE]
-        self._stamps: list[object] = []
+        self._stamps: list[object] | None = None
         self._holders: tuple[tuple[bytes, Client], ...] = ()
+        # Digests that opened something while this process ran: a removed token of an older edgeagent has no prefix.
+        self._former: dict[bytes, None] = {}
+        self._trouble = ""
+        self._revision = 0
 
-    def find(self, token: bytes) -> Client | None:
-        """Return the holder of a token; nobody, while a file cannot be read or others could have written it."""
-        stamps = [_stamp(path) for path in self._files]
-        if stamps != self._stamps:
-            self._holders = ()
-            with contextlib.suppress(ConfigError):
-                self._holders = self._read()
-            self._stamps = stamps
-        wanted, found = digest(token), None
+    @property
+    def revision(self) -> object:
+        """What differs after every change of who holds what."""
+        self._refresh()
+        return self._revision
+
+    @property
+    def trouble(self) -> str:
+        """Why no token can be checked, and what to do; empty where they can."""
+        self._refresh()
+        return self._trouble
+
+    def judge(self, tokens: Sequence[bytes]) -> Shown:
+        """Return what the keys of one request are worth. Takes as long for a wrong token as for a right one."""
+        self._refresh()
+        if not tokens:
+            return NOTHING_SHOWN
+        if len(tokens) > 1:
+            each = [self._judge_one(token) for token in tokens]
+            is_one_ours = any(shown.standing is not Standing.FOREIGN for shown in each)
+            return Shown(Standing.SEVERAL if is_one_ours else Standing.FOREIGN)
+        return self._judge_one(tokens[0])
+
+    def holder(self, held: bytes) -> Client | None:
+        """Return who holds the token of this digest; nobody does while a file cannot be trusted."""
+        self._refresh()
+        return self._find(held)
+
+    def _judge_one(self, token: bytes) -> Shown:
+        wanted = digest(token)
+        client = self._find(wanted)
+        if client is not None:
+            return Shown(Standing.HELD, client, wanted)
+        is_former = False
+        for former in self._former:
+            is_former |= hmac.compare_digest(wanted, former)
+        if not is_former and not token.startswith(TOKEN_PREFIX.encode()):
+            return Shown(Standing.FOREIGN)
+        if self._trouble:
+            # Clients need not know where the folder lies.
+            return Shown(Standing.UNUSABLE, reason=self._trouble.replace(f"{self._state_dir}/", ""))
+        return Shown(Standing.UNKNOWN)
+
+    def _find(self, wanted: bytes) -> Client | None:
+        found = None
         for held, client in self._holders:
             if hmac.compare_digest(wanted, held):
                 found = client
         return found
+
+    def _refresh(self) -> None:
+        stamps = [_stamp(path) for path in self._files]
+        if stamps == self._stamps:
+            return
+        before, trouble = self._holders, ""
+        try:
+            self._holders = self._read()
+        except ConfigError as error:
+            self._holders, trouble = (), error.message
+        # What could not be read is tried again, since the reason may have been another than the file.
+        self._stamps = None if trouble else stamps
+        self._revision += before != self._holders
+        kept = {known for known, _ in self._holders}
+        for known, _ in before:
+            if known not in kept and len(self._former) < 2 * MAX_CLIENTS:
+                self._former[known] = None
+        if trouble and trouble != self._trouble:
+            logger.warning("every token is refused: %s", trouble)
+        elif self._trouble and not trouble:
+            logger.warning("tokens are accepted again: %s and %s can be trusted", *(path.name for path in self._files))
+        self._trouble = trouble
 
     def _read(self) -> tuple[tuple[bytes, Client], ...]:
         owner = read_token(self._state_dir)
@@ -94,9 +197,15 @@ def ensure_token(state_dir: Path) -> str:
     return read_token(state_dir) or rotate_token(state_dir)
 
 
+def check_files(state_dir: Path) -> None:
+    """Raise ConfigError, which says what to do, where a file cannot be trusted; one that is missing is no fault."""
+    read_token(state_dir)
+    _read_clients(state_dir)
+
+
 def rotate_token(state_dir: Path) -> str:
     """Replace the owner's token and return it; the old one is dead."""
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    token = _new_token()
     write_private(state_dir / TOKEN_FILE, token.encode() + b"\n")
     return token
 
@@ -110,7 +219,7 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope]) -> str:
     """Return a new token for a client, which replaces the one it had."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    token = _new_token()
     others = [(client, held) for client, held in _read_clients(state_dir) if client.name != name]
     if len(others) >= MAX_CLIENTS:
         raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
@@ -128,12 +237,17 @@ def remove_client(state_dir: Path, name: str) -> None:
     _write_clients(state_dir, others)
 
 
+def _new_token() -> str:
+    return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+
+
 def _stamp(path: Path) -> object:
     try:
         status = path.lstat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_mode
+    # A change of owner or mode is a change: ctime moves with them, and with content that was written in place.
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode, status.st_uid
 
 
 def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> None:
@@ -148,9 +262,9 @@ def _read_clients(state_dir: Path) -> list[tuple[Client, str]]:
         return []
     try:
         return [_read_client(row) for row in json.loads(content)["clients"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is not what `edgeagent token` wrote ({error}); delete it, and add them again"
+            f"{path} is not what `edgeagent token` wrote ({error}); delete it, and add the clients again"
         ) from None
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edgeagent.errors import BackendUnavailable
-
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -50,7 +48,7 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
     not get the token. Raises BackendUnavailable where no daemon runs.
     """
     # An application that names a URL pays for neither of these: pydantic and psutil take a tenth of a second.
-    from edgeagent.runtime_file import find_daemon
+    from edgeagent.runtime_file import find_daemon, no_daemon
 
     if state_dir is None:
         from edgeagent.config_sources import load_config
@@ -58,9 +56,7 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
         state_dir = load_config().config.state_dir
     daemon = find_daemon(state_dir)
     if daemon is None:
-        raise BackendUnavailable(
-            f"no daemon runs with the state folder {state_dir}; start one with `edgeagent serve`", retry_after_s=0.5
-        )
+        raise no_daemon(state_dir)
     return Address(daemon.url, token or daemon.token, daemon.certificate)
 
 
