@@ -26,6 +26,9 @@ LOG = VENV / "edgeagent-setup.log"
 OLDEST_PYTHON = (3, 11)
 # Vision is not served, and its library doubles the compile time.
 DEFAULT_CMAKE_ARGS = "-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
+# GCC before 13 drops the stores that fill the tile configuration, so that the first matrix product ends the process
+# (llama.cpp issue 20824, pull request 26954). Without AMX the same CPUs use AVX-512.
+NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
 COMPILER_HINT = """A C and C++ compiler is needed, once, to compile llama.cpp for this CPU:
   Debian, Ubuntu   sudo apt install build-essential
   Fedora           sudo dnf install gcc gcc-c++ make
@@ -54,7 +57,7 @@ def main() -> int:
     """Bring .venv up to date; return the exit status."""
     if sys.version_info < OLDEST_PYTHON:
         return use_newer_python()
-    wanted = describe_setup(ROOT / "pyproject.toml", previous_cmake_args(STAMP))
+    wanted = describe_setup(ROOT / "pyproject.toml", for_this_cpu(previous_cmake_args(STAMP)))
     if read_stamp(STAMP) == wanted and venv_python(VENV).exists():
         return 0
     try:
@@ -118,6 +121,12 @@ def previous_cmake_args(stamp: Path) -> str:
     if "CMAKE_ARGS" in os.environ:
         return " ".join([DEFAULT_CMAKE_ARGS, *os.environ["CMAKE_ARGS"].split()])
     return read_stamp(stamp).get("cmake_args", DEFAULT_CMAKE_ARGS)
+
+
+def for_this_cpu(cmake_args: str) -> str:
+    """Return build flags with those that this CPU needs, unless they have compiler flags of their own."""
+    needs_none = "amx_int8" not in cpu_features() or "-DCMAKE_CXX_FLAGS" in cmake_args
+    return cmake_args if needs_none else f"{cmake_args} {NO_AMX}"
 
 
 def cpu_fingerprint() -> str:

@@ -106,6 +106,7 @@ def setup_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.setattr(module, name, tmp_path / path)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(module, "cpu_features", lambda: ["avx2"])
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     return module
 
@@ -186,6 +187,28 @@ def test_build_flags_are_said_once(setup_env: ModuleType, monkeypatch: pytest.Mo
     monkeypatch.setenv("CMAKE_ARGS", "")
     setup_env.main()
     assert asked[3:] == FULL
+
+
+def test_amx_is_left_out_unless_the_person_chose_compiler_flags(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend_to_install(setup_env, monkeypatch)
+    monkeypatch.setattr(setup_env, "cpu_features", lambda: ["amx_int8", "avx2"])
+
+    def cmake_args() -> str:
+        setup_env.main()
+        return str(json.loads(setup_env.STAMP.read_text())["cmake_args"])
+
+    first = cmake_args()
+    assert first.count("-mno-amx-int8") == 2
+    assert cmake_args() == first
+    monkeypatch.setenv("CMAKE_ARGS", "-DCMAKE_CXX_FLAGS=-O2")
+    assert "amx" not in cmake_args()
+    monkeypatch.delenv("CMAKE_ARGS")
+    assert "amx" not in cmake_args()
+    monkeypatch.setenv("CMAKE_ARGS", "")
+    monkeypatch.setattr(setup_env, "cpu_features", lambda: ["avx2"])
+    assert "amx" not in cmake_args()
 
 
 def test_a_failed_step_leaves_no_stamp(

@@ -91,6 +91,9 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = self.num_gpu_layers
         params.main_gpu = config.main_gpu
+        # Builds with AMX may end the process at the first matrix product (llama.cpp issue 20824).
+        # llama.cpp uses AMX for repacked weights only.
+        params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
         params.load_mode = int(config.mmap) + 2 * int(config.mlock)  # llama_load_mode: 1 mmap, 2 mlock, 3 both
         if config.tensor_split:
             # llama.cpp reads llama_max_devices() floats; ctypes keeps the array alive through `params`.

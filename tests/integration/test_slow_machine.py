@@ -15,7 +15,7 @@ import pytest
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.store.gguf import validate_model
-from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, Tier, TokenPrompt
+from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, Tier, Tokenize, TokenPrompt
 from edgeagent.worker.pool import Pool
 from edgeagent.worker.supervisor import WORKER_COMMAND
 from edgeagent.worker.watchdog import Patience
@@ -82,5 +82,7 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
                 os.kill(status.pid, signal.SIGSTOP)
                 await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a worker that computes may be silent
                 os.kill(status.pid, signal.SIGCONT)
+                # The next tokens may have been sent before the stop: only an answer shows that the worker runs again.
+                await backend.ask("", Tokenize("awake"))
         assert tokens == expected
         assert backend.models()[0].num_restarts == 0
