@@ -99,6 +99,7 @@ DEFAULTS: dict[str, object] = {
     "worker.protocol._MAX_ERROR_CHARS": 4096,
     "worker.render_process.OPEN_CPU_S": 5.0,
     "worker.render_protocol._READ_BYTES": 1 << 20,
+    "worker.renderer.REQUEST_CPU_S": 3.0,
 }
 # Defaults of parameters that tests patch as `__defaults__`.
 PARAMETERS: dict[str, tuple[object, ...]] = {"api.limits.BodyLimit": (10.0,), "api.sse.EventStream": (5.0,)}

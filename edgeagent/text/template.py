@@ -120,6 +120,9 @@ class ChatTemplate:
         """How the model is taught to write calls; Hermes where tools are written into the messages for it."""
         return self._native_tool_format or ToolFormat.HERMES
 
+    def renew(self) -> None:
+        """Begin with another request. Nothing is shared here: each rendering has a budget of its own."""
+
     def render(self, prompt: ChatPrompt) -> Rendered:
         """Render a conversation up to where the assistant's answer begins, with its tools whatever the tool choice is.
 

@@ -103,6 +103,7 @@ class PromptReader:
         """
         match prompt:
             case ChatPrompt():
+                self._template.renew()
                 written = self._write_shortened(prompt, max_tokens) if prompt.truncate else self._write(prompt)
                 num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
                 return self._read_chat(written, num_dropped)
@@ -233,6 +234,7 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Templat
             check_tokens(model, tokens, "tokens")
             return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
         case RenderPrompt(prompt):
+            template.renew()
             rendered = template.render(prompt)
             return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
         case PurgeCache() | Embed():

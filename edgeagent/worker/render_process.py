@@ -16,6 +16,7 @@ import os
 import signal
 import struct
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,9 +42,9 @@ from edgeagent.worker.render_protocol import (
     send,
 )
 
-# CPU time for compiling a template and trying what it can, and for one rendering. The template's own budgets, which end
-# in an error and not in a process, are smaller.
-OPEN_CPU_S, RENDER_CPU_S = 5.0, 3.0
+# CPU time for compiling a template and trying what it can. The template's own budgets, which end in an error and not in
+# a process, are smaller.
+OPEN_CPU_S = 5.0
 # On top of what the process has mapped when it starts.
 MAX_MEMORY_BYTES = 256 << 20
 _MAX_DESCRIPTORS = 4096
@@ -167,21 +168,23 @@ def _serve(post: _Post) -> None:
             send(post.pipe[1], post.mark, encode(NotOpen(message.number)))
             continue
         place[:] = _number.pack(message.number)
-        signal.setitimer(signal.ITIMER_PROF, OPEN_CPU_S if isinstance(message, Open) else RENDER_CPU_S)
+        began_s = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, OPEN_CPU_S if isinstance(message, Open) else message.cpu_s)
         try:
             if isinstance(message, Open):
                 template = None
                 template, frame = _open(message)
             else:
-                frame = _render(template, message)
+                frame = _render(template, message, began_s)
         except EdgeAgentError as error:
-            frame = _refusal(message, error)
+            frame = _refusal(message, error, began_s)
         except MemoryError:
-            frame = _refusal(message, InvalidRequest("the model's chat template takes too much memory"))
+            too_much = InvalidRequest("the model's chat template takes too much memory")
+            frame = _refusal(message, too_much, began_s)
         except Exception:
             _say_what_failed()
             unknown = InternalError("The prompt could not be rendered; the daemon's log has the details.")
-            frame = _refusal(message, unknown)
+            frame = _refusal(message, unknown, began_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(post.pipe[1], post.mark, frame)
         # Behind the answer: one that is killed before it has answered must be told of, or the worker waits for ever.
@@ -201,14 +204,14 @@ def _open(message: Open) -> tuple[ChatTemplate, bytes]:
     return template, encode(opened)
 
 
-def _render(template: ChatTemplate | None, message: Render) -> bytes:
+def _render(template: ChatTemplate | None, message: Render, began_s: float) -> bytes:
     if template is None:
         return encode(NotOpen(message.number))
     rendered = template.render(message.prompt)
     try:
-        return encode(Done(message.number, rendered))
+        return encode(Done(message.number, rendered, time.process_time() - began_s))
     except UnicodeEncodeError:  # a template may write halves of characters
-        return encode(Done(message.number, _whole(rendered)))
+        return encode(Done(message.number, _whole(rendered), time.process_time() - began_s))
 
 
 def _whole(rendered: Rendered) -> Rendered:
@@ -216,7 +219,7 @@ def _whole(rendered: Rendered) -> Rendered:
     return Rendered("".join(text for text, _ in pieces), pieces, rendered.open_reasoning)
 
 
-def _refusal(message: ToRenderer, error: EdgeAgentError) -> bytes:
+def _refusal(message: ToRenderer, error: EdgeAgentError, began_s: float) -> bytes:
     text = error.message.encode("utf-8", "replace").decode()
-    refused: FromRenderer = Refused(message.number, error.code, text, error.param)
+    refused: FromRenderer = Refused(message.number, error.code, text, error.param, time.process_time() - began_s)
     return encode(refused)

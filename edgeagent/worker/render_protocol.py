@@ -39,11 +39,12 @@ class Open(Struct, frozen=True, tag="open"):
 
 
 class Render(Struct, frozen=True, tag="render"):
-    """Render a conversation with the template that is open."""
+    """Render a conversation with the template that is open, in `cpu_s` of CPU time at most."""
 
     number: int
     prompt: ChatPrompt
     num_ended: int
+    cpu_s: float
 
 
 class Opened(Struct, frozen=True, tag="opened"):
@@ -56,10 +57,11 @@ class Opened(Struct, frozen=True, tag="opened"):
 
 
 class Done(Struct, frozen=True, tag="done"):
-    """A rendered conversation."""
+    """A rendered conversation, and the CPU time that it took."""
 
     number: int
     rendered: Rendered
+    cpu_s: float
 
 
 class NotOpen(Struct, frozen=True, tag="not_open"):
@@ -69,12 +71,13 @@ class NotOpen(Struct, frozen=True, tag="not_open"):
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """An error; `code` is an EdgeAgentError code."""
+    """An error, and the CPU time until then; `code` is an EdgeAgentError code."""
 
     number: int
     code: str
     message: str
     param: str | None
+    cpu_s: float
 
 
 class Ended(Struct, frozen=True, tag="ended"):

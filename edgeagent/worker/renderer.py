@@ -19,7 +19,7 @@ from edgeagent.text.rendered import Rendered
 from edgeagent.text.template import ChatTemplate
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import ChatPrompt
-from edgeagent.worker.render_process import MAX_MEMORY_BYTES, OPEN_CPU_S, RENDER_CPU_S, Pipes, keep
+from edgeagent.worker.render_process import MAX_MEMORY_BYTES, OPEN_CPU_S, Pipes, keep
 from edgeagent.worker.render_protocol import (
     Done,
     Ended,
@@ -54,7 +54,15 @@ class Template(Protocol):
         """Return a rendered conversation; raise InvalidRequest where the template refuses it or takes too much."""
         ...
 
+    def renew(self) -> None:
+        """Begin with another request: all renderings for one share its CPU time."""
+        ...
 
+
+# CPU time for all renderings of one request: a long conversation is rendered again for each length that is tried.
+REQUEST_CPU_S = 3.0
+# Less would end a process over its start alone.
+_LEAST_CPU_S = 0.05
 # A process that is ended before it has begun, or after it is done, is ended for no fault of the prompt's.
 _MAX_TRIES = 4
 
@@ -108,6 +116,7 @@ class RemoteTemplate:
         self._num_ended = 0
         self._numbers = count(1)
         self._opening = opening
+        self._left_s = REQUEST_CPU_S
         try:
             self._opened = self._open()
         except InvalidRequest:
@@ -132,13 +141,20 @@ class RemoteTemplate:
     def render(self, prompt: ChatPrompt) -> Rendered:
         """Return a rendered conversation; raise InvalidRequest, or TemplateTooSlow where the process was ended."""
         for _ in range(_MAX_TRIES):
-            answer = self._ask(Render(next(self._numbers), prompt, self._num_ended), RENDER_CPU_S)
+            if self._left_s < _LEAST_CPU_S:
+                raise _ended(signal.SIGPROF, REQUEST_CPU_S)
+            answer = self._ask(Render(next(self._numbers), prompt, self._num_ended, self._left_s), REQUEST_CPU_S)
             if isinstance(answer, Done):
+                self._left_s -= answer.cpu_s
                 return answer.rendered
             if not isinstance(answer, NotOpen):
                 raise InternalError(f"the chat template's process answered a prompt with {type(answer).__name__}")
             self._open()
-        raise _ended(signal.SIGKILL, RENDER_CPU_S)
+        raise _ended(signal.SIGKILL, REQUEST_CPU_S)
+
+    def renew(self) -> None:
+        """Begin with another request, which has all of its CPU time."""
+        self._left_s = REQUEST_CPU_S
 
     def close(self) -> None:
         """Let its process end; afterwards no method is called."""
@@ -180,8 +196,11 @@ class RemoteTemplate:
                 # Whether it had nothing to do, or had just read or answered this, cannot be told.
                 return NotOpen(message.number)
             case Ended(signal=number):
+                if number == signal.SIGPROF:
+                    self._left_s = 0.0
                 raise _ended(number, cpu_s)
-            case Refused(code=code, message=text, param=param):
+            case Refused(code=code, message=text, param=param, cpu_s=spent_s):
+                self._left_s -= spent_s
                 raise from_code(code, text, param=param)
         return answer
 

@@ -20,10 +20,11 @@ import pytest
 
 from edgeagent.errors import InvalidRequest, TemplateTooSlow
 from edgeagent.text import budget
+from edgeagent.text.rendered import Rendered
 from edgeagent.text.template import CHATML, ChatTemplate
 from edgeagent.text.tool_format import THINK
 from edgeagent.types import ChatPrompt, Message
-from edgeagent.worker import render_process, render_protocol
+from edgeagent.worker import render_process, render_protocol, renderer
 from edgeagent.worker.render_protocol import Frames, NotOpen, Open, decode_from_renderer, encode, framed, new_mark
 from edgeagent.worker.renderer import RemoteTemplate, open_here, start_renderers
 
@@ -47,7 +48,7 @@ WHEN = "{%- if messages[-1].content == 'work' -%}WORK{%- endif -%}"
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(render_process, "OPEN_CPU_S", 0.5)
-    monkeypatch.setattr(render_process, "RENDER_CPU_S", 0.2)
+    monkeypatch.setattr(renderer, "REQUEST_CPU_S", 0.2)
     made: list[RemoteTemplate] = []
     before = renderers()
 
@@ -74,6 +75,12 @@ def renderers() -> list[psutil.Process]:
     return list(psutil.Process().children(recursive=True))
 
 
+def render(template: RemoteTemplate, conversation: ChatPrompt) -> Rendered:
+    """Return what another request's conversation is rendered to."""
+    template.renew()
+    return template.render(conversation)
+
+
 def test_it_is_the_same_template(opened: Any) -> None:
     source = CHATML + "{%- if enable_thinking is not false -%}<think>\n{%- endif -%}"
     there, here = opened(source), open_here(Open(0, source, "<s>", "</s>", "", ("<|im_end|>",), ()))
@@ -88,7 +95,7 @@ def test_it_is_the_same_template(opened: Any) -> None:
 def test_an_error_of_the_template_is_an_error(opened: Any) -> None:
     template = opened("{{ raise_exception('only users, please') }}")
     with pytest.raises(InvalidRequest, match="only users, please") as caught:
-        template.render(prompt("hi"))
+        render(template, prompt("hi"))
     assert caught.value.param == "messages"
 
 
@@ -105,9 +112,20 @@ def test_what_takes_too_long_is_ended_and_the_next_is_served(
     template = opened(WHEN.replace("WORK", WORK[work]) + "{{ messages[-1].content }}")
     for _ in range(2):
         with pytest.raises(TemplateTooSlow, match="CPU time") as caught:
-            template.render(prompt("work"))
+            render(template, prompt("work"))
         assert caught.value.param == "messages"
-        assert template.render(prompt("hi")).text == "hi"
+        assert render(template, prompt("hi")).text == "hi"
+
+
+def test_all_renderings_of_a_request_share_its_time(opened: Any) -> None:
+    work = WHEN.replace("WORK", "{%- for _ in range(20000) -%}{%- endfor -%}")
+    template = opened(work + "{{ messages[-1].content }}")
+    for _ in range(2):
+        assert render(template, prompt("work")).text == "work"
+        with pytest.raises(TemplateTooSlow, match=r"0\.2 s of CPU time"):
+            for _ in range(2000):
+                template.render(prompt("work"))
+    assert render(template, prompt("hi")).text == "hi"
 
 
 def test_a_template_that_cannot_be_tried(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +143,8 @@ def test_memory_that_is_too_much(opened: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(budget, "_MAX_TEXT_CHARS", 1 << 40)
     template = opened(WHEN.replace("WORK", "{{ ('x' * 2000000000) | length }}") + "{{ messages[-1].content }}")
     with pytest.raises(InvalidRequest, match="memory"):
-        template.render(prompt("work"))
-    assert template.render(prompt("hi")).text == "hi"
+        render(template, prompt("work"))
+    assert render(template, prompt("hi")).text == "hi"
 
 
 def test_one_that_is_ended_while_it_rests(opened: Any) -> None:
@@ -137,7 +155,7 @@ def test_one_that_is_ended_while_it_rests(opened: Any) -> None:
     )
     child.send_signal(signal.SIGKILL)
     psutil.wait_procs([child])
-    assert template.render(prompt("hi")).text == "hi"
+    assert render(template, prompt("hi")).text == "hi"
     assert keeper.is_running()
 
 
@@ -152,8 +170,8 @@ def test_one_that_is_ended_before_it_has_answered(opened: Any, monkeypatch: pyte
     monkeypatch.setattr(render_process, "send", send_or_die)
     template = opened("{{ messages[-1].content }}")
     with pytest.raises(TemplateTooSlow, match="killed from outside"):
-        template.render(prompt("die"))
-    assert template.render(prompt("hi")).text == "hi"
+        render(template, prompt("die"))
+    assert render(template, prompt("hi")).text == "hi"
 
 
 @pytest.fixture
@@ -188,8 +206,8 @@ def test_one_that_is_ended_in_the_middle_of_a_question(
 
     monkeypatch.setattr(os, "read", read_or_die)
     template = opened("{{ messages[-1].content }}")
-    assert template.render(prompt(LONG)).text == LONG
-    assert template.render(prompt("hi")).text == "hi"
+    assert render(template, prompt(LONG)).text == LONG
+    assert render(template, prompt("hi")).text == "hi"
 
 
 def test_one_that_is_ended_in_the_middle_of_an_answer(
@@ -206,8 +224,8 @@ def test_one_that_is_ended_in_the_middle_of_an_answer(
     monkeypatch.setattr(os, "write", write_or_die)
     template = opened("{{ messages[-1].content }}")
     with pytest.raises(TemplateTooSlow, match="killed from outside"):
-        template.render(prompt(LONG))
-    assert template.render(prompt(LONG)).text == LONG
+        render(template, prompt(LONG))
+    assert render(template, prompt(LONG)).text == LONG
 
 
 @pytest.mark.parametrize("end", ["killed", "out of memory"])
@@ -225,7 +243,7 @@ def test_one_that_is_ended_before_it_has_begun(
 
     monkeypatch.setattr(render_process, "decode_to_renderer", decode_or_die)
     template = opened("{{ messages[-1].content }}")
-    assert template.render(prompt(LONG)).text == LONG
+    assert render(template, prompt(LONG)).text == LONG
 
 
 def test_one_that_always_fails_is_an_error(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,8 +258,8 @@ def test_one_that_always_fails_is_an_error(opened: Any, monkeypatch: pytest.Monk
     template = opened("{{ messages[-1].content }}")
     for _ in range(2):
         with pytest.raises(TemplateTooSlow, match="MiB"):
-            template.render(prompt("die"))
-        assert template.render(prompt("hi")).text == "hi"
+            render(template, prompt("die"))
+        assert render(template, prompt("hi")).text == "hi"
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 1 << 20])

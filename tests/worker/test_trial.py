@@ -36,9 +36,9 @@ BUSY = (
 UNCOUNTED = """
 import os
 from edgeagent.text import budget
-from edgeagent.worker import process, render_process
+from edgeagent.worker import process, render_process, renderer
 budget.weigh = lambda value: 0
-render_process.OPEN_CPU_S, render_process.RENDER_CPU_S = 0.5, 0.3
+render_process.OPEN_CPU_S, renderer.REQUEST_CPU_S = 0.5, 0.3
 os._exit(process.main())
 """
 
