@@ -179,6 +179,7 @@ def _end(process: psutil.Popen) -> None:
 def judge_all(root: Path, trials: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
     """Yield the outcomes as they come, `jobs` trials side by side. Raise BaselineFailed."""
     with tempfile.TemporaryDirectory(prefix="m-") as folder:
+        Path(folder).chmod(0o755)  # tests of what another user can do need a way in
         first = Workbench.of(root, Path(folder) / "0")
         limits_s = _limits(first, trials)
         benches = [first, *(first.twin(Path(folder) / str(index)) for index in range(1, jobs))]
