@@ -9,6 +9,7 @@ how many ends its writer knows of: another process than that is meant for answer
 from __future__ import annotations
 
 import os
+import select
 import struct
 
 import msgspec
@@ -136,6 +137,17 @@ class Frames:
             part = os.read(self._descriptor, _READ_BYTES)
             if not part:
                 return None
+            self._buffer += part
+        return body
+
+    def receive_now(self) -> bytes | None:
+        """Return the next frame's body if it is there; None otherwise, at the end of the pipe too."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        while (body := self._next()) is None and poll.poll(0):
+            part = os.read(self._descriptor, _READ_BYTES)
+            if not part:
+                break
             self._buffer += part
         return body
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import NoReturn, Protocol
@@ -19,6 +20,7 @@ from edgeagent.text.rendered import Rendered
 from edgeagent.text.template import ChatTemplate
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import ChatPrompt
+from edgeagent.worker.cause import is_from_outside
 from edgeagent.worker.render_process import MAX_MEMORY_BYTES, OPEN_CPU_S, Pipes, keep
 from edgeagent.worker.render_protocol import (
     Done,
@@ -65,6 +67,7 @@ REQUEST_CPU_S = 3.0
 _LEAST_CPU_S = 0.05
 # A process that is ended before it has begun, or after it is done, is ended for no fault of the prompt's.
 _MAX_TRIES = 4
+_END_TRIES, _END_WAIT_S = 20, 0.01
 
 MakeTemplate = Callable[[Open], Template]
 
@@ -93,7 +96,8 @@ def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
     answers = [os.pipe() for _ in range(num_templates)]
     mark = new_mark()
     sys.stderr.flush()
-    if os.fork() == 0:
+    keeper = os.fork()
+    if keeper == 0:
         theirs = [(request[0], answer[1]) for request, answer in zip(requests, answers, strict=True)]
         keep(theirs, mark, is_enclosed=is_enclosed)
     ours: list[Pipes] = []
@@ -102,14 +106,18 @@ def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
         os.close(answer[1])
         ours.append((answer[0], request[1]))
     free = iter(ours)
-    return lambda opening: RemoteTemplate(next(free), mark, opening)
+    return lambda opening: RemoteTemplate(next(free), mark, opening, keeper)
 
 
 class RemoteTemplate:
     """A template in another process, opened anew where that process has ended."""
 
-    def __init__(self, pipes: Pipes, mark: bytes, opening: Open) -> None:
-        """Open the template; raise TemplateTooSlow where it cannot be tried within its limits."""
+    def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
+        """Open the template; raise TemplateTooSlow where it cannot be tried within its limits.
+
+        `keeper` is the child process that starts the others.
+        """
+        self._keeper = keeper
         self._reads, self._writes = pipes
         self._mark = mark
         self._frames = Frames(self._reads, mark)
@@ -173,24 +181,30 @@ class RemoteTemplate:
                 raise InternalError(f"the chat template's process answered a template with {type(answer).__name__}")
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
+    def _count_ends(self) -> None:
+        """Take note of the processes that ended since the last question, so that none of them counts as a try of it."""
+        while (body := self._frames.receive_now()) is not None:
+            self._num_ended += isinstance(decode_from_renderer(body), Ended)
+
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
         """Return the answer to a message, NotOpen where a process was ended that may have had it.
 
         Raise the error that it is, or TemplateTooSlow.
         """
         try:
+            self._count_ends()
             send(self._writes, self._mark, encode(message))
             while True:
                 body = self._frames.receive()
                 if body is None:
-                    _fail("it has ended")
+                    _fail("it has ended", self._keeper)
                 answer = decode_from_renderer(body)
                 self._num_ended += isinstance(answer, Ended)
                 # Of another number: what was meant for a question that has been given up.
                 if answer.number == message.number or isinstance(answer, Ended):
                     break
         except (OSError, msgspec.MsgspecError) as error:
-            _fail(str(error))
+            _fail(str(error), self._keeper)
         match answer:
             case Ended(number=busy_with) if busy_with != message.number:
                 # Whether it had nothing to do, or had just read or answered this, cannot be told.
@@ -221,8 +235,28 @@ def _ended(number: int, cpu_s: float) -> InvalidRequest:
     )
 
 
-def _fail(why: str) -> NoReturn:
-    """End the worker: without its renderer it is of no use, and another one goes on with its streams."""
+def _fail(why: str, keeper: int) -> NoReturn:
+    """End the worker: without its renderer it is of no use, and another one goes on with its streams.
+
+    A keeper runs nothing of the model's, and no other can be started in the sandbox. So whoever killed it has killed
+    the worker, which ends by the same signal: that does not count as the model's crash.
+    """
     sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
     sys.stderr.flush()
+    returncode = _wait_ended(keeper)
+    if returncode is not None and is_from_outside(returncode):
+        os.kill(os.getpid(), -returncode)
     os._exit(1)
+
+
+def _wait_ended(child: int) -> int | None:
+    """Return a child's exit code, None where it runs on: its pipes may have ended a moment before it has."""
+    for _ in range(_END_TRIES):
+        try:
+            pid, status = os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_END_WAIT_S)
+    return None

@@ -159,6 +159,19 @@ def test_one_that_is_ended_while_it_rests(opened: Any) -> None:
     assert keeper.is_running()
 
 
+def test_one_that_is_ended_again_and_again_while_it_rests(opened: Any) -> None:
+    before = renderers()
+    template = opened("{{ messages[-1].content }}")
+    (keeper,) = (each for each in renderers() if each not in before and each.ppid() == os.getpid())
+    for _ in range(2 * renderer._MAX_TRIES):
+        (child,) = keeper.children()
+        child.kill()
+        psutil.wait_procs([child])
+        while not keeper.children():
+            pass
+    assert render(template, prompt("hi")).text == "hi"
+
+
 def test_one_that_is_ended_before_it_has_answered(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     send = render_process.send
 
@@ -275,6 +288,21 @@ def test_frames_without_a_beginning_or_an_end_are_skipped(monkeypatch: pytest.Mo
     assert [decode_from_renderer(received.receive() or b"").number for _ in range(3)] == [1, 3, 1]
     assert received.receive() is None
     os.close(reads)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_who_kills_the_keeper_has_killed_the_worker(opened: Any, number: int) -> None:
+    worker = os.fork()
+    if worker == 0:
+        with suppress(BaseException):
+            template = opened("{{ messages[-1].content }}")
+            (keeper,) = psutil.Process().children()
+            keeper.send_signal(number)
+            while True:  # the renderer lives a moment longer
+                render(template, prompt("hi"))
+        os._exit(0)
+    _, status = os.waitpid(worker, 0)
+    assert os.waitstatus_to_exitcode(status) == (1 if number == signal.SIGSEGV else -number)
 
 
 def test_none_outlives_its_worker(opened: Any) -> None:
