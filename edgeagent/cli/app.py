@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from edgeagent.cli.display import complain
+from edgeagent.cli.help import PlainCommand
 from edgeagent.errors import ConfigError, EdgeAgentError
 
 # Where the shells' completion scripts (typer's) put the words typed so far.
@@ -84,9 +85,11 @@ def build_app(wanted: str | None) -> typer.Typer:
     for name, command in COMMANDS.items():
         target = _resolve(command.target) if name == wanted else _unimported
         if isinstance(target, typer.Typer):
+            for member in target.registered_commands:
+                member.cls = PlainCommand
             app.add_typer(target, name=name, help=command.summary)
         else:
-            app.command(name, short_help=command.summary)(target)
+            app.command(name, cls=PlainCommand, short_help=command.summary)(target)
     return app
 
 

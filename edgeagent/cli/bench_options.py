@@ -35,7 +35,11 @@ Against = Annotated[
 ]
 Scenarios = Annotated[
     list[ScenarioName] | None,
-    typer.Option("--scenario", help="What to measure; may be repeated. Default: the first six."),
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: the first six.",
+    ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")]
 PromptTokens = Annotated[

@@ -26,7 +26,7 @@ def pull(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...",
+            metavar="NAME",
             help="org/repo[:QUANT], org/repo/file.gguf, or a catalog name.",
             autocompletion=catalog_names,
         ),

@@ -15,6 +15,17 @@ from edgeagent.config_sources import Option, declared_options, load_config
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
 
 
+# What a value is, where the option's name does not say it.
+METAVARS = {
+    "draft": "MODEL",
+    "server.unix": "PATH",
+    "server.tls_certificate": "FILE",
+    "server.tls_key": "FILE",
+    "store.models_dir": "DIR",
+    "trace.endpoint": "URL",
+}
+
+
 def with_declared_options(command: Callable[..., None], *, positional: str = "") -> Callable[..., None]:
     """Return `command(loaded, **own)` as a function with a flag for every declared option, for typer to read.
 
@@ -71,7 +82,7 @@ def _metavar(option: Option) -> str:
         case Path():
             return "DIR"
         case _:
-            return option.name.rpartition(".")[2].upper().removeprefix("MODELS_")
+            return METAVARS.get(option.name, option.name.rpartition(".")[2].upper())
 
 
 def _help(option: Option) -> str:

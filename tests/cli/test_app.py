@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,29 @@ def test_every_command_exists_and_explains_itself(name: str, capsys: pytest.Capt
     output = capsys.readouterr().out
     assert output.startswith(f"Usage: edgeagent {name}")
     assert "--help" in output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_words_in_place_of_python(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = app._resolve(COMMANDS[name].target)
+    members = [each.name for each in target.registered_commands] if isinstance(target, typer.Typer) else []
+    for arguments in ([name], *([name, member] for member in members if member)):
+        assert main([*arguments, "--help"]) == 0
+        output = capsys.readouterr().out
+        assert not re.search(r"<|{|list\[|\bstr\b|x[<>]=|None|[A-Z]_[A-Z]+ ", output.replace("HF_", "")), output
+
+
+def test_help_tells_choices_and_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    bench = " ".join(capsys.readouterr().out.split())
+    assert "--transport auto|ws|http " in bench
+    assert "[default: 4; 2 or more]" in bench
+    assert main(["run", "--help"]) == 0
+    run = " ".join(capsys.readouterr().out.split())
+    assert "[0 to 2]" in run
+    assert "Arguments: MODEL As for serve" in run
+    assert main(["pull", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: edgeagent pull [OPTIONS] NAME...\n")
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["list", "-h"], ["cache", "-h"], ["cache", "stats", "-h"]])
