@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -269,9 +268,11 @@ def test_a_damaged_block_ends_a_restore_where_it_is() -> None:
 
 
 def test_streams_go_on_while_another_waits_for_the_disk() -> None:
+    is_there = threading.Event()
+
     class SlowTier(FakeTier):
         def read(self, key: bytes):  # type: ignore[no-untyped-def]
-            time.sleep(0.002)
+            assert is_there.wait(30)
             return super().read(key)
 
     below = SlowTier()
@@ -284,9 +285,13 @@ def test_streams_go_on_while_another_waits_for_the_disk() -> None:
     engine.step()
     waiting = engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=1))
     num_steps = engine.status().num_steps
+    for _ in range(5):
+        engine.step()
+    assert engine.status().num_steps - num_steps == 5
+    assert waiting.num_cached == 0
+    is_there.set()
     while waiting.num_cached == 0:
         engine.step()
-    assert engine.status().num_steps - num_steps > 1
     assert waiting.num_cached == 1499
     engine.cancel("live")
     engine.cancel("b")
