@@ -191,8 +191,9 @@ def _lines() -> Progress:
 
     def show(label: str, done: int, total: int) -> None:
         nonlocal shown
-        if label.partition(",")[0] != shown:
-            shown = label.partition(",")[0]
+        stage = label.partition(",")[0].rstrip("0123456789%")
+        if stage != shown:
+            shown = stage
             typer.echo(f"{label} ({done} of {total})" if total else label, err=True)
 
     return show

@@ -17,6 +17,7 @@ import psutil
 from edgeagent.cli.link import address_of, ask
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
 
 POLL_S = 0.05
@@ -122,7 +123,7 @@ def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
                 name, cause = model["name"], model["cause"] or "no cause is known"
                 raise EdgeAgentError(cause if name in cause else f"{name} cannot be loaded: {cause}")
             case _:
-                progress(f"loading {model['name']}, {model['progress']:.0%}")
+                progress(f"{model['name']}: {load_stage(model['progress'])}")
     return False
 
 

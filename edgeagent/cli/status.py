@@ -18,6 +18,7 @@ from edgeagent.cli.options import ConfigFile
 from edgeagent.config_sources import load_config
 from edgeagent.errors import EdgeAgentError
 from edgeagent.file_lock import holder
+from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
 
 POLL_S = 0.05
@@ -112,7 +113,7 @@ MODEL_COLUMNS = ("model", "state", "running", "waiting", "tokens/s", "context us
 
 def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
     worker = model.get("worker")
-    state = f"loading {model['progress']:.0%}" if model["state"] == "starting" else model["state"]
+    state = load_stage(model["progress"]) if model["state"] == "starting" else model["state"]
     if worker is None:
         return (model["name"], state, *("-" for _ in MODEL_COLUMNS[2:]))
     return (

@@ -194,7 +194,7 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
             try:
                 _check_usable(models)
             except StartError:
-                stop.request()
+                stop.fail()
                 raise
         for model in models:
             before = told.get(model.name)
@@ -232,10 +232,17 @@ class Stop:
 
     def __init__(self) -> None:
         self._num_requests = 0
+        self.is_failure = False
+        """Whether nobody asked: the daemon ends with an error, which says why."""
 
     def request(self) -> None:
         """Ask; a signal handler may."""
         self._num_requests += 1
+
+    def fail(self) -> None:
+        """Stop for the sake of an error that is raised."""
+        self.is_failure = True
+        self.request()
 
     @property
     def is_requested(self) -> bool:

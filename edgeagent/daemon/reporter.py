@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeagent.daemon.console import Output
+from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelInfo, ModelStatus
 
@@ -73,12 +74,16 @@ class ConsoleReporter:
         self._print("\n".join(lines))
 
     def loading(self, model: ModelStatus) -> None:
-        """Print the progress: a line for each quarter, on a terminal one that the next line takes the place of."""
+        """Print the progress: a line for each quarter, on a terminal one that the next line takes the place of.
+
+        No line of a log says 0 %: most loads that fail do so there, and the error alone is to be read.
+        """
+        line = f"{model.name}: {load_stage(model.progress)}"
         if self._is_terminal:
-            self._pass(f"loading {model.name}: {model.progress:.0%}")
-        elif model.progress >= self._shown.get(model.name, -1.0) + _PROGRESS_STEP:
+            self._pass(line)
+        elif model.progress >= self._shown.get(model.name, 0.0) + _PROGRESS_STEP:
             self._shown[model.name] = model.progress
-            self._report(logging.INFO, f"loading {model.name}: {model.progress:.0%}")
+            self._report(logging.INFO, line)
 
     def ready(self, model: ModelStatus) -> None:
         """Print the model and how long it took."""

@@ -115,7 +115,8 @@ class Drain:
         """Return once nothing is live and each end is written, or no one wants to wait any longer."""
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
-        self._reporter.stopping(live.num_live)
+        if not self._stop.is_failure:
+            self._reporter.stopping(live.num_live)
         deadline = clock() + self._limit_s
         while live.num_live and clock() < deadline and not self._stop.is_forced:
             await live.wait_idle(min(POLL_S, deadline - clock()))

@@ -212,6 +212,8 @@ class Supervisor:
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
+                # At once, or the dead worker's progress is shown until the next one starts.
+                self._begin_life()
                 self._state = WorkerState.STARTING
                 await asyncio.sleep(decision.delay_s)
         except Exception as error:  # a bug here must not leave requests without an end

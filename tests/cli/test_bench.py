@@ -107,8 +107,8 @@ def test_without_a_daemon_one_is_started(
     @contextmanager
     def start(flags: list[str], progress: Callable[[str], None]) -> Iterator[tuple[Address, Callable[[], None]]]:
         started.append(flags)
-        progress("loading m, 10%")
-        progress("loading m, 90%")
+        progress("m: loading 10%")
+        progress("m: loading 90%")
         yield Address(url), lambda: None
 
     monkeypatch.setattr("edgeagent.runtime_file.find_daemon", lambda state_dir: None)
@@ -117,7 +117,7 @@ def test_without_a_daemon_one_is_started(
     assert started == [["/models/m.gguf"]]
     captured = capsys.readouterr()
     assert "model fake" in captured.out
-    assert captured.err.splitlines()[0] == "loading m, 10%"
+    assert captured.err.splitlines()[0] == "m: loading 10%"
     assert "90%" not in captured.err, "in a log a line for each stage is enough"
 
 

@@ -40,7 +40,7 @@ def test_it_is_waited_for_and_ends_by_itself_when_its_input_closes(
         assert started[0].poll() is None
     assert started[0].returncode == 0
     assert (tmp_path / "ended").exists()
-    assert list(dict.fromkeys(told)) == ["starting the daemon", "loading m, 40%"]
+    assert list(dict.fromkeys(told)) == ["starting the daemon", "m: loading 40%"]
     assert [path.name for path in tmp_path.iterdir()] == ["ended"]
 
 
@@ -73,7 +73,7 @@ def test_a_daemon_that_still_loads_is_waited_for_and_how_far_it_is_is_told(
     told: list[str] = []
     with private_daemon(["ready", "starting", "starting", "ready"], lambda text: None) as address:
         wait_until_loaded(address, told.append)
-    assert told == ["loading m, 40%"] * 2
+    assert told == ["m: loading 40%"] * 2
 
 
 def test_what_else_is_wrong_is_left_to_the_request(started: list[subprocess.Popen[bytes]]) -> None:

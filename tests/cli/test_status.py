@@ -158,6 +158,17 @@ def test_where_the_layers_are(
     assert f"builtin: {words}, draft mini-draft, llama.cpp abc1234\n" in capsys.readouterr().out
 
 
+def test_a_model_that_is_tried_out_is_not_loading(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    loaded = {**REPORT["models"][1], "progress": 1.0}
+    monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, {**REPORT, "models": [loaded]}))
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "big    checking the model" in out and "100%" not in out
+
+
 def test_one_restart_is_told_as_such(
     daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

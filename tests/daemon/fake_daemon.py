@@ -48,12 +48,24 @@ class SlowToLoad(FakeBackend):
         return [ModelStatus("fake", state, progress, cause="signal 9" if state is WorkerState.FAILED else None)]
 
 
+class Unfit(FakeBackend):
+    """A backend whose model begins to load, and then cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._states = itertools.chain((WorkerState.STARTING,) * 3, itertools.repeat(WorkerState.FAILED))
+
+    def models(self) -> list[ModelStatus]:
+        return [ModelStatus("fake", next(self._states), cause="the context takes more memory than is free")]
+
+
 BACKENDS = {
     "echo": lambda: FakeBackend(echo),
     "endless": lambda: FakeBackend(endless),
     "unfindable": Unfindable,
     "unloadable": Unloadable,
     "slow": SlowToLoad,
+    "unfit": Unfit,
 }
 
 if __name__ == "__main__":

@@ -175,11 +175,20 @@ def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_p
     assert not (tmp_path / "daemon.json").exists()
 
 
+def test_a_load_that_fails_leaves_its_error_alone(tmp_path: Path) -> None:
+    with daemon(tmp_path, "unfit") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.FAILED
+    assert "listening on" in out
+    assert err == "error: fake cannot be served: the context takes more memory than is free\n"
+
+
 def test_progress_and_failure_are_told(tmp_path: Path) -> None:
     with daemon(tmp_path, "slow") as process:
         assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(6)]
-        assert lines == [f"loading fake: {share}%\n" for share in (0, 25, 50, 75, 100)] + ["fake failed: signal 9\n"]
+        lines = [process.stderr.readline().rstrip() for _ in range(5)]
+        loading = [f"fake: loading {share}%" for share in (25, 50, 75)]
+        assert lines == [*loading, "fake: checking the model", "fake failed: signal 9"]
         assert process.poll() is None
 
 

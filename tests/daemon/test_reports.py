@@ -61,7 +61,7 @@ def test_a_log_for_machines_has_no_other_lines() -> None:
         reporter.error("100% no")
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     assert [(line["level"], line["message"]) for line in lines] == [
-        ("info", "loading m: 50%"),
+        ("info", "m: loading 50%"),
         ("error", "m failed: no cause is known"),
         ("info", "stopping"),
         ("error", "error: 100% no"),
@@ -82,7 +82,10 @@ def test_progress_takes_few_lines(streams: tuple[io.StringIO, io.StringIO]) -> N
     reporter = ConsoleReporter(*streams)
     for percent in range(101):
         reporter.loading(ModelStatus("m", WorkerState.STARTING, percent / 100))
-    assert streams[1].getvalue().splitlines() == [f"loading m: {percent}%" for percent in (0, 25, 50, 75, 100)]
+    assert streams[1].getvalue().splitlines() == [
+        *(f"m: loading {percent}%" for percent in (25, 50, 75)),
+        "m: checking the model",
+    ]
 
 
 def test_no_url_is_cut_by_a_terminal(streams: tuple[io.StringIO, io.StringIO]) -> None:
@@ -97,9 +100,9 @@ def test_no_url_is_cut_by_a_terminal(streams: tuple[io.StringIO, io.StringIO]) -
 def test_progress_takes_one_line_of_a_terminal(streams: tuple[io.StringIO, io.StringIO]) -> None:
     out, err = streams
     reporter = ConsoleReporter(out, err, is_terminal=True)
-    for percent in (0, 0, 99, 100):
-        reporter.loading(ModelStatus("m", WorkerState.STARTING, percent / 100))
-    assert screen(err.getvalue()) == ["loading m: 100%"]
+    for progress, shown in ((0, "m: loading 0%"), (0.999, "m: loading 99%"), (1, "m: checking the model")):
+        reporter.loading(ModelStatus("m", WorkerState.STARTING, progress))
+        assert screen(err.getvalue()) == [shown]
     reporter.ready(ModelStatus("m", WorkerState.READY, 1.0, INFO))
     assert screen(err.getvalue()) == [""]
     assert out.getvalue().startswith("m ready")

@@ -66,6 +66,16 @@ async def test_requests_wait_while_the_model_loads_slowly(make: Make) -> None:
     assert status.pid is not None and psutil.pid_exists(status.pid)
 
 
+async def test_between_two_workers_nothing_is_loaded(make: Make) -> None:
+    supervisor = make("creep 1", "creep 1", patience=replace(QUICK, first_backoff_s=60.0, max_backoff_s=60.0))
+    supervisor.start()
+    for num_restarts in (1, 2):  # the second restart waits
+        await eventually(lambda: supervisor.status().state is WorkerState.READY)
+        kill(supervisor)
+        await eventually(lambda: supervisor.status().num_restarts == num_restarts)  # noqa: B023
+    assert (supervisor.status().state, supervisor.status().progress) == (WorkerState.STARTING, 0.0)
+
+
 async def test_the_status_of_a_pong_is_shown(make: Make) -> None:
     supervisor = make()
     record = submit(supervisor, "wait 2")
