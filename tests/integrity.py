@@ -141,7 +141,7 @@ def _(saver: Saver) -> None:
     check_integrity(saver.cells)
     check_integrity(saver.blocks)
     idle = set(saver.cells.idle_ids)
-    assert saver._worths.keys() == (idle if saver.blocks.is_enabled else set())
+    assert saver._priorities.keys() == (idle if saver.blocks.is_enabled else set())
     assert saver._unsaved.keys() | saver._saved <= idle
     assert not saver._unsaved.keys() & saver._saved
 

@@ -4,7 +4,7 @@ On the CPU llama.cpp's flash attention goes through the cells one by one for eac
 plain attention is two matrix products. Measured on a 0.5 B model, two cores, f16 cells: 21 tokens behind 6,000 cells
 take 122 ms plain and 307 ms flash, one token 22 and 29 ms. Its price is a buffer of scores (cells x heads x tokens),
 and that every token is multiplied with all used cells, of whichever sequence they are: eight streams at once get 0.90
-of llama-server's rate plain, 1.06 with flash. So who makes room for many streams gets flash attention.
+of llama-server's rate plain, 1.06 with flash. So a context with room for many streams gets flash attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgeagent.config import UNQUANTIZED_KV_TYPES, EngineConfig
 _MICRO_BATCH = 128
 _MIN_MICRO_BATCH = 64
 _MAX_SCORES_BYTES = 192 << 20
-_MAX_PLAIN_PARALLEL = 4  # also in the words of EngineConfig.parallel
+_MAX_PLAIN_PARALLEL = 4  # also in the help text of EngineConfig.parallel
 
 
 @dataclass(frozen=True, slots=True)

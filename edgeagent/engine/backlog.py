@@ -28,7 +28,7 @@ class Backlog:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether none of them gets anywhere at the moment."""
+        """Whether the tier below writes none of them at the moment."""
         return self._below is not None and self._below.is_stalled
 
     def offer(self, block: Block, importance: Importance) -> bool:
@@ -41,7 +41,7 @@ class Backlog:
         return True
 
     def forget(self, key: BlockKey) -> None:
-        """Take no more note of a block."""
+        """Stop tracking a block."""
         self._num_bytes -= self._sizes.pop(key, 0)
 
     def withdraw(self, key: BlockKey) -> None:
@@ -51,7 +51,7 @@ class Backlog:
         self.forget(key)
 
     def settle(self) -> list[BlockKey]:
-        """Forget the blocks that the tier below has done with, one way or the other; return them."""
+        """Forget the blocks that the tier below has written or dropped; return them."""
         done = [key for key in self if not self._is_pending(key)]
         for key in done:
             self.forget(key)

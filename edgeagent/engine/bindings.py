@@ -38,7 +38,7 @@ lib = _load()
 
 _ERROR_LEVEL = 4  # ggml_log_level
 _last_errors: deque[str] = deque(maxlen=8)
-# The abort flags of all contexts: while one is set, what llama.cpp calls an error is that it was interrupted.
+# The abort flags of all contexts: while one is set, llama.cpp reports the interruption as an error.
 abort_flags: list[ctypes.Array[ctypes.c_char]] = []
 
 

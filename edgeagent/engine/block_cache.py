@@ -27,15 +27,15 @@ from edgeagent.engine.radix_tree import to_array
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
-# Blocks below that are taken into the tree before one lookup: 10 µs each.
+# How many blocks of the tier below are added to the tree before one lookup: 10 µs each.
 _MAX_HEADS = 200
-# Blocks in the tree from which on those are looked for that no tier holds any more.
+# With more blocks than this in the tree, those that no tier holds any more are removed.
 _MIN_SWEEP = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A block to restore at position `start`: its first `num_tokens` tokens are wanted, of `length` that it has."""
+    """A block to restore at position `start`: the first `num_tokens` of its `length` tokens are wanted."""
 
     tier: BlockTier
     key: BlockKey
@@ -46,7 +46,7 @@ class Link:
 
     @property
     def end(self) -> int:
-        """Positions that are there after it."""
+        """Positions that are restored after it."""
         return self.start + self.num_tokens
 
     @property
@@ -56,11 +56,11 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """What stands behind a chain: the next block on which others may hang, and one that has all of some tokens."""
+class Continuation:
+    """What follows a chain: the next block that a child may extend, and a block that has all tokens asked for."""
 
-    stone: Link | None
-    cover: Link | None
+    extendable: Link | None
+    complete: Link | None
 
 
 class BlockCache:
@@ -112,28 +112,28 @@ class BlockCache:
             at = last.start
         return links[::-1]
 
-    def behind(self, partition: str, key: BlockKey | None, at: int, own: array[int], cut: int) -> Behind:
-        """Look at what hangs on a chain that ends at `at` with the block `key` (None: an empty one).
+    def continuation(self, partition: str, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
+        """Look for `own` tokens behind a chain that ends at `at` with the block `key` (None: an empty one).
 
-        Further blocks may hang on a block that is full, ends at `cut`, or has children already.
+        A child may extend a block that is full, ends at `cut`, or has children already.
         """
         if key is not None and key not in self._tree:
-            return Behind(None, None)
+            return Continuation(None, None)
         path = self._tree.path(self._root(partition), own, key)
-        stone = cover = None
+        extendable = complete = None
         for place in path.on:
             if place.start != at or place.end == at or (link := self._link(place, place.end)) is None:
                 continue
             if link.length == self.block_tokens or place.end == cut or self._tree.has_children(place.key):
-                stone = link
+                extendable = link
             if link.length == len(own):
-                cover = link
-        if cover is None and self._can_cut and path.depth == at + len(own):
-            cover = self._part(path, {at: 0}, path.depth - 1)
-        return Behind(stone, cover)
+                complete = link
+        if complete is None and self._can_cut and path.depth == at + len(own):
+            complete = self._part(path, {at: 0}, path.depth - 1)
+        return Continuation(extendable, complete)
 
-    def stones(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
-        """Return the blocks of a chain that a child may extend; a partial last block is left out. See `behind`."""
+    def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
+        """Return the blocks of a chain that a child may extend; a partial last block is left out."""
         if not links:
             return []
         *before, last = links
@@ -141,7 +141,7 @@ class BlockCache:
         return list(links) if last.is_whole and is_end else before
 
     def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
-        """Return how many of the leading tokens some block shares, restorable there or not."""
+        """Return how many of the leading tokens some block shares, whether or not a restore can end there."""
         self.refresh(_MAX_HEADS)
         return self._tree.path(self._root(partition), to_array(tokens)[:max_length]).depth
 
@@ -150,7 +150,7 @@ class BlockCache:
         return any(tier.num_bytes(key) is not None for tier in self._tiers)
 
     def make(self, partition: str, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
-        """Return the block of these tokens that hangs on `parent` (None: on the root)."""
+        """Make the block of these tokens behind `parent` (None: the root)."""
         root = self._root(partition)
         parent = parent or root
         return Block(root, parent, self._keyring.key(parent, own), start, own, payload)
@@ -163,7 +163,7 @@ class BlockCache:
         return True
 
     def refresh(self, max_heads: int = 1 << 60) -> None:
-        """Take in what came to the tier below by other ways than from here, and forget what no tier holds."""
+        """Add blocks that came to the tier below from elsewhere, and forget those that no tier holds."""
         if self.below is not None:
             for head in self.below.take_found(max_heads):
                 self._tree.add(head)
@@ -182,11 +182,11 @@ class BlockCache:
         return sum(tier.purge(root) for tier in self._tiers)
 
     def epoch(self, partition: str) -> int:
-        """Return a number that rises with each purge of a partition: what is older must not be kept again."""
+        """Return a number that rises with each purge of a partition: older blocks must not be kept again."""
         return self._num_purges[None] + self._num_purges[partition]
 
     def use(self, links: Sequence[Link]) -> None:
-        """Take note that a request uses what these links stand for."""
+        """Note that a request uses these blocks."""
         keys = [link.key for link in links]
         self.host.promote(keys, Importance.REUSED)
         if self.below is not None:
@@ -199,9 +199,9 @@ class BlockCache:
         return root
 
     def _part(self, path: Path, num_blocks: dict[int, int], end: int) -> Link | None:
-        """Return the block that goes on furthest behind one of these positions, beyond `end`, and is to be cut there.
+        """Return the block that reaches furthest along a path, from one of these positions beyond `end`, cut there.
 
-        Of several one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
+        Of several: one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
         """
         best: Link | None = None
         best_rank: tuple[bool, int, int] = (False, 0, 0)
@@ -241,9 +241,9 @@ def make_blocks(
 ) -> BlockCache:
     """Return the blocks of one model as configured, with a share of the memory.
 
-    What goes `below` needs a keyring that outlives the process.
+    A tier `below` needs a keyring that outlives the process.
     """
-    # What a block has of windowed layers is what the window shows at its end.
+    # Of windowed layers a block has the cells in the window at its end.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
     keyring = keyring or Keyring(b"", os.urandom(32))

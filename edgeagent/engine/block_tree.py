@@ -1,7 +1,7 @@
 """Which blocks stand for which tokens, whatever tier holds them: a radix tree over the tokens of all of them.
 
 Keys name blocks and are made once, when a block is; here blocks are found by their tokens, token by token. The tree
-knows no tiers: what nobody holds any more is taken out by who notices.
+knows no tiers: its owner takes out the blocks that no tier holds any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from edgeagent.engine.blocks import BlockKey, Head
 from edgeagent.engine.radix_tree import RadixTree, Walk
 
-# Of the blocks that go on from where a search ends one is wanted; so many nodes are looked at for it.
+# Most nodes to look at for a block that goes on from where a search ends.
 _MAX_VISITS = 256
 
 
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What the tree has of some tokens: blocks `on` their path, by where they end, and how deep it goes."""
+    """What the tree has of some tokens: blocks `on` their path, by their ends, and how many tokens it has (`depth`)."""
 
     on: list[Place]
     depth: int
@@ -56,11 +56,11 @@ class BlockTree:
         return iter(tuple(self._starts))
 
     def has_children(self, key: BlockKey) -> bool:
-        """Whether further blocks hang on one."""
+        """Whether a block has children."""
         return self._num_children[key] > 0
 
     def add(self, head: Head) -> bool:
-        """Take in a block; False where what it hangs on is not here, or does not end where it begins."""
+        """Add a block; False where its parent is not here, or does not end where it begins."""
         if head.key in self._starts:
             return True
         if head.parent == head.root and head.start == 0:
@@ -74,7 +74,7 @@ class BlockTree:
         return True
 
     def remove(self, key: BlockKey) -> None:
-        """Take out a block, if it is here. What hangs on it stays, for where another has its tokens."""
+        """Remove a block, if it is here. Its children stay, since another block may have its tokens."""
         if self._starts.pop(key, None) is not None:
             self._tree.remove(key)
             parent = self._parents.pop(key)

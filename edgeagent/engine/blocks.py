@@ -26,7 +26,7 @@ BlockKey = bytes
 """32 bytes; equal keys mean equal prefixes of one partition of one model under one set of settings."""
 
 Payload = bytes | memoryview
-"""Bytes that llama.cpp wrote, opaque to everyone else. Read-only; a memoryview is contiguous and of format "B"."""
+"""Bytes that only llama.cpp understands. Read-only; a memoryview is contiguous and of format "B"."""
 
 KEY_BYTES = 32
 MIN_BLOCK_TOKENS = 32
@@ -49,7 +49,7 @@ def choose_block_tokens(token_bytes: float) -> int:
 
 
 class Importance(IntEnum):
-    """Why a block is offered to the next tier; a higher one is written sooner and kept longer."""
+    """Why a block is kept; a more important one is written sooner and kept longer."""
 
     VOLATILE = -1
     """Its owner wants it in memory only; never offered to a tier that outlives the process."""
@@ -66,11 +66,11 @@ class Importance(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """How much what a sequence leaves matters: `importance`, and more where it is its instructions.
+class CachePriority:
+    """How important the blocks of a sequence are: `importance`, and more for those of its instructions.
 
     `num_system`: tokens of the system prompt and the tool definitions (0: none, or not known). `lane`: the conversation
-    whose latest response it is, which stays until the next one ("": nobody waits for it).
+    whose latest response it is, which stays until the next one ("": it is of no lane).
     """
 
     importance: Importance = Importance.IDLE
@@ -78,7 +78,7 @@ class Worth:
     lane: str = ""
 
     def cut(self, block_tokens: int) -> int:
-        """Where a block ends that is not full, so that others with these instructions share it; 0: nowhere."""
+        """Where to end a block early, so that others with these instructions share it; 0: nowhere."""
         return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 
     def at(self, end: int) -> Importance:
@@ -150,8 +150,8 @@ class BlockTier(Protocol):
     def read(self, key: BlockKey) -> Block | None:
         """Return a block that is checked and authenticated; None if it is gone or not as it was written.
 
-        What comes back has this key, and the caller compares its tokens with those it wanted before a byte of payload
-        goes to llama.cpp. A block that fails its check is never found again.
+        The block has this key, and the caller compares its tokens with those it wanted before a byte of payload goes to
+        llama.cpp. A block that fails its check is never found again.
         """
         ...
 
@@ -163,13 +163,13 @@ class BlockTier(Protocol):
         ...
 
     def discard(self, key: BlockKey) -> None:
-        """Drop a block without children, if it is held: another that goes further took its place. Never waits."""
+        """Drop a block without children, if it is held: a longer one took its place. Never waits."""
         ...
 
     def purge(self, root: BlockKey | None = None) -> int:
         """Forget all blocks of a partition (None: of all) and return how many.
 
-        None of them is found from here on, those being read or written included; their bytes go as soon as may be.
+        None of them is found from here on, those being read or written included; their bytes are freed soon after.
         """
         ...
 
@@ -178,20 +178,20 @@ class BlockTier(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what was taken and can be finished in a second or two; afterwards no method is called."""
+        """Finish the work that takes a second or two at most; afterwards no method is called."""
         ...
 
 
 class LowerTier(BlockTier, Protocol):
-    """A tier that takes its time to keep what it has taken: a disk.
+    """A tier that keeps a block some time after it has taken it: a disk.
 
-    What is pending is in memory, and counts as that of the tier that offered it, which holds it as long.
+    Pending blocks are in memory; the tier that offered them holds them, and counts their bytes.
     """
 
     def take_found(self, max_heads: int) -> Iterable[Head]:
-        """Give out what is kept and was not offered here: at first what an earlier process left. Parents come first.
+        """Return blocks that are kept and were not offered here: at first those of an earlier process. Parents first.
 
-        Each is given out once, so many at most; some may be gone.
+        Each is returned once, so many at most; some may be gone.
         """
         ...
 
@@ -205,7 +205,7 @@ class LowerTier(BlockTier, Protocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing of what is pending is being kept at the moment."""
+        """Whether no pending block is being written at the moment."""
         ...
 
     def wait_written(self) -> bool:
@@ -224,8 +224,8 @@ class Keyring:
     """Makes block keys: BLAKE2b, keyed with a secret of this installation.
 
     `fingerprint` must differ whenever a payload would mean something else: model content, llama.cpp build, KV types,
-    RoPE, flash attention and other settings of the context. Without the secret nobody can make two prefixes meet, nor
-    tell from a key what was asked. `secret` has 16 to 64 bytes.
+    RoPE, flash attention and other settings of the context. Without the secret it is not possible to give two prefixes
+    one key, or to tell from a key what was asked. `secret` has 16 to 64 bytes.
     """
 
     def __init__(self, fingerprint: bytes, secret: bytes) -> None:

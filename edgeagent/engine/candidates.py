@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgeagent.engine.truncation import Floats, Indices, largest, ranked
 from edgeagent.errors import InternalError
 
-# Up to this many likeliest tokens are sorted, and what they are cut to is a length.
+# Up to this many likeliest tokens are sorted; cutting them shortens the array.
 MAX_RANKED = 256
 
 

@@ -1,7 +1,7 @@
 """How many KV cells are in use, when sequences share prefixes.
 
-A ledger beside llama.cpp's own books (which it no longer tells): computing a token takes a cell, sharing a prefix
-tags the source's cells for the target, trimming gives back the cells that nobody else holds. Like llama.cpp it takes
+A copy of llama.cpp's own count (which its API no longer gives): computing a token takes a cell, sharing a prefix
+tags the source's cells for the target, trimming frees the cells that have no other holder. Like llama.cpp it takes
 the lowest free cells, so that it can tell about how far up the used ones reach.
 """
 
@@ -24,12 +24,12 @@ class CellLedger:
 
     @property
     def num_free(self) -> int:
-        """Cells nobody holds."""
+        """Cells without a holder."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Cells somebody holds."""
+        """Cells with a holder."""
         return self.num_cells - len(self._free)
 
     @property

@@ -1,8 +1,8 @@
 """When idle prefixes are read out of the cells: all at once while nothing else is to do, else beside live streams.
 
-A block takes about a millisecond. Beside live streams so few steps carry one that neither the rate nor the tail of the
-gaps between tokens shows it; a few at once where conversations end faster than that, since what stays in the cells
-costs every step.
+A block takes about a millisecond. Beside live streams one is read out in so few steps that neither the rate nor the
+tail of the gaps between tokens shows it. If conversations end faster than that, a few are read out at once, since a
+prefix that stays in the cells slows every step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Chores:
         return not self._saver.has_unsaved or self._saver.is_waiting
 
     def run_beside(self, step_s: float) -> None:
-        """Do what may be done after a step that took so long."""
+        """Do as much as is allowed after a step that took so long."""
         if not self._saver.has_unsaved:
             self._credit_s = self._num_steps = 0
             return

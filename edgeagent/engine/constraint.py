@@ -19,7 +19,7 @@ class TokenConstraint(Protocol):
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, shape (num_vocab,); None when all may. Valid until the next call.
 
-        `likeliest` is the token that the model would write if it were free, which may tell what it is about to do.
+        `likeliest` is the token that the model would write without a grammar; it may show what comes next.
         """
         ...
 

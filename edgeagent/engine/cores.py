@@ -46,7 +46,7 @@ def num_usable_cores(
 def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
     """Return those of some logical CPUs that are no efficient ones; all of them where they are of one kind.
 
-    Linux tells it of Intel's in /sys/devices/cpu_core, of Arm's by cpu_capacity.
+    Linux shows it in /sys/devices/cpu_core for Intel's, and by cpu_capacity for Arm's.
     """
     devices = root / "sys/devices"
     capacities = {cpu: _read_number(devices / f"system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
@@ -58,7 +58,7 @@ def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
 
 
 def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
-    """Return of how many cores some logical CPUs are."""
+    """Return the number of cores that some logical CPUs belong to."""
     topology = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
     siblings = {_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology}
     if siblings and None not in siblings:

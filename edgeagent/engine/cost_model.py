@@ -59,9 +59,9 @@ class CostModel:
     def compare(self, sizes: Items[int], depth: int) -> list[float] | None:
         """Return the expected seconds of steps of these ascending numbers of tokens; None if nothing was ever measured.
 
-        None costs less than a smaller one. Where measurements say so, one is old (a cold start, a machine that was busy
-        then or is now), and the one made later is believed. Else a step that once looked dear would not be taken, and
-        so never be measured again.
+        No size costs less than a smaller one. If two measurements contradict that, one is out of date (a cold start, a
+        machine that was busy then or is now), and the later one is used. Otherwise a step that once seemed slow would
+        not be taken, and so never be measured again.
         """
         if not self._table:
             return None
@@ -90,10 +90,10 @@ class CostModel:
     ) -> int:
         """Return the largest batch expected to take at most `seconds`; `floor` if there is none.
 
-        It is `floor`, twice, four times … as much, or max_batch. Of sizes that contradict each other the one measured
-        later is believed: more tokens cost no less, and twice as many no more than twice as much. A size that was never
-        measured may be expected to take `at_first` seconds (None: `seconds`), and is at most `max_growth` times the
-        largest one measured.
+        It is `floor`, twice, four times … as much, or max_batch. More tokens cost no less, and twice as many no more
+        than twice as much: if two sizes contradict that, the one measured later is used. A size that was never measured
+        may be expected to take `at_first` seconds (None: `seconds`), and is at most `max_growth` times the largest one
+        measured.
         """
         if not self._table:
             return min(floor, self._max_batch)

@@ -1,6 +1,6 @@
 """How many tokens are worth guessing: the count with the most expected tokens for the step's expected time.
 
-It knows measured times and how often guesses stood; what is guessed is engine.speculation's.
+It knows measured times and how often guesses stood; engine.speculation makes the guesses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DraftLength:
         self._is_probe = False
 
     def begin(self) -> Acceptance:
-        """Return what is expected of a sequence of which nothing is known."""
+        """Return the expected rate of a sequence that has none yet."""
         return Acceptance(self._mean_rate)
 
     def choose(self, acceptance: Acceptance, num_decoding: int, depth: int) -> int:
@@ -55,7 +55,7 @@ class DraftLength:
         return best
 
     def observe(self, acceptance: Acceptance, num_drafted: int, num_accepted: int) -> None:
-        """Take in one sequence's verdict: how many of its drafts stood. The first refusal ends what is known."""
+        """Take in how many of a sequence's drafts stood. Drafts behind the first refused one tell nothing."""
         num_judged = min(num_drafted, num_accepted + 1)
         for index in range(num_judged):
             stood = index < num_accepted
@@ -71,7 +71,7 @@ class DraftLength:
     def _best(self, rate: float, num_decoding: int, depth: int) -> int:
         steps_s = self._cost_model.compare([num_decoding * (1 + count) for count in self._candidates], depth)
         if steps_s is None:
-            return self._candidates[-1]  # nothing was measured; trying is how it comes to be
+            return self._candidates[-1]  # nothing is measured until it is tried
         # A draft model is smaller than its target, whatever was measured while the machine was busy.
         draft_step_s = min(self._draft_step_s, steps_s[0])
         best, best_rate = 0, 0.0

@@ -1,6 +1,6 @@
-"""Texts' vectors, computed in a context of their own, a chunk at a time, so that others can have their turn in between.
+"""Texts' vectors, computed in a context of their own, a chunk at a time, so that other requests can run in between.
 
-It knows token ids, not text, nor who asks. The context is made when it is needed, as long as the text needs it to be.
+It knows token ids, not text, nor who asks. The context is made when it is needed, as long as the text needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIN_CELLS = 512
 
 
 class Pooling(StrEnum):
-    """How the vectors of a text's tokens become the text's one."""
+    """How the vectors of a text's tokens become one vector."""
 
     MEAN = "mean"
     FIRST = "first"
@@ -82,7 +82,7 @@ class Embedder:
         return self._context is not None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Take a text of 1 to `max_tokens` tokens; what was left of another is forgotten.
+        """Begin a text of 1 to `max_tokens` tokens; an unfinished one is forgotten.
 
         Raise BackendUnavailable where there is no memory for it.
         """

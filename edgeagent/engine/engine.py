@@ -1,7 +1,7 @@
 """The engine: sequences in, tokens out, one batch at a time.
 
 There is no prefill phase and no decode phase. A sequence has `num_computed`, and each step moves it towards its length:
-plan a mixed batch, decode it, have its logits judged, keep what stands. Single-threaded; it knows token ids, not text.
+plan a mixed batch, decode it, verify its drafts, keep what stands. Single-threaded; it knows token ids, not text.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Engine:
         self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
         self._judge = Judge(runner, self._cells, self._proposals, clock)
-        # A recurrent state that a step left half moved is lost with all that it stood for; a window may have moved on.
+        # A recurrent state that a step left half updated is lost, with its whole prefix; a window may have moved on.
         self._can_be_interrupted = runner.memory_kind is MemoryKind.FULL_ATTENTION
         self._chores = [Chores(saver, clock) for saver in self._savers]
         self._waiting: dict[str, Sequence] = {}
@@ -100,7 +100,7 @@ class Engine:
         return bool(self._waiting or self._running) or not all(chores.is_done for chores in self._chores)
 
     def refresh(self) -> None:
-        """Take note of all blocks that are known to be on disk; lookups do so little by little."""
+        """Add all blocks on disk to the tree; lookups do so little by little."""
         self._saver.blocks.refresh()
 
     @property
@@ -119,7 +119,7 @@ class Engine:
         return self._runner.num_cells
 
     def status(self) -> EngineStatus:
-        """Return counts for observers."""
+        """Return counts for the status."""
         return EngineStatus(
             num_steps=self._num_steps,
             num_running=len(self._running),
@@ -129,7 +129,7 @@ class Engine:
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
-        """Take a sequence in; it waits for its turn. Raise ContextLengthExceeded if it can never fit."""
+        """Add a sequence; it waits for a place. Raise ContextLengthExceeded if it can never fit."""
         num_prompt = len(spec.prompt)
         room = self.context_length - num_prompt
         if room < (0 if spec.prefill_only else 1):
@@ -169,7 +169,7 @@ class Engine:
     def admit(self) -> list[Output]:
         """Move waiting sequences to running while ids and cells last, in fair shares; return those that moved.
 
-        `step` does so too; called before it, what is known of a prompt can be told before the prompt is computed.
+        `step` does so too; called before it, the cached part of a prompt can be reported before the prompt is computed.
         """
         self.settle()
         outputs = self._restore_running()
@@ -187,7 +187,7 @@ class Engine:
         return outputs
 
     def _restore_running(self) -> list[Output]:
-        """Go on with what running sequences have in blocks, and return those that are ready to be computed."""
+        """Restore blocks of running sequences, and return the sequences that are ready to be computed."""
         outputs = []
         for sequence in by_urgency(self._running.values()):
             if sequence.restoring is not None:
@@ -211,10 +211,10 @@ class Engine:
     def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
         """Advance all sequences by one batch and return what came of it.
 
-        An interrupted batch (see Runner.decode) returns nothing and loses nothing: what it had computed is taken back
-        and planned again, and the next step is not to be interrupted. So at least every other step ends, however many
-        cancels come. A long step is not begun where `is_wanted` says that there is a command to read. It is asked after
-        `is_in_long_step` is set: a command that is given before that flag is found unset is seen before the step.
+        An interrupted batch (see Runner.decode) returns nothing and loses nothing: its tokens are planned again, and
+        the next step cannot be interrupted. So at least every other step ends, however many cancels come. A long step
+        is not begun if `is_wanted` says that there is a command to read. It is asked after `is_in_long_step` is set: a
+        command queued before that flag is set is seen before the step starts.
         """
         outputs = self.admit()
         works = self._plan()
@@ -223,7 +223,7 @@ class Engine:
             return outputs
         self._saver.shed()
         num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
-        # Rows of logits that a prompt is scored by count too: else chunks of other prompts would be blamed for them.
+        # Rows of logits that score a prompt count too: otherwise other prompts' chunks would seem to take their time.
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
@@ -254,9 +254,9 @@ class Engine:
         return outputs + self._judge_all(works, started_s)
 
     def settle(self) -> None:
-        """Keep what the latest step made worth keeping; `step` and `admit` do so first where it was not called.
+        """Save states and blocks that the latest step made; `step` and `admit` begin with it if it was not called.
 
-        Reading states and blocks out takes milliseconds, for which no token that is there should wait.
+        Reading them out takes milliseconds, and tokens that are ready should not wait for that.
         """
         if not self._unsettled:
             return
@@ -269,7 +269,7 @@ class Engine:
             chores.run_beside(self._unsettled_s)
 
     def close(self) -> None:
-        """Keep what can be kept beyond the process; afterwards no method is called."""
+        """Save what a tier can keep after the process ends; afterwards no method is called."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._saver.close()
@@ -278,7 +278,7 @@ class Engine:
     def purge(self, partition: str | None = None) -> int:
         """Forget the cached prefixes of a partition (None: of all); return how many blocks went.
 
-        What runs goes on, and leaves nothing when it ends.
+        Running sequences go on, and leave no prefix when they end.
         """
         # One that was preempted waits, and has computed before.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
@@ -301,7 +301,7 @@ class Engine:
         return []
 
     def _use_idle_moment(self) -> None:
-        """Wait for a block where all that run are being restored; do chores where nothing runs."""
+        """Wait for a block if all running sequences are being restored; do background work if none runs."""
         if self._running:
             restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
             self._restorer.wait(restorings, _LOAD_WAIT_S)
@@ -310,7 +310,7 @@ class Engine:
             chores.run_idle()
 
     def _judge_all(self, works: Items[Work], started_s: float) -> list[Output]:
-        """Have the logits of a decoded batch judged, which began at `started_s`; return what there is to tell."""
+        """Return the outputs of a batch whose decode began at `started_s`: drafts verified, next tokens sampled."""
         outputs = []
         row = 0
         for work in works:
@@ -346,7 +346,8 @@ class Engine:
     def _forget_states(self) -> None:
         """Empty all sequences, whether they were in the batch that was interrupted or not.
 
-        llama.cpp moves others' states, too, while it computes a batch; when it is interrupted, any may be half moved.
+        While llama.cpp computes a batch, it moves the states of other sequences too; an interruption may leave any of
+        them half moved.
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None

@@ -33,7 +33,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> bytes:
-        """Return 32 bytes, other ones for any other fields."""
+        """Return 32 bytes that differ whenever a field does."""
         content = repr(sorted(self.fields.items())).encode()
         return hashlib.blake2b(content, digest_size=32, person=b"edgeagent model").digest()
 
@@ -90,7 +90,7 @@ def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:
 def _add_file(update: Callable[[bytes], None], path: Path) -> None:
     """Take in a model file without reading it whole: its size, its time, its header, and samples of its weights.
 
-    The time stands for what lies between the samples: who changes weights in place gets an empty cache.
+    The time covers what lies between the samples: weights that are changed in place have an empty cache.
     """
     with path.open("rb", buffering=0) as file:
         status = path.stat()

@@ -26,7 +26,7 @@ class Holdings:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._holdings: OrderedDict[str, _Holding] = OrderedDict()  # the longest unheard-of lane first
+        self._holdings: OrderedDict[str, _Holding] = OrderedDict()  # the least recently used lane first
         self._num_holders: Counter[BlockKey] = Counter()
         self._num_bytes = 0
 
@@ -34,9 +34,9 @@ class Holdings:
         return key in self._num_holders
 
     def hold(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
-        """Hold blocks of a partition for a lane instead of those before; return which are held by nobody any more.
+        """Hold blocks of a partition for a lane instead of those before; return the blocks that no lane holds any more.
 
-        More than all lanes may hold together is not held.
+        Blocks of more bytes than all lanes may hold together are not held.
         """
         freed = self._let_go(lane)
         if sizes and sum(sizes.values()) <= self._max_bytes:
@@ -62,7 +62,7 @@ class Holdings:
             self._num_bytes -= sizes[0]
 
     def _choose_lane(self, latest: str) -> str:
-        """Return the longest unheard-of lane of the partition that holds most, if that has another than the latest."""
+        """Return the least recently used lane of the partition that holds most; of any, if that has only the latest."""
         num_bytes: Counter[BlockKey] = Counter()
         for holding in self._holdings.values():
             num_bytes[holding.root] += sum(holding.sizes.values())

@@ -26,13 +26,13 @@ _FACTORS = {
     Importance.SYSTEM: 4.0,
     Importance.PINNED: 1.0,  # is not evicted at all
 }
-# What a block that the tier below keeps too is worth here, of what it were otherwise: it comes back by a read.
+# Priority of a block that the tier below keeps too, as a part of what it would be otherwise: a read brings it back.
 _KEPT_BELOW = 0.5
 # What waits for the tier below keeps at most this part of all from being evicted.
 PENDING_SHARE = 0.5
 # The depth at which attention to what came before costs about as much again as everything else in a step.
 _DEPTH_THAT_DOUBLES = 4096
-# A partition that nobody used for so long has no claim to a share.
+# A partition that was not used for so long has no claim to a share.
 _STALE_S = 600.0
 # What is held for lanes takes at most this part of all.
 _HELD_SHARE = 0.5
@@ -52,7 +52,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Partition:
-    """A partition's leaves by rising priority; items of `heap` that are nobody's place are out of date."""
+    """A partition's leaves by rising priority; items of `heap` that are no leaf's `place` are out of date."""
 
     heap: list[_Item]
     num_bytes: int = 0
@@ -141,7 +141,7 @@ class HostTier:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is no room before more of what is here has come to the tier below."""
+        """Whether there is no room until the tier below has written more blocks of this one."""
         if self._is_waiting:
             self._look_below()
         return self._is_waiting
@@ -157,8 +157,9 @@ class HostTier:
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
         """Say that these blocks, given from the first of their chain on, were used and are at least so important.
 
-        What is used by a second request is offered to the tier below, like what was more than seen once from the start.
-        What must not be written stays so, whoever uses it: it may have more tokens than its user.
+        A block that a second request uses is offered to the tier below; one of a higher importance than ONCE was
+        already. A block that must not be written stays so, even if a request uses it that may be written: it may have
+        more tokens than that request.
         """
         for key in keys:
             entry = self._entries.get(key)
@@ -166,7 +167,7 @@ class HostTier:
                 self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
 
     def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """As `promote`, for blocks all of whose tokens are in a sequence that may be written: so may they be, then."""
+        """As `promote`, for blocks all of whose tokens are in a sequence that may be written: they may be, too."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None:
@@ -276,7 +277,7 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a block that was to go must stay, since the tier below has it no more, or takes it only now."""
+        """Whether a block cannot be evicted after all, since the tier below has lost it, or takes it only now."""
         key = victim.block.key
         if victim.is_below and not self._backlog.is_there(key):
             victim.is_below = victim.is_offered = False
@@ -299,11 +300,11 @@ class HostTier:
 
     @property
     def _has_to_give_way(self) -> bool:
-        """Whether what waits for the tier below must not keep others out."""
+        """Whether blocks that wait for the tier below hold so many bytes that they may be evicted."""
         return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
 
     def _choose_pending(self, block: Block) -> _Entry | None:
-        """Return the lowest leaf that waits for the tier below, where that must not keep others out."""
+        """Return the lowest leaf that waits for the tier below, if such leaves may be evicted."""
         if not self._has_to_give_way:
             return None
         kept = {block.parent, *self._children}
@@ -358,10 +359,10 @@ class HostTier:
             chain.append(walk)
             walk = self._entries.get(walk.block.parent)
         if walk is not None and walk.importance is Importance.VOLATILE:
-            return  # what hangs on a block that must not be written is of no use without it
+            return  # the children of a block that must not be written are of no use without it
         for each in reversed(chain):
             if not self._backlog.offer(each.block, each.importance):
-                return  # nor what hangs on it
+                return  # nor its children
             each.is_offered = True
             self._queue(each)
 
@@ -374,7 +375,7 @@ class HostTier:
             is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
             if not is_beginning or key in self._children or sibling.importance >= Importance.SYSTEM:
                 continue
-            # The disk keeps what it has where the longer one may not go there.
+            # The disk keeps its block where the longer one must not be written.
             if is_volatile:
                 self._remove(sibling)
             else:

@@ -1,6 +1,6 @@
 """How a waiting sequence gets its beginning: from another's prefill, from cells, from blocks.
 
-It decides for one sequence at a time; whose turn it is and what a step computes is the engine's.
+It decides for one sequence at a time; the engine decides which one is next and what a step computes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
-# More of an answer than this, which is seconds, is not computed again step by step, so that a stream goes on soon.
+# More tokens of an answer than this would take seconds to compute again one by one, so they are computed in chunks.
 _MAX_STEPWISE = 512
 # Fewer tokens than this are computed again rather than waited for, and get no state of their own.
 _MIN_SHARED = 32
@@ -40,9 +40,9 @@ class Intake:
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a running sequence is about to compute more of this one's prompt than is to be had now.
+        """Whether a running sequence is about to compute more of this one's prompt than is cached now.
 
-        That one then gets this one's urgency, and keeps a state there where its memory is one.
+        The running one then gets this one's urgency, and keeps a state there if its memory is recurrent.
         """
         if sequence.follows is not None:
             leader, length = sequence.follows
@@ -68,9 +68,9 @@ class Intake:
         return True
 
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
-        """Give a sequence an id with what is known of its prompt, and begin to restore the rest; False if it must wait.
+        """Give a sequence an id with the cached part of its prompt, and begin to restore blocks; False if it must wait.
 
-        One that is alone needs no proof that there is room for it.
+        If no other sequence runs, there is room for it.
         """
         started_s = self._clock()
         found = self._find(sequence)
@@ -87,7 +87,7 @@ class Intake:
         return True
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
-        """Restore for about so long; True when the sequence may be computed, which the first time tells its usage."""
+        """Restore for about so long; True when the sequence may be computed. The first time its usage is recorded."""
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
             if not self._restorer.advance(sequence.restoring, budget_s):
@@ -100,7 +100,7 @@ class Intake:
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
             length = self._saver.cells.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length
-        if sequence.marks.claimed_s == 0.0:  # one that was preempted has been told of
+        if sequence.marks.claimed_s == 0.0:  # that of a preempted one was recorded before
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             sequence.marks.claimed_s = self._clock()
             sequence.marks.cache_s = sequence.marks.claimed_s - sequence.restore_started_s
@@ -108,13 +108,13 @@ class Intake:
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
-        """Keep what could not be kept later, after the tokens from `start` on were computed."""
+        """Save what cannot be read out later, after the tokens from `start` on were computed."""
         is_boundary = sequence.num_computed in sequence.stops
-        now, worth = sequence.num_computed, sequence.spec.worth
-        has_end = worth.has_block_end(start, now, self._saver.blocks.block_tokens)
+        now, priority = sequence.num_computed, sequence.spec.cache_priority
+        has_end = priority.has_block_end(start, now, self._saver.blocks.block_tokens)
         if sequence.keeps_prefix and (is_boundary or has_end):
             assert sequence.seq_id is not None
-            self._saver.checkpoint(sequence.seq_id, worth, is_boundary=is_boundary)
+            self._saver.checkpoint(sequence.seq_id, priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence; what it computed stays as a prefix where it may."""
@@ -124,7 +124,7 @@ class Intake:
             sequence.restoring = None
         # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
         self._saver.cells.restore(sequence.seq_id)
-        self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
+        self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
     def _find(self, sequence: Sequence) -> Found:
         return self._restorer.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)

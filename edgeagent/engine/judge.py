@@ -1,6 +1,6 @@
 """What a step's logits say: which tokens come next, which guesses stand, how likely the prompt's own tokens were.
 
-It records computed tokens with their cells and knows one work at a time; who runs and what is planned is the engine's.
+It records computed tokens with their cells and knows one work at a time; the engine plans which sequences run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeagent.types import FinishReason
 
 @dataclass(slots=True)
 class Output:
-    """What a step brought one sequence. After `finish_reason` or `error` it is gone from the engine.
+    """What a step gave one sequence. After `finish_reason` or `error` the sequence is gone from the engine.
 
     `prompt_logprobs` are those of the prompt's next tokens, in order, from its second token on.
     """

@@ -43,8 +43,8 @@ class LlamaRunner:
         self.num_threads = config.threads or num_usable_cores()
         num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
         self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
-        self._spare = self.num_sequences  # a sequence of our own, for what is not to stay
-        # What a window or a state makes of one more sequence in a batch is not worth finding out.
+        self._spare = self.num_sequences  # a sequence of our own, for tokens that are not kept
+        # With a window or a state, padding adds another sequence to a batch; its effects there are not known.
         is_on_cpu = model.num_gpu_layers == 0
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
@@ -170,7 +170,7 @@ class LlamaRunner:
             at = end
         status = self._compute(at)
         if status == 0:
-            # Else whoever reads the logits would pay for the step, or the next step would, and its time be no measure.
+            # Otherwise the time of the step would be measured at the read of the logits, or in the next step.
             lib.llama_synchronize(self._context)
             self._outputs = outputs
         elif status == _OUT_OF_CELLS:

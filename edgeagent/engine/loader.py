@@ -9,7 +9,7 @@ from edgeagent.engine.blocks import Block, BlockKey, BlockTier
 
 
 class BlockLoader:
-    """Asked for keys, it has their blocks some time later. All but the reading is for the engine's thread."""
+    """Loads the blocks of the keys it is asked for. The engine's thread calls all methods; another one reads."""
 
     def __init__(self, tier: BlockTier) -> None:
         self._tier = tier
@@ -55,7 +55,7 @@ class BlockLoader:
         self._collect(timeout_s)
 
     def close(self) -> None:
-        """End the thread; what it reads just now it reads to its end."""
+        """End the thread, after the read that is under way."""
         self._asked.put(None)
         self._thread.join()
 
@@ -73,6 +73,6 @@ class BlockLoader:
         while (key := self._asked.get()) is not None:
             try:
                 block = self._tier.read(key)
-            except Exception:  # the thread's edge: a tier that fails has nothing
+            except Exception:  # the thread's outermost call: a tier that fails counts as one without the block
                 block = None
             self._read.put((key, block))

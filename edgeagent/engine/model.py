@@ -70,7 +70,7 @@ def _metadata(handle: object, key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """What stands before the text ahead of a gap, before the text behind it, and where the gap is to be filled."""
+    """The tokens before the text ahead of a gap, before the text behind it, and where the gap is to be filled."""
 
     prefix: int
     suffix: int
@@ -327,7 +327,8 @@ class Model:
     def default_sampling(self) -> SamplingParams:
         """Return the sampling its file recommends, completed with llama.cpp's defaults.
 
-        What is no number, or out of range, is passed over: clients did not ask for it, and would be told that they did.
+        A value that is no number, or out of range, is ignored: otherwise clients would be told that they had asked for
+        it.
         """
         values: dict[str, float | int] = {}
         for key, (field, kind) in _SAMPLING_KEYS.items():

@@ -2,7 +2,7 @@
 
 A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live
 or idle stands in a radix tree; a new prompt takes over or shares the longest prefix found there. Idle prefixes are
-evicted, least recently used first, when ids or cells run out; who wants to keep them elsewhere is told before.
+evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to keep them elsewhere.
 
 Ledger: live + idle + free ids = runner.num_sequences; tree holders = live + idle; the cells of a holder = its length.
 """
@@ -74,7 +74,7 @@ class PrefixCache:
         return self._tree.tokens(seq_id, start, end)
 
     def partition(self, seq_id: int) -> str:
-        """Return whose a sequence is."""
+        """Return a sequence's partition."""
         return self._tree.partition(seq_id)
 
     def match(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
@@ -139,7 +139,7 @@ class PrefixCache:
         return False
 
     def drop(self, seq_id: int) -> None:
-        """Forget an idle sequence without a word: it is kept elsewhere."""
+        """Forget an idle sequence without calling `on_evict`: its prefix is kept elsewhere."""
         del self._idle[seq_id]
         self._forget(seq_id)
 

@@ -37,7 +37,7 @@ class Proposals:
         """`max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none)."""
         self._drafter = drafter
         self._max_forced = max_forced
-        self._forced_ids: set[str] = set()  # whose proposals of this step are a grammar's
+        self._forced_ids: set[str] = set()  # sequences whose proposals of this step come from a grammar
 
     def propose(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return tokens ahead by sequence id, for decoding sequences only."""

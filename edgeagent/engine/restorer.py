@@ -1,7 +1,7 @@
 """Brings blocks back into the cells of a live sequence.
 
 Restoring happens on the engine's thread between two steps, a block at a time, within what the caller grants; blocks of
-the tier below are read meanwhile. It decides what is worth bringing back, not whose turn it is.
+the tier below are read meanwhile. It decides which blocks are worth restoring, not which sequence is next.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Restorer:
         return Found(beyond[0].start, beyond, links)
 
     def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
-        """Return how many of the leading tokens were seen before, whether or not one can go on from there."""
+        """Return how many of the leading tokens were seen before, whether or not a restore can end there."""
         return max(
             self._cells.num_shared(partition, tokens, max_length),
             self._blocks.num_shared(partition, tokens, max_length),
@@ -162,9 +162,9 @@ class Restorer:
             self._blocks.below.close()
 
     def _is_better_lower(self, partition: str, tokens: Sequence[int], known: int, links: Sequence[Link]) -> bool:
-        """Whether to restore what the cells hold too, since it would keep everyone far up in the cells.
+        """Whether to restore a prefix that the cells hold too, since it would keep the used cells far apart.
 
-        Each token pays for the gap, and a restore is paid once: a gap as long as the prefix is worth it.
+        Every token pays for a gap, and a restore is paid once: a gap as long as the prefix is worth a restore.
         """
         if self._runner.memory_kind not in CUTTABLE or not known or not links or links[-1].end < known:
             return False
@@ -187,7 +187,7 @@ class Restorer:
         restoring.read.add(link.key)
         block = self._loader.take(link.key)
         self._read_ahead(restoring)
-        # What was purged meanwhile serves the sequence that began with it, and stays for nobody else.
+        # A block that was purged meanwhile serves the sequence that began with it, and is not kept for others.
         if block is not None and restoring.epoch == self._blocks.epoch(self._cells.partition(restoring.seq_id)):
             self._blocks.add(block, Importance.IDLE)
         return block
@@ -206,7 +206,7 @@ class Restorer:
     def _restore(self, restoring: Restoring, link: Link, block: Block) -> bool:
         seq_id, length = restoring.seq_id, len(block.tokens)
         if block.tokens[: link.num_tokens] != restoring.tokens[link.start : link.end] or length != link.length:
-            return False  # another prefix under the same key: somebody made it so
+            return False  # another prefix under the same key: a forged block
         if not self._cells.reserve(length):
             return False
         started_s = self._clock()

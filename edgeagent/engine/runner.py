@@ -1,7 +1,7 @@
 """What the engine asks of whatever computes logits: llama.cpp (`engine.llama`) or a test's fake.
 
 A runner has cells of memory shared by `num_sequences` sequence slots. It computes batches and forgets; which tokens are
-where is the engine's knowledge. Positions count from 0 in each sequence.
+where is known to the engine alone. Positions count from 0 in each sequence.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
 
 _SEED_BITS = 64
-# Random numbers set aside for each token, of which it takes one or a few: so where a token's begin depends on its place
-# in the output alone, and a seeded output goes on the same wherever it was interrupted. Odd, since the low bits of
+# Random numbers set aside for each token, which uses one or a few: so their start depends only on the token's place in
+# the output, and a seeded output goes on the same wherever it was interrupted. Odd, since the low bits of
 # PCG64's state would stand still over a power of two (the golden ratio, as numpy's own `jumped` has it).
 _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 

@@ -1,8 +1,9 @@
 """Reads idle prefixes out of the cells into blocks, and lets them leave the cells.
 
-Every used cell slows every token of everyone, so cells are for what is live or about to be: an idle prefix is read out
-while there is time, and leaves the cells when somebody else computes. Reading out happens on the engine's thread
-between two steps, a block at a time. It decides what stays in the cells, not when there is time, nor what comes back.
+Every used cell slows every token of every sequence, so cells are for live sequences and for those about to be: an idle
+prefix is read out while there is time, and leaves the cells when another sequence computes. Reading out happens on the
+engine's thread between two steps, a block at a time. The saver decides what stays in the cells, not when there is time,
+nor which blocks are restored.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from edgeagent.engine.block_cache import Behind, BlockCache, Link
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Importance, Worth
+from edgeagent.engine.block_cache import BlockCache, Continuation, Link
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance
 from edgeagent.engine.chain import Chain
 from edgeagent.engine.prefix_cache import PrefixCache
 from edgeagent.engine.runner import CUTTABLE, Runner
@@ -44,7 +45,7 @@ class Saver:
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
         self._chains: dict[int, Chain] = {}  # of live and idle sequences, where memory is attention
-        self._worths: dict[int, Worth] = {}  # of idle sequences' prefixes
+        self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
         self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
         self._cell_bytes = 0.0  # of a token, where the memory has a state beside its cells
@@ -83,40 +84,40 @@ class Saver:
         return claimed
 
     def follow(self, seq_id: int, links: Sequence[Link]) -> None:
-        """Take note which blocks a live sequence begins with: what is saved of it hangs on them."""
+        """Note which blocks a live sequence begins with: its saved blocks extend them."""
         if not self._has_state:
-            self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.stones(links))
+            self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.extendable(links))
 
-    def release(self, seq_id: int, *, keep: bool, worth: Worth) -> None:
+    def release(self, seq_id: int, *, keep: bool, priority: CachePriority) -> None:
         """End a live sequence; its prefix stays for others if `keep`."""
         self.cells.release(seq_id, keep=keep)
         if not self.cells.is_idle(seq_id):
             self._chains.pop(seq_id, None)
         if self.blocks.is_enabled and self.cells.is_idle(seq_id):
-            self._worths[seq_id] = worth
+            self._priorities[seq_id] = priority
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
         """Read one block of an idle sequence out of the cells."""
         seq_id = next(iter(self._unsaved))
-        outcome = self._save_next(seq_id, self._worths[seq_id], is_whole=True)
+        outcome = self._save_next(seq_id, self._priorities[seq_id], is_whole=True)
         if outcome in (_Saved.ALL, _Saved.REFUSED):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
             self._saved.add(seq_id)
 
-    def checkpoint(self, seq_id: int, worth: Worth, *, is_boundary: bool) -> None:
-        """Read out what of a live sequence cannot be read later; all that it has, if this is worth coming back to."""
+    def checkpoint(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
+        """Read out the part of a live sequence that cannot be read later; all of it at a boundary."""
         if not self.blocks.is_enabled:
             return
         match self._runner.memory_kind:
             case MemoryKind.FULL_ATTENTION if self.blocks.below is None:
                 pass  # can be read at any time; only a tier that outlives the process wants it as soon as may be
             case MemoryKind.FULL_ATTENTION | MemoryKind.SLIDING_WINDOW:
-                while self._save_next(seq_id, worth, is_whole=is_boundary) is _Saved.MORE:
+                while self._save_next(seq_id, priority, is_whole=is_boundary) is _Saved.MORE:
                     pass
             case _ if is_boundary:
-                self._save_next(seq_id, worth, is_whole=True)
+                self._save_next(seq_id, priority, is_whole=True)
             case _:
                 pass
 
@@ -128,7 +129,7 @@ class Saver:
     def compact(self) -> None:
         """Let idle prefixes leave the cells, the one furthest up first, until the used ones have no large gaps.
 
-        What left comes back into the lowest free ones.
+        Prefixes that return are restored into the lowest free cells.
         """
         while self._saved and self.cells.span > self.cells.num_cells_used + MAX_GAP:
             self._drop(max(self._saved, key=self.cells.highest_cell))
@@ -140,7 +141,7 @@ class Saver:
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
     def forget_idle(self) -> None:
-        """Drop all idle sequences unread; what blocks have of them stays."""
+        """Drop all idle sequences unread; their blocks stay."""
         for seq_id in self.cells.idle_ids:
             self._drop(seq_id)
 
@@ -169,7 +170,7 @@ class Saver:
         self._forget(seq_id)
 
     def _save_all(self, seq_id: int) -> _Saved:
-        while (outcome := self._save_next(seq_id, self._worths[seq_id], is_whole=True)) is _Saved.MORE:
+        while (outcome := self._save_next(seq_id, self._priorities[seq_id], is_whole=True)) is _Saved.MORE:
             pass
         return outcome
 
@@ -179,17 +180,17 @@ class Saver:
 
     def _forget(self, seq_id: int) -> None:
         self._chains.pop(seq_id, None)
-        self._worths.pop(seq_id, None)
+        self._priorities.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._saved.discard(seq_id)
 
-    def _save_next(self, seq_id: int, worth: Worth, *, is_whole: bool) -> _Saved:
+    def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:
         """Read the next block of a sequence out of the cells; without `is_whole` only a full one."""
-        chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, worth)
-        end = self._next_end(seq_id, chain, worth, is_whole=is_whole)
+        chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, priority)
+        end = self._next_end(seq_id, chain, priority, is_whole=is_whole)
         if end is None:
             if is_whole:
-                self._keep(seq_id, chain, worth)
+                self._keep(seq_id, chain, priority)
             return _Saved.ALL
         if not self._runner.can_save(seq_id, chain.end, end):
             return _Saved.REFUSED
@@ -200,71 +201,75 @@ class Saver:
         try:
             payload = self._runner.save(seq_id, chain.end, end)
         except (InternalError, MemoryError):
-            return _Saved.REFUSED  # nobody's answer needs it
+            return _Saved.REFUSED  # no answer needs it
         block = self.blocks.make(partition, chain.key, chain.end, own, payload)
         if self._has_state:
             self._state_bytes = self._runner.state_bytes(seq_id)
             self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
-        is_kept = self.blocks.add(block, worth.at(end))
+        is_kept = self.blocks.add(block, priority.at(end))
         self._last_save_s = self._clock() - started_s
         if is_kept:
             return _Saved.MORE
         return _Saved.LATER if self.blocks.host.is_waiting else _Saved.REFUSED
 
-    def _chain(self, seq_id: int, worth: Worth) -> Chain:
-        """Return the blocks on which the next one of a sequence hangs, brought up to what there is by now.
+    def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
+        """Return the chain that a sequence's next block extends, brought up to date.
 
-        Only what came since the last time is looked at: a long context costs no more than a short one.
+        Only blocks that came since the last call are looked at: a long context costs no more than a short one.
         """
         chain, length = self._chains.setdefault(seq_id, Chain()), self.cells.length(seq_id)
         while chain.key is not None and not self.blocks.is_held(chain.key):
             chain.pop()
         while length - chain.end >= MIN_PART:
-            stone = self._behind(seq_id, chain, length, worth).stone
-            if stone is None:
+            extendable = self._continuation(seq_id, chain, length, priority).extendable
+            if extendable is None:
                 break
-            chain.append(stone.end, stone.key)
+            chain.append(extendable.end, extendable.key)
         return chain
 
-    def _behind(self, seq_id: int, chain: Chain, length: int, worth: Worth) -> Behind:
+    def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> Continuation:
         size = self.blocks.block_tokens
         own = self.cells.tokens(seq_id, chain.end, min(length, chain.end + size))
-        return self.blocks.behind(self.cells.partition(seq_id), chain.key, chain.end, own, worth.cut(size))
+        return self.blocks.continuation(self.cells.partition(seq_id), chain.key, chain.end, own, priority.cut(size))
 
-    def _next_end(self, seq_id: int, chain: Chain, worth: Worth, *, is_whole: bool) -> int | None:
+    def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
         """Return where the next block of a sequence ends; None where there is none yet, or nothing is left."""
         length = self.cells.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
-        full_end = worth.block_end(chain.end, self.blocks.block_tokens)
+        full_end = priority.block_end(chain.end, self.blocks.block_tokens)
         end = min(full_end, length)
         if end - chain.end < MIN_PART or (end < full_end and not is_whole):
             return None
-        is_held = end == length and self._behind(seq_id, chain, length, worth).cover is not None
+        is_held = end == length and self._continuation(seq_id, chain, length, priority).complete is not None
         return None if is_held else end
 
-    def _keep(self, seq_id: int, chain: Chain, worth: Worth) -> None:
-        """Let the blocks of a sequence that is wholly in blocks matter as it does, and its lane wait with them.
+    def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
+        """Give the blocks of a sequence that is wholly in blocks its priority, and hold them for its lane.
 
-        They may be written then too, which one that must not be may have left here.
+        They may be written then, too, even if a sequence made them that must not be written.
         """
         length = self.cells.length(seq_id)
         keys = list(chain.keys_until(length))
-        tail = None if self._has_state or length - chain.end < MIN_PART else self._behind(seq_id, chain, length, worth)
-        if worth.importance is not Importance.VOLATILE:
+        tail = (
+            None
+            if self._has_state or length - chain.end < MIN_PART
+            else self._continuation(seq_id, chain, length, priority)
+        )
+        if priority.importance is not Importance.VOLATILE:
             for end, key in chain.take_unkept(length):
-                self.blocks.host.keep((key,), worth.at(end))
-            if tail is not None and tail.cover is not None and tail.cover.is_whole:
-                self.blocks.host.keep((tail.cover.key,), worth.at(length))
-        if worth.lane and self.cells.is_idle(seq_id):
-            if tail is not None and tail.cover is not None:
-                keys.append(tail.cover.key)
-            self.blocks.host.hold(worth.lane, keys)
+                self.blocks.host.keep((key,), priority.at(end))
+            if tail is not None and tail.complete is not None and tail.complete.is_whole:
+                self.blocks.host.keep((tail.complete.key,), priority.at(length))
+        if priority.lane and self.cells.is_idle(seq_id):
+            if tail is not None and tail.complete is not None:
+                keys.append(tail.complete.key)
+            self.blocks.host.hold(priority.lane, keys)
 
     def _stateful_chain(self, seq_id: int) -> Chain:
-        """Return the chain on which a block that ends here, with the state, hangs best; one that ends here if there is.
+        """Return the best chain for a block that ends here, with the state, to extend; one that ends here if there is.
 
-        Each block brings a state along, and a restore reads them all: so reach back until the cells weigh as much.
+        Each block has a state, and a restore reads them all: so reach back until the cells take as many bytes.
         """
         length = self.cells.length(seq_id)
         links = self.blocks.find(self.cells.partition(seq_id), self.cells.tokens(seq_id), length)

@@ -56,7 +56,7 @@ class Work:
 
     @property
     def slice(self) -> Slice:
-        """What of it the runner computes."""
+        """The part that the runner computes."""
         assert self.sequence.seq_id is not None
         start = self.sequence.num_computed
         tokens = self.sequence.tokens[start : start + self.num_tokens]
@@ -79,8 +79,8 @@ def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
     """Return sequences in the order in which they get a place: tier, then fair shares, then arrival.
 
-    A client's first comes with the other clients' firsts, however many it has: those of its own that are `running`, or
-    come before in this order, count. A client is who has a partition of its own.
+    The first sequence of a client comes with the first ones of the other clients, however many it has: those of its own
+    that are `running`, or come before in this order, count. Each client has a partition of its own.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
@@ -143,7 +143,7 @@ class Scheduler:
         return works
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
-        """Return how many of a prompt's tokens to score where there is room for so many that are not."""
+        """Return how many of a prompt's tokens to score, where there is `room` for so many tokens without scores."""
         if is_alone:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))

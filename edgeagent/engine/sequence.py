@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from edgeagent.engine.blocks import Importance, Worth
+from edgeagent.engine.blocks import CachePriority, Importance
 from edgeagent.engine.restorer import Restoring
 from edgeagent.engine.sampling import Sampler
 from edgeagent.types import Tier
@@ -24,9 +24,8 @@ class SequenceSpec:
     accepted them. With `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals;
     what is to be scored must be computed, so `read_cache` must be false. With `reports_progress` each part of the
     prompt gives an output. `boundaries` are positions in the prompt worth coming back to: the end of the system prompt,
-    then others; `num_system` is the first of them, 0 where there are no instructions. What it leaves in the cache may
-    be written to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that
-    has a name.
+    then others; `num_system` is the first of them, 0 where there are no instructions. Its cached prefix may be written
+    to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
     """
 
     id: str
@@ -49,10 +48,10 @@ class SequenceSpec:
     lane: str = ""
 
     @property
-    def worth(self) -> Worth:
-        """How much what it leaves in the cache matters."""
+    def cache_priority(self) -> CachePriority:
+        """How important its cached prefix is."""
         kept = Importance.PINNED if self.pin else Importance.IDLE
-        return Worth(kept if self.persist else Importance.VOLATILE, self.num_system, self.lane)
+        return CachePriority(kept if self.persist else Importance.VOLATILE, self.num_system, self.lane)
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class Sequence:
     def num_usable(self) -> int:
         """How many leading tokens may come from a cache: some must be computed where something is to be sampled.
 
-        Of a prompt enough for the same logits as when all of it is computed.
+        Leave enough prompt tokens uncached that logits match a full prefill.
         """
         if not self.spec.read_cache:
             return 0
@@ -119,7 +118,7 @@ class Sequence:
         return max(0, len(self.tokens) - num_computed)
 
     def note_batch(self, end: int) -> None:
-        """Note where a batch ended that gave output, if computing that again must give the same answer.
+        """Note where a batch ended that gave output, if computing it again must give the same answer.
 
         Sums depend on how many tokens are computed at once: measured on the CPU with plain attention, chunks of two
         tokens or more give the same bits whatever their size, single tokens others. So what was generated is computed
@@ -129,7 +128,7 @@ class Sequence:
             self.batch_ends.append(end)
 
     def leaves_one(self, position: int) -> bool:
-        """Whether one token of several that must be computed together is left behind a position, to be alone then."""
+        """Whether behind a position one token would be left alone, of several that must be computed together."""
         if self.min_prompt_chunk == 1:
             return False
         start, end = 0, self.num_prompt
@@ -158,7 +157,7 @@ class Sequence:
 
     @property
     def keeps_prefix(self) -> bool:
-        """Whether what it computes may stay for others."""
+        """Whether the prefix it computes may stay for other sequences."""
         return self.spec.write_cache and not self.is_purged
 
     @property

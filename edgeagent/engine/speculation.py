@@ -22,7 +22,7 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InternalError
 
 # A draft model that lags further behind than this (a long prompt) catches up by one such chunk a step: so many tokens,
-# fewer where they would take longer. Everybody's next tokens wait for it.
+# fewer where they would take longer. The next tokens of all streams wait for it.
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.25
 _MIN_CATCH_UP = 32
@@ -77,7 +77,7 @@ class DraftModel:
                 draft.num_agreed = self._cache.restore(draft.seq_id)
             return {}
         except InternalError:
-            # Nobody's answer needs the draft; what its memory holds after a failed decode is not known.
+            # No answer needs the draft; what its memory holds after a failed decode is not known.
             for draft in self._drafts.values():
                 draft.guesses.clear()
                 draft.num_agreed = 0
@@ -94,7 +94,7 @@ class DraftModel:
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self._cache.restore(draft.seq_id)
-            self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, worth=sequence.spec.worth)
+            self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
     def _choose(self, sequence: Sequence, num_decoding: int, depth: int) -> int:
         if sequence.id not in self._acceptances:
@@ -159,7 +159,7 @@ class DraftModel:
 
     def _guess(self, ready: Items[tuple[Sequence, _Draft]], counts: dict[str, int]) -> dict[str, tuple[int, ...]]:
         # The last token of each sequence and all guesses but the final one are fed; they stay unrecorded until the
-        # target has judged them.
+        # target has verified them.
         if not ready or not self._cache.reserve(sum(counts[sequence.id] for sequence, _ in ready)):
             return {}
         proposals: dict[str, list[int]] = {sequence.id: [] for sequence, _ in ready}

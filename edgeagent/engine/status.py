@@ -1,4 +1,4 @@
-"""What an engine tells of itself."""
+"""What an engine reports of itself."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
 _STRIDE = 64
-# Up to this many values are worked on whole.
+# Up to this many values are sorted or summed whole, without samples.
 _MAX_WHOLE = 4096
 _BLOCK = 512
 # Picking more than this share of an array's elements costs more than going on with all of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from edgeagent.engine.blocks import Block, Importance, Keyring, Worth
+from edgeagent.engine.blocks import Block, CachePriority, Importance, Keyring
 
 SECRET = b"s" * 32
 
@@ -42,14 +42,14 @@ def test_a_block_counts_all_its_bytes() -> None:
 
 
 def test_instructions_count_as_such_up_to_their_end() -> None:
-    worth = Worth(Importance.IDLE, num_system=300)
-    assert [worth.at(end) for end in (256, 300, 301)] == [Importance.SYSTEM, Importance.SYSTEM, Importance.IDLE]
-    assert Worth(Importance.PINNED, num_system=300).at(256) is Importance.PINNED
-    assert Worth(Importance.VOLATILE, num_system=300).at(256) is Importance.VOLATILE
-    assert Worth(Importance.ONCE).at(1) is Importance.ONCE
+    priority = CachePriority(Importance.IDLE, num_system=300)
+    assert [priority.at(end) for end in (256, 300, 301)] == [Importance.SYSTEM, Importance.SYSTEM, Importance.IDLE]
+    assert CachePriority(Importance.PINNED, num_system=300).at(256) is Importance.PINNED
+    assert CachePriority(Importance.VOLATILE, num_system=300).at(256) is Importance.VOLATILE
+    assert CachePriority(Importance.ONCE).at(1) is Importance.ONCE
 
 
 def test_instructions_end_a_block_where_what_is_left_of_them_is_worth_one() -> None:
-    assert [Worth(num_system=number).cut(256) for number in (256, 271, 272, 528)] == [0, 0, 272, 528]
-    worth = Worth(num_system=300)
-    assert [worth.block_end(start, 256) for start in (0, 256, 284, 285, 300)] == [256, 300, 300, 541, 556]
+    assert [CachePriority(num_system=number).cut(256) for number in (256, 271, 272, 528)] == [0, 0, 272, 528]
+    priority = CachePriority(num_system=300)
+    assert [priority.block_end(start, 256) for start in (0, 256, 284, 285, 300)] == [256, 300, 300, 541, 556]

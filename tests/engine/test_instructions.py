@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, Importance, Keyring, Worth
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance, Keyring
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -127,16 +127,16 @@ def test_instructions_that_must_not_be_written_are_not() -> None:
 
 
 def test_where_blocks_end() -> None:
-    worth = Worth(num_system=300)
-    assert tuple(worth.block_end(start, 256) for start in (0, 256, 300, 500)) == (
+    priority = CachePriority(num_system=300)
+    assert tuple(priority.block_end(start, 256) for start in (0, 256, 300, 500)) == (
         256,
         300,
         556,
         756,
     )
-    assert [now for now in range(1, 900) if worth.has_block_end(now - 1, now, 256)] == [256, 300, 556, 812]
-    assert Worth(num_system=520).block_end(512, 256) == 768, "too little for a block of its own"
-    assert [now for now in range(1, 900) if Worth().has_block_end(now - 1, now, 256)] == [256, 512, 768]
+    assert [now for now in range(1, 900) if priority.has_block_end(now - 1, now, 256)] == [256, 300, 556, 812]
+    assert CachePriority(num_system=520).block_end(512, 256) == 768, "too little for a block of its own"
+    assert [now for now in range(1, 900) if CachePriority().has_block_end(now - 1, now, 256)] == [256, 512, 768]
 
 
 class TestLanes:

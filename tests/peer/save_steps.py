@@ -12,7 +12,7 @@ from array import array
 
 from edgeagent.bench.stats import median, quantile
 from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.blocks import Keyring, Payload, Worth, choose_block_tokens
+from edgeagent.engine.blocks import CachePriority, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.saver import Saver
 from tests.fakes import FakeRunner, FakeTier
@@ -51,7 +51,7 @@ def step_ms(num_tokens: int, chunk: int) -> list[float]:
     for start in range(0, num_tokens, chunk):
         saver.cells.append(seq_id, tokens[start : start + chunk])
         started_s = time.perf_counter()
-        saver.checkpoint(seq_id, Worth(), is_boundary=False)
+        saver.checkpoint(seq_id, CachePriority(), is_boundary=False)
         times.append(1000 * (time.perf_counter() - started_s))
     return times
 

@@ -58,7 +58,7 @@ class Files:
         return list(cache_folder.scan(self.folder))
 
     def changed_ns(self) -> int:
-        """Return when names in the folder last changed, whoever did it."""
+        """Return when names in the folder last changed, by any process."""
         return self.folder.stat().st_mtime_ns
 
     def create(self, name: str) -> BinaryIO:

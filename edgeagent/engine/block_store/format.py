@@ -58,7 +58,7 @@ class Seal:
     def decode(self, content: bytes, key: BlockKey) -> Block:
         """Return the block of this key that a file holds; raise BadBlock where it holds anything else.
 
-        Lengths are checked against the file's before anything is cut out by them, and the code before all else is used.
+        Lengths are checked against the file's size before they are used, and the code before the content is.
         """
         if len(content) < HEADER_BYTES:
             raise BadBlock("too short for a header")

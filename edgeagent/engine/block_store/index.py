@@ -1,8 +1,8 @@
 """Which blocks the folder holds, in memory: what a lookup asks, in a microsecond.
 
-One thread changes it, the writer's; others may ask at any time, and see a block or not. So everything that is asked
-for is one look into a dictionary of values that are replaced, never changed. A partition is forgotten at once by
-raising its epoch, whoever does it.
+One thread changes it, the writer's; others may ask at any time, and see a block or not. So every question is one look
+into a dictionary of values that are replaced, never changed. Any thread can forget a partition at once, by raising its
+epoch.
 """
 
 from __future__ import annotations

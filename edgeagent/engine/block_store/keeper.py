@@ -1,8 +1,8 @@
 """Keeps a folder of blocks in order: writes, evicts, expires, sweeps; stops writing while the disk refuses.
 
 All of it runs on the writer's thread. A name never stands for a block half written: content goes to a temporary file,
-is synced and renamed. The sync costs nobody time here and has three uses: a power cut leaves no torn blocks (they would
-be refused, but read first), a full or broken disk says so at the write it concerns, and the rate of writing is the
+is synced and renamed. Nothing else waits for the sync, and it has three uses: a power cut leaves no torn blocks (they
+would be refused, but read first), a full or broken disk fails the write it concerns, and the rate of writing is the
 disk's own. Names are synced when there is nothing else to write. `kill -9` needs none of this.
 """
 
@@ -31,7 +31,7 @@ _SCAN_EVERY_S = 10.0
 _STAMP_EVERY_S = 30.0
 _RETRY_EVERY_S = 30.0
 _YIELD_EVERY_S = 60.0
-# Ranking 10,000 blocks takes 50 ms, in which whoever computes tokens may wait a few of them for the interpreter.
+# Ranking 10,000 blocks takes 50 ms; for a few of them the thread that computes tokens may wait for the interpreter.
 _TIDY_EVERY_S = 600.0
 _SAVE_EVERY_S = 300.0
 _PROBE_BYTES = 4096
@@ -89,7 +89,7 @@ class Keeper:
         self._is_gone = False  # the folder, at the last failure
         self.num_evicted = 0
         self.has_found = False
-        """Whether a scan may have found blocks that were not written here; whoever looks takes it back."""
+        """Whether a scan may have found blocks that were not written here; the reader of the flag resets it."""
 
     def open(self) -> None:
         """Look at what the folder holds, and remove what a process left that died while it wrote."""

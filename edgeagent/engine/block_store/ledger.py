@@ -1,9 +1,9 @@
 """What the processes that share a folder agree on: the store's time, and how many bytes may still be written.
 
 Both are kept in a small file beside the blocks, so that they outlive a restart. The store's time is what blocks' ages
-are measured in. It never goes back; while a process runs it follows a clock that nobody can set, and over a restart the
-wall clock, but by no more than a bounded gap: a wall clock that is wrong neither ages all blocks to death nor keeps
-them for ever.
+are measured in. It never goes back; while a process runs it follows a clock that cannot be set, and over a restart the
+wall clock, but by no more than a bounded gap: a wall clock that is wrong neither expires all blocks nor keeps them for
+ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
 
 
 def ticks_s() -> float:
-    """Return seconds of a clock that nobody can set, and that goes on while the machine sleeps, where there is one."""
+    """Return seconds of a clock that cannot be set, and that goes on while the machine sleeps, where there is one."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 

@@ -9,7 +9,7 @@ from edgeagent.cache_folder import BlockName
 from edgeagent.engine.blocks import Importance
 
 LITTLE_LEFT = 0.25
-"""Of the hour's allowance: then a conversation that went idle is not written any more, which is worth saying."""
+"""With no more than this part of the hour's allowance left, idle conversations are not written; the status says so."""
 # What must be left of the hour's allowance for a block to be written: what matters less yields early, so that a flood
 # of prompts seen once leaves room for a system prompt.
 _NEEDED_LEFT = {
@@ -58,9 +58,9 @@ def choose_victims(
 ) -> list[Held]:
     """Return what to remove, in this order, so that what is expired goes and at least `num_bytes` are freed.
 
-    1. Blocks that cannot be reached, since an ancestor is gone. 2. Blocks that nobody used for `ttl_s`. 3. The longest
-    unused, where time counts less for what is important and for partitions that hold little. A block counts as used
-    when one that stands on it is, and goes after that. Pinned ones stay but for rule 1.
+    1. Blocks that cannot be reached, since an ancestor is gone. 2. Blocks unused for `ttl_s`. 3. The longest unused,
+    where time counts less for what is important and for partitions that hold little. A block counts as used when one of
+    its descendants is, and is removed after them. Pinned blocks are removed by rule 1 only.
     """
     reachable, uses, importances = _weigh(blocks)
     bytes_of: dict[bytes, int] = {}
@@ -92,7 +92,7 @@ def choose_victims(
 
 
 def _weigh(blocks: Collection[Held]) -> tuple[set[bytes], Mapping[bytes, float], Mapping[bytes, Importance]]:
-    """Return which blocks can be reached, and by key when and how importantly one that stands on them was used."""
+    """Return the blocks that can be reached, and by key the latest use and highest importance among descendants."""
     by_depth = sorted(blocks, key=lambda held: held.name.start)
     reachable: set[bytes] = set()
     for held in by_depth:

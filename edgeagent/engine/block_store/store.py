@@ -94,7 +94,7 @@ class BlockStore:
         self._writer.commands.put(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier. Memory is bounded by who offers: what is pending is what that one holds, too."""
+        """See BlockTier. The tier that offers bounds the memory: it holds every pending block too."""
         self._num_offered += 1
         if self.is_pending(block.key) or self._index.find(block.key) is not None:
             self._writer.commands.put(Raise(block.key, importance))
@@ -210,7 +210,7 @@ class BlockStore:
         try:
             block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
         except (OSError, ValueError, BadBlock):
-            block = None  # damaged; or evicted by another process, or given another name: the next look tells
+            block = None  # damaged; or evicted by another process, or given another name: the next scan shows which
         if block is None or held.epoch != self._index.epoch(held.name.root):
             held.epoch = -1  # never found again
             self._writer.commands.put(Sweep())

@@ -119,7 +119,7 @@ class Writer:
         self.max_pending_bytes = 256 << 20
         """With so much to write the writer does not rest."""
         self.pending: dict[BlockKey, Block] = {}
-        """What is to be written: who asks adds to it or takes back, the writer takes away what is done with."""
+        """Blocks to be written: the engine's thread adds and takes back; the writer removes those it has done."""
         self.is_stalled = False
         """Whether what waits cannot be written now: the disk takes nothing, or the hour's allowance is used up."""
         self.is_broken = False
@@ -266,7 +266,7 @@ class Writer:
             self._push(key, importance)
 
     def _write_next(self) -> None:
-        """Write the block whose turn it is, behind those that it hangs on."""
+        """Write the next block, after its ancestors."""
         self.is_stalled = self._keeper.trouble is not None
         while self._turns and not self.is_stalled:
             rank, _, key = self._turns[0]
@@ -330,7 +330,7 @@ class Writer:
         return self._keeper.write(name, self._seal.encode(block), file_bytes(block), waiting.epoch)
 
     def _rest(self, worked_s: float) -> None:
-        """Leave the processor to those who compute tokens: its threads wait for each other at every layer."""
+        """Leave the processor to the threads that compute tokens: they wait for each other at every layer."""
         spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)
         until_s = self._ticks() + worked_s * _REST_FOR_WORK * spare
         while not self.is_hurried and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
