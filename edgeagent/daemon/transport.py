@@ -41,7 +41,10 @@ GOING_AWAY = 1001
 TOO_BIG = 1009
 
 _MESSAGES = {
-    HTTPStatus.BAD_REQUEST: "the request is not valid HTTP/1.1, its target is not a path, or it upgrades with a body",
+    HTTPStatus.BAD_REQUEST: (
+        "the request is not valid HTTP/1.1, its target is not a path, or it upgrades with a body or before the last "
+        "request is answered"
+    ),
     HTTPStatus.FORBIDDEN: "this socket is another user's; only the daemon's own user may use it",
     HTTPStatus.REQUEST_TIMEOUT: f"the request's headers took longer than {HEAD_TIMEOUT_S:g} s",
     HTTPStatus.REQUEST_URI_TOO_LONG: f"the request's target is longer than {MAX_TARGET_BYTES} bytes",
@@ -135,10 +138,36 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         if self._is_in_head:
             self._arm_head_timer()
             self._num_head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal)
         # A header that is still coming is not known to on_header; one read more than the limit is what it may take.
         if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES + MAX_TARGET_BYTES + len(data):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parse what came. A request that asks for a protocol we do not speak is one of HTTP/1.1, and has its body.
+
+        The parser stops behind the head of such a request, and would take its body for the next request.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                    return
+                self.parser.feed_data(self._head_without_upgrade())
+                data = memoryview(data)[upgrade.args[0] :]
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        start = self.parser.get_method(), self.url, f"HTTP/{self.parser.get_http_version()}".encode()
+        fields = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([b" ".join(start), *fields, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -167,7 +196,12 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         # The scope shows only the path of http://host/path, so the host in it would go unchecked.
         if not self.url.startswith(b"/"):
             self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
-        if self.parser.should_upgrade() and self._should_upgrade():
+        # The parser takes CONNECT for an upgrade, whatever its headers.
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
+        if self._is_read_again:
+            return
+        if self.parser.should_upgrade():
             self._check_handshake()
         super().on_headers_complete()
 
@@ -185,28 +219,36 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def handle_websocket_upgrade(self) -> None:
-        """Let the WebSocket's protocol go on, where RFC 6455 (section 4.1) allows the request to ask for it."""
-        if self.scope["method"] != "GET" or self.scope["http_version"] != "1.1":
+        """Let the WebSocket's protocol go on, where RFC 6455 (section 4.1) allows the request to ask for it.
+
+        Behind a request that is still being answered it would write into that answer.
+        """
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or is_answering:
             self._refuse(HTTPStatus.BAD_REQUEST)
         else:
             super().handle_websocket_upgrade()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if not self._is_read_again:
+            super().on_message_complete()
         self._is_in_head = True
         self._num_head_bytes = 0
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused; the callbacks above say through it what they refused."""
-        del msg
-        self._refuse(self._refusal)
+    @property
+    def _is_read_again(self) -> bool:
+        """Whether the current request asks for another protocol than a WebSocket's; `_feed` parses it once more."""
+        return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _refuse_in_callback(self, status: HTTPStatus) -> None:
         self._refusal = status
         raise httptools.HttpParserError(status.phrase)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        _refuse(self.transport, status)
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # a refusal would be read as a part of the answer that is on its way
+        else:
+            _refuse(self.transport, status)
 
     def _arm_head_timer(self) -> None:
         if self._head_timer is None:

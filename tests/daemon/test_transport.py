@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Running, running
+from tests.daemon.running import Running, exchange, read_reply, running
 from tests.robust.frames import CLOSE, FIN, close, open_websocket, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -82,3 +83,91 @@ async def test_a_stop_in_the_moment_a_client_closes() -> None:
         assert await peer.receive() == (FIN | CLOSE, struct.pack("!H", 1000))
         assert await peer.reader.read() == b""
         peer.writer.transport.abort()
+
+
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
+HI = b'{"messages":[{"role":"user","content":"hi"}]}'
+
+
+def request(daemon: Running, line: str, *headers: str, body: bytes = b"") -> bytes:
+    lines = [f"{line} HTTP/1.1", f"Host: 127.0.0.1:{daemon.port}", "Content-Type: application/json", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class TestOtherUpgrades:
+    """A server may answer in HTTP/1.1 whatever else a request offers (RFC 9110, section 7.8)."""
+
+    @pytest.mark.parametrize("offer", [H2C, ("Connection: keep-alive, upgrade", "Upgrade: websocket, h2c")])
+    @pytest.mark.parametrize("sizes", [[10_000], [400, 10_000], [1] * 2000])
+    async def test_the_body_is_read(self, daemon: Running, offer: tuple[str, ...], sizes: list[int]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        chunked = b"1\r\n{\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(HI) - 1, HI[1:])
+        asked = (
+            request(daemon, "POST /v1/chat/completions", *offer, f"Content-Length: {len(HI)}", body=HI)
+            + request(daemon, "GET /health", *offer)
+            + request(daemon, "POST /v1/chat/completions", *offer, "Transfer-Encoding: chunked", body=chunked)
+            + request(daemon, "GET /v1/models")
+        )
+        for size in sizes:
+            writer.write(asked[:size])
+            asked = asked[size:]
+            await asyncio.sleep(0)
+        assert [(await read_reply(reader)).status for _ in range(4)] == [200] * 4
+        writer.close()
+
+    async def test_no_request_hides_in_the_body(self, daemon: Running) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        hidden = request(daemon, "GET /health", "X-Hidden: 1")
+        writer.write(request(daemon, "POST /v1/chat/completions", *H2C, f"Content-Length: {len(hidden)}"))
+        await asyncio.sleep(0.01)
+        writer.write(hidden + request(daemon, "GET /nothing", "Connection: close"))
+        assert [(await read_reply(reader)).status for _ in range(2)] == [400, 404]
+        assert await reader.read() == b""
+        writer.close()
+
+    async def test_connect_is_refused(self, daemon: Running) -> None:
+        """The parser would take its body for the next request."""
+        for target in ("/v1/models", "127.0.0.1:1"):
+            reply = await exchange(daemon.port, request(daemon, f"CONNECT {target}"))
+            assert (reply.status, reply.headers["connection"]) == (400, "close")
+
+    async def test_the_bounds_hold_as_ever(self, daemon: Running) -> None:
+        for headers, status in ((["X-A: b"] * 100, 431), (["Content-Length: 1", "Transfer-Encoding: chunked"], 400)):
+            reply = await exchange(daemon.port, request(daemon, "POST /v1/chat/completions", *H2C, *headers))
+            assert reply.status == status
+
+
+class TestBehindAnAnswer:
+    """What comes on a connection whose last request is still being answered."""
+
+    HANDSHAKE = (
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: eHh4eHh4eHh4eHh4eHh4eA==",
+    )
+    STREAM = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+
+    def stream(self, daemon: Running) -> bytes:
+        length = f"Content-Length: {len(self.STREAM)}"
+        return request(daemon, "POST /v1/chat/completions", length, body=self.STREAM)
+
+    async def test_no_websocket_opens_in_the_middle_of_it(self, daemon: Running) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writer.write(self.stream(daemon) + request(daemon, "GET /v1/responses", *self.HANDSHAKE))
+        answer = await reader.read()
+        assert b" 101 " not in answer
+        assert answer.count(b"HTTP/1.1 ") == 1
+        writer.close()
+
+    async def test_no_refusal_is_written_into_it(self) -> None:
+        backend = FakeBackend(lambda _: (TextDelta("x") for _ in range(10**9)))
+        async with running(backend) as daemon:
+            for behind in (b"NOT HTTP\r\n\r\n", request(daemon, "GET /v1/responses", *self.HANDSHAKE)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+                writer.write(self.stream(daemon))
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                writer.write(behind)
+                assert b"HTTP/1.1 " not in await reader.read()
+                await backend.until(lambda backend: backend.num_live == 0)
+                writer.close()
