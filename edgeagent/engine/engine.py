@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 
 from edgeagent.engine.block_cache import BlockCache, no_blocks
 from edgeagent.engine.chores import Chores
+from edgeagent.engine.context_advice import longer_context
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.intake import Intake
 from edgeagent.engine.judge import Judge, Output
@@ -51,13 +52,15 @@ class Engine:
         blocks: BlockCache | None = None,
         max_forced: int = 0,
         costs: CostModel | None = None,
+        num_trained: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`blocks` keeps prefixes that left the cells (None: they are gone then).
 
         `max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none). `costs`: what is
-        known of the runner's steps.
+        known of the runner's steps. `num_trained`: tokens of context that the model was trained for (0: not known).
         """
+        self._num_trained = num_trained
         self._runner = runner
         self._clock = clock
         # Each running sequence has a token in every batch.
@@ -135,7 +138,7 @@ class Engine:
         if room < (0 if spec.prefill_only else 1):
             raise ContextLengthExceeded(
                 f"The prompt has {num_prompt} tokens, but the context holds {self.context_length}. "
-                "Shorten the prompt, or start edgeagent with a larger --ctx.",
+                f"Shorten the prompt, or {longer_context(num_prompt + 1, self._num_trained)}.",
                 param="input",
                 served_by="local",
             )

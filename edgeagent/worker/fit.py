@@ -62,10 +62,11 @@ def num_cells_wanted(header: Header, config: EngineConfig) -> int:
     return config.ctx or min(header.context_length or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
-def check_memory(num_cells: int, bytes_per_token: float, devices: Sequence[DeviceInfo]) -> None:
+def check_memory(num_cells: int, bytes_per_token: float, devices: Sequence[DeviceInfo], num_trained: int = 0) -> None:
     """Raise ModelLoadFailed where a context takes more than all memory that is free, of the machine and its GPUs.
 
-    llama.cpp would try for seconds, or the system would end the worker.
+    llama.cpp would try for seconds, or the system would end the worker. No more is advised than the model was trained
+    for (0: not known).
     """
     needed_bytes = int(num_cells * bytes_per_token)
     on_gpus = sum(device.memory_free_bytes for device in devices if device.kind == "gpu")
@@ -74,6 +75,8 @@ def check_memory(num_cells: int, bytes_per_token: float, devices: Sequence[Devic
         return
     # Half of it: the weights and all else need room too.
     fitting = int(free_bytes / 2 / bytes_per_token) // _CONTEXT_STEP * _CONTEXT_STEP
+    if num_trained:
+        fitting = min(fitting, num_trained)
     advice = f"--ctx {fitting} would fit" if fitting else "no context would fit"
     raise ModelLoadFailed(
         f"a context of {num_cells} tokens takes {_gigabytes(needed_bytes)} of memory for the KV cache, "

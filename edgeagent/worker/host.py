@@ -85,7 +85,7 @@ class Host:
         """
         started_s = time.monotonic()
         config = EngineConfig.model_validate_json(load.engine_config)
-        check_memory(load.num_cells, load.kv_bytes_per_token, devices())
+        check_memory(load.num_cells, load.kv_bytes_per_token, devices(), load.num_trained)
         self.model = Model(Path(load.path), config, on_progress)
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
@@ -108,6 +108,7 @@ class Host:
             max_forced=config.draft_tokens,
             itl_budget_s=config.itl_budget_ms / 1000,
             costs=costs,
+            num_trained=self.model.context_length_trained,
             drafter=self._make_drafter(load, config, on_try),
             blocks=self._make_blocks(load, config),
         )

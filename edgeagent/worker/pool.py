@@ -189,6 +189,7 @@ class Pool:
             disk=disk,
             num_cells=0 if model is None else num_cells_wanted(model, self._config.engine),
             kv_bytes_per_token=kv_bytes_per_token(tuple(headers.values()), self._config.engine),
+            num_trained=0 if model is None else model.context_length or 0,
         )
 
     def _supervisor(self, model: str) -> Supervisor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from edgeagent.engine.context_advice import longer_context
 from edgeagent.engine.model import Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
@@ -214,7 +215,7 @@ class PromptReader:
         if fewest > context:
             raise ContextLengthExceeded(
                 f"The prompt has {len(text)} characters, at least {fewest} tokens, but the context holds {context}. "
-                "Shorten the prompt, or start edgeagent with a larger --ctx.",
+                f"Shorten the prompt, or {longer_context(fewest + 1, self._model.context_length_trained)}.",
                 param="input",
                 served_by="local",
             )

@@ -43,7 +43,7 @@ class Load(Struct, frozen=True, tag="load"):
 
     `identity` tells the model's file from another that took its place. `writable` are folders of the worker's own: in
     its sandbox it can write nowhere else. `num_cells` tokens of context of `kv_bytes_per_token` are going to be made
-    room for; 0 where the headers do not tell.
+    room for, `num_trained` are what the model was trained for; 0 where the headers do not tell.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Load(Struct, frozen=True, tag="load"):
     disk: DiskCache | None = None
     num_cells: int = 0
     kv_bytes_per_token: float = 0.0
+    num_trained: int = 0
 
 
 class Delivered(Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeagent.engine.context_advice import longer_context
 from edgeagent.engine.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
@@ -60,7 +61,7 @@ class TextReader:
         if num_tokens > self._max_tokens and not truncate:
             raise ContextLengthExceeded(
                 f"{name} has {num_tokens} tokens, but at most {self._max_tokens} can be embedded at once. Shorten or "
-                "split it, or start edgeagent with a larger --ctx.",
+                f"split it, or {longer_context(num_tokens, self._model.context_length_trained)}.",
                 param=name,
                 served_by="local",
             )

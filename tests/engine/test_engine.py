@@ -124,6 +124,16 @@ class TestOne:
         engine.add(SequenceSpec("b", [1] * 15, greedy()))
         assert len(run(engine)["b"][0]) <= 1
 
+    @pytest.mark.parametrize(
+        ("num_trained", "advice"),
+        [(0, "a larger --ctx."), (32, "a larger --ctx, 32 at most."), (20, "trained for more than 20 tokens.")],
+    )
+    def test_no_context_is_advised_that_the_model_was_not_trained_for(self, num_trained: int, advice: str) -> None:
+        engine = Engine(FakeRunner(num_cells=16), max_running=1, num_trained=num_trained)
+        with pytest.raises(ContextLengthExceeded) as refused:
+            engine.add(SequenceSpec("a", [1] * 20, greedy()))
+        assert refused.value.message.endswith(advice)
+
     def test_prefill_only_samples_nothing_and_leaves_a_prefix(self) -> None:
         runner = FakeRunner()
         engine = make_engine(runner)

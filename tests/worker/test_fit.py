@@ -70,6 +70,8 @@ def test_a_context_that_no_memory_holds_is_refused_with_one_that_fits() -> None:
         "--ctx 1048576 would fit"
     )
     check_memory(1048576, 2048.0, [])
+    with pytest.raises(ModelLoadFailed, match="--ctx 8192 would fit"):
+        check_memory(4 << 20, 2048.0, [], num_trained=8192)
     with pytest.raises(ModelLoadFailed, match="no context would fit"):
         check_memory(512, 64.0 * GIB, [])
 

@@ -230,6 +230,10 @@ class TestPrepare:
         with pytest.raises(ContextLengthExceeded, match=f"holds {CONTEXT}") as caught:
             host.prepare(request(prompt))
         assert fewest <= int(caught.value.message.split("at least ")[1].split()[0]) < fewest + 10
+        trained = host.model.context_length_trained
+        assert caught.value.message.endswith(
+            f"Shorten the prompt, or serve a model that was trained for more than {trained} tokens."
+        )
 
     def test_a_text_that_may_fit_is_counted(self, host: Host) -> None:
         # 13 characters a token, and more characters than are usual for so many tokens

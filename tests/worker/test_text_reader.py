@@ -17,6 +17,7 @@ from tests.text.fake_vocabulary import FakeVocabulary
 class _Model(FakeVocabulary):
     bos_token: int | None = None
     eos_token: int | None = None
+    context_length_trained = 9
 
 
 @pytest.fixture
@@ -47,6 +48,10 @@ def test_too_long_names_both_counts(model: _Model) -> None:
     with pytest.raises(ContextLengthExceeded, match=r"input\[1\] has 10 tokens, but at most 8") as caught:
         read(model, "a", "abcdefghi")
     assert caught.value.param == "input[1]"
+    assert caught.value.message.endswith("or serve a model that was trained for more than 9 tokens.")
+    model.bos_token = None
+    with pytest.raises(ContextLengthExceeded, match="a larger --ctx, 9 at most"):
+        read(model, "abcdefghi")
 
 
 def test_truncate_keeps_the_models_own_tokens(model: _Model) -> None:
