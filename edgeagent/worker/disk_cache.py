@@ -1,16 +1,21 @@
-"""What of the disk the daemon lets a worker use for its cache: a folder, bounds, and the installation's secret."""
+"""The daemon's side of a worker's disk cache: its folder, bounds and secret, and what the log tells of its trouble."""
 
 from __future__ import annotations
 
 import logging
+import re
 
 from edgeagent.cache_folder import ensure_private, ensure_secret
 from edgeagent.config import Config
 from edgeagent.errors import ConfigError
+from edgeagent.types import WorkerStatus
+from edgeagent.worker.cause import one_line
 from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
 _MIN_CLOSE_S = 1.0  # also for who drains nothing: the end of a conversation takes no longer to write
+# A trouble that lasts or comes and goes is told once an hour, another one a minute later.
+_SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -38,3 +43,22 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
         max_bytes_per_hour=config.cache.max_bytes_per_hour,
         close_s=max(_MIN_CLOSE_S, config.server.drain_s),
     )
+
+
+class TroubleLog:
+    """Tells the log why a worker keeps no prompts on disk, or fewer: a worker itself cannot write to it."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._latest = ""
+        self._told_at_s = float("-inf")
+
+    def note(self, status: WorkerStatus, now_s: float) -> None:
+        """Log what a worker's status says of its disk cache, if it is wrong and not told lately."""
+        if status.disk_cache is None or status.disk_cache.trouble is None:
+            return
+        trouble = one_line(status.disk_cache.trouble)
+        kind = re.sub(r"[\d.,]+", "", trouble)  # how many bytes are left changes all the time
+        if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
+            self._latest, self._told_at_s = kind, now_s
+            logger.warning("%s: the cache on disk: %s", self._model, trouble)

@@ -25,6 +25,7 @@ from edgeagent.types import (
 )
 from edgeagent.worker.cause import is_from_outside, read_left_out, read_notes
 from edgeagent.worker.channel import Channel, FloodLimit
+from edgeagent.worker.disk_cache import TroubleLog
 from edgeagent.worker.ledger import Fate, Ledger, LiveRequest, Sink
 from edgeagent.worker.protocol import (
     Answer,
@@ -75,6 +76,7 @@ class Supervisor:
         self._ledger = Ledger()
         self._queries = Queries()
         self._restarts = RestartPolicy(self._patience)
+        self._disk_trouble = TroubleLog(name)
         self._state = WorkerState.STOPPED
         self._is_stopped_for_good = False
         self._failure: EdgeAgentError | None = None
@@ -353,6 +355,7 @@ class Supervisor:
                 self._send_waiting()
             case Pong():
                 self._vitals.on_pong(message)
+                self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
                 self._vitals.on_load_progress(message)
             case Ready(info, notes):

@@ -14,7 +14,7 @@ import pytest
 from edgeagent import cache_folder
 from edgeagent.engine.block_store.format import HEADER_BYTES, VERSION, BadBlock, Seal
 from edgeagent.engine.blocks import Block, Importance
-from tests.engine.block_store.stores import SECRET, close_now, is_same, keyring, make_chain, make_store
+from tests.engine.block_store.stores import SECRET, Times, close_now, is_same, keyring, make_chain, make_store
 
 CHAIN = make_chain(2, payload_bytes=20_000, draft=True)
 BLOCK = CHAIN[0]
@@ -229,3 +229,41 @@ def test_names_that_are_none_are_left_alone(tmp_path: Path) -> None:
     close_now(store)
     assert (folder / "notes.txt").read_text() == "mine"
     assert store.stats().num_blocks == 1
+
+
+@pytest.mark.parametrize("name", [cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(BLOCK.root)])
+def test_a_folder_in_the_place_of_the_stores_own_files_is_told_and_borne(tmp_path: Path, name: str) -> None:
+    folder, times = tmp_path / "cache", Times()
+    (folder / name / "mine").mkdir(parents=True)
+    store = make_store(folder, times, bytes_per_hour=1 << 20)
+    store.introduce(BLOCK.root, cache_folder.About("model", "client"))
+    others = make_chain(2, seed=1, payload_bytes=200_000)
+    for block in others:
+        store.offer(block, Importance.SYSTEM)
+    store.work()
+    assert str(folder / name) in (store.stats().trouble or "")
+    assert all(is_same(store.read(block.key), block) for block in others)
+    assert store._ledger.left_now < 0.9, "what was written counts"
+    (folder / name / "mine").rmdir()
+    (folder / name).rmdir()
+    for _ in range(2):
+        times.pass_s(400)
+        store.work()
+    store.offer(make_chain(1, seed=2)[0], Importance.SYSTEM)
+    store.work()
+    assert store.stats().trouble is None
+    close_now(store)
+    assert not [path for path in folder.iterdir() if path.name.startswith("tmp-")]
+
+
+def test_a_folder_in_the_place_of_a_block_costs_that_block(tmp_path: Path) -> None:
+    folder, file = _plant(tmp_path, _content())
+    file.unlink()
+    file.mkdir()
+    store, others = make_store(folder), make_chain(2, seed=1)
+    for block in (BLOCK, *others):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert str(file) in (store.stats().trouble or "")
+    assert store.read(BLOCK.key) is None and not store.is_pending(BLOCK.key)
+    assert all(is_same(store.read(block.key), block) for block in others)

@@ -86,8 +86,13 @@ class Files:
                 os.close(descriptor)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name, at once, in place of what had it."""
-        (self.folder / name).replace(self.folder / new_name)
+        """Give a file another name, at once, in place of what had it; raise IsADirectoryError where a folder has it."""
+        try:
+            (self.folder / name).replace(self.folder / new_name)
+        except OSError as error:
+            if (self.folder / new_name).is_dir():  # which Windows calls a lack of permission
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new_name) from error
+            raise
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -150,6 +155,10 @@ class Files:
         """Return a descriptor of the file that is locked to agree with other processes; the caller closes it."""
         flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
         return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
+
+    def in_the_way(self, name: str) -> str:
+        """Return what to say of a folder that has the name of a file, and what to do."""
+        return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:
         """Return how much the disk has left for this user."""

@@ -86,10 +86,16 @@ class Keeper:
         self.shortage: str | None = None
         """Why the last block that was to be written found no room."""
         self._missing_bytes = 0  # of that block
+        self._obstacle: str | None = None
         self._is_gone = False  # the folder, at the last failure
         self.num_evicted = 0
         self.has_found = False
         """Whether a scan may have found blocks that were not written here; the reader of the flag resets it."""
+
+    @property
+    def obstacle(self) -> str | None:
+        """What is in the way of the folder's own files, without which blocks are kept all the same."""
+        return self._ledger.obstacle or self._obstacle
 
     def open(self) -> None:
         """Look at what the folder holds, and remove what a process left that died while it wrote."""
@@ -129,10 +135,13 @@ class Keeper:
                     self._files.remove(temporary)
                     return Outcome.LOST
                 self._files.rename(temporary, name.file_name)
-            except OSError:
+            except OSError as error:
                 with contextlib.suppress(OSError):
                     self._files.remove(temporary)
-                raise
+                if not isinstance(error, IsADirectoryError):
+                    raise
+                self._obstacle = self._files.in_the_way(name.file_name)
+                return Outcome.LOST
             self._index.add(Held(name, num_bytes, used_s, epoch))
             self._is_unsynced = True
             self._seen_ns = self._files.changed_ns()
@@ -263,6 +272,7 @@ class Keeper:
         self._seen_ns = seen_ns
         self.has_found = True
         self._labelled = set(cache_folder.read_abouts(self._files.folder))
+        self._obstacle = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
         """Bring times of use into the store's time: none lies ahead, and where no time is known all were used now."""
@@ -343,5 +353,9 @@ class Keeper:
         temporary = cache_folder.temporary_name()
         with self._files.create(temporary) as file:
             self._files.write(file, [cache_folder.write_about(self._abouts[root])])
-        self._files.rename(temporary, cache_folder.about_name(root))
+        try:
+            self._files.rename(temporary, cache_folder.about_name(root))
+        except IsADirectoryError:
+            self._files.remove(temporary)
+            self._obstacle = self._files.in_the_way(cache_folder.about_name(root))
         self._labelled.add(root)

@@ -67,6 +67,9 @@ class Ledger:
         self.allowance_left = 1.0
         """Part of an hour's bytes that may still be written, as known at the last look."""
         self._looked_at_s = 0.0
+        self._latest: _State | None = None  # of this process, for where the file cannot be kept
+        self.obstacle: str | None = None
+        """Why what is agreed on is kept in memory alone; None if it is not."""
         self.read_bytes_per_s = 0.0
 
     @property
@@ -127,7 +130,7 @@ class Ledger:
 
     def _settle(self, wanted_bytes: float) -> None:
         """Agree with the others: give back, take what is wanted as far as there is, and write it down."""
-        state = self._read()
+        state = self._read() or self._latest
         limit, now_s = float(self._bytes_per_hour), self.now_s
         if state is None:
             level = limit
@@ -140,7 +143,8 @@ class Ledger:
         level = min(limit, level + self._granted_bytes)
         self._granted_bytes = min(level, wanted_bytes)
         self.allowance_left, self._looked_at_s = level / limit if limit else 1.0, now_s
-        self._write(_State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s))
+        self._latest = _State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s)
+        self._write(self._latest)
 
     def _read(self) -> _State | None:
         try:
@@ -157,15 +161,26 @@ class Ledger:
             with file:
                 self._files.write(file, [json.dumps(asdict(state)).encode()])
             self._files.rename(name, cache_folder.STATE_FILE)
-        except OSError:
+            self.obstacle = None
+        except OSError as error:
             with contextlib.suppress(OSError):
                 self._files.remove(name)
-            raise
+            if not isinstance(error, IsADirectoryError):
+                raise
+            self.obstacle = self._files.in_the_way(cache_folder.STATE_FILE)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Hold the folder's lock; False where another process keeps it too long."""
-        descriptor = self._files.open_lock()
+        """Hold the folder's lock; False where another process keeps it too long.
+
+        Where a folder is in its place no process has it: what is agreed on may then be lost to another, at worst.
+        """
+        try:
+            descriptor = self._files.open_lock()
+        except IsADirectoryError:
+            yield True
+            self.obstacle = self._files.in_the_way(cache_folder.LOCK_FILE)
+            return
         try:
             for _ in range(_LOCK_TRIES):
                 if try_lock(descriptor):

@@ -161,7 +161,7 @@ class BlockStore:
             num_dropped=self._num_refused + self._writer.num_lost,
             num_evicted=self._keeper.num_evicted,
             read_bytes_per_s=self._rate.bytes_per_s or self._ledger.read_bytes_per_s,
-            trouble=self.trouble or self._keeper.shortage or self._ledger.thrift,
+            trouble=self.trouble or self._keeper.shortage or self._keeper.obstacle or self._ledger.thrift,
         )
 
     @property
