@@ -1,4 +1,4 @@
-"""The worker's thread that writes blocks to disk. What is written, and when, the block store knows."""
+"""The worker's thread that writes blocks to disk. The block store decides what is written, and when."""
 
 from __future__ import annotations
 

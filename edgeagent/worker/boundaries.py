@@ -1,6 +1,6 @@
-"""Where in a conversation's tokens another prompt is likely to part from it.
+"""The positions in a conversation's tokens at which other prompts are likely to differ from it.
 
-A memory that is a state can be kept only where it is, so the engine wants to know such places while it computes them.
+A recurrent state can be saved only at the moment it is reached, so the engine needs such positions before it computes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.renderer import Template
 
-_OTHER = "\u2042"  # begins like no message that a person would write
+_OTHER = "\u2042"  # no person's message begins like it
 _QUESTION = Message("user", _OTHER)
 
 Piece = Callable[[int], bytes]
@@ -24,10 +24,10 @@ Piece = Callable[[int], bytes]
 def find_system_end(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return where what instructions and tools make of a prompt's tokens ends, None where the template will not tell.
+    """Return where the tokens of a prompt's instructions and tools end, None where the template refuses to render them.
 
-    Without instructions that is where what the template writes before any message ends. `text` is what the prompt was
-    rendered to.
+    Without instructions these are the tokens that the template writes before any message. `text` is the prompt as
+    rendered.
     """
     system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
     return _num_shared(template, structs.replace(prompt, messages=(*system, _QUESTION)), text, tokens, piece)
@@ -36,20 +36,20 @@ def find_system_end(
 def find_next_turn(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return where the next turn of a conversation will go on, None where the template will not tell.
+    """Return how far the next turn's prompt will be the same, None where the template refuses to render one.
 
-    That is before the end where the template writes past turns in another way than a new one.
+    That is less than the whole prompt if the template writes past turns differently from a new one.
     """
     next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
     return _num_shared(template, next_turn, text, tokens, piece)
 
 
 def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece) -> int | None:
-    """Return how many tokens another prompt begins with too, all but the last at most."""
+    """Return how many leading tokens another prompt shares, all but the last at most."""
     try:
         rendered = template.render(other).text
     except EdgeAgentError:
-        return None  # a template may refuse what nobody asked for
+        return None  # a template may refuse these made-up messages
     num_bytes = len(text[: _num_equal(text, rendered)].encode())
     return min(_num_tokens_within(num_bytes, tokens, piece), len(tokens) - 1)
 

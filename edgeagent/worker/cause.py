@@ -41,7 +41,7 @@ _LIBCPP = re.compile(r"terminating due to uncaught exception of type ((?:[^:\n]|
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "[^"]*?([^/\\"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")
-# Of what a worker has to say to the log, which is not to be trusted to be short.
+# Bounds of a worker's text for the log, which may be hostile and long.
 _MAX_NOTES = 3
 _MAX_NOTE_CHARS = 400
 _LEFT_OUT = re.compile(r"^edgeagent worker: left out (\d{1,15}) bytes", re.MULTILINE)
@@ -50,7 +50,7 @@ _MAX_LINE = 400
 
 
 def describe_left_out(num_bytes: int) -> str:
-    """Return a stopping worker's word on what it had no time to write to the disk cache."""
+    """Return the line by which a stopping worker says how much it had no time to write to the disk cache."""
     return f"left out {num_bytes} bytes"
 
 
@@ -71,15 +71,15 @@ def one_line(text: str) -> str:
 
 
 def is_from_outside(returncode: int) -> bool:
-    """Whether a process was ended by somebody else: a person, a service manager, the kernel out of memory.
+    """Whether a process was ended from outside: by a person, a service manager, the kernel out of memory.
 
-    On Windows whoever ends a process chooses its exit code, so there is no telling.
+    False on Windows, where an exit code does not tell, since the process that ends another one chooses it.
     """
     return returncode in (-_SIGKILL, -_SIGTERM)
 
 
 def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
-    """Return how many processes Linux's kernel has ended since its start to free memory; 0 where it is not told."""
+    """Return how many processes Linux's kernel has ended since its start to free memory; 0 where it is not known."""
     try:
         found = re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -88,7 +88,7 @@ def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
 
 
 def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool, num_oom_kills: int = 0) -> str:
-    """Return what ended a process nobody asked to end, e.g. "SIGSEGV (invalid memory access)".
+    """Return what ended a process that was not asked to stop, e.g. "SIGSEGV (invalid memory access)".
 
     `num_oom_kills` is how many processes the kernel ended to free memory while this one lived.
     """
@@ -113,7 +113,7 @@ def _describe_code(returncode: int) -> str:
 
 
 def _describe_output(stderr: str, is_private: bool) -> str:
-    # Cut, so that no pattern is tried on a long line of a worker gone mad.
+    # Cut, so that no pattern is tried on a very long line of a broken worker.
     stderr = "\n".join(line[:_MAX_LINE] for line in stderr.splitlines())
     if found := _last(_ASSERTION, stderr):
         return f"{found[1] or ''}{found[2]}"[:_MAX_QUOTE]

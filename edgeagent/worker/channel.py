@@ -1,6 +1,6 @@
 """A child process and the frames on its pipes, as the daemon sees them.
 
-It knows how to spawn, to send, to receive, and to end a child; what the messages mean is the supervisor's business.
+It knows how to spawn, to send, to receive, and to end a child; the supervisor knows what the messages mean.
 Messages are handed on from the event loop's own read callback: no task, queue or hop stands between pipe and receiver.
 """
 
@@ -121,7 +121,7 @@ class Channel(asyncio.SubprocessProtocol):
         return channel
 
     def send(self, message: ToWorker) -> None:
-        """Write a message; one to a child that is gone is lost, and `ended` tells."""
+        """Write a message; it is lost if the child is gone, which `ended` tells."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -159,7 +159,8 @@ class Channel(asyncio.SubprocessProtocol):
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
         """Ask the child to stop, for which it has `save_s` more, then end it; False if it cannot be ended.
 
-        Its stdin stays open: the end of that stream means that nobody listens, and this child's last words are wanted.
+        Its stdin stays open: the end of that stream would mean that the daemon is gone, and the child's last frames are
+        still wanted.
         """
         self.send(Stop())
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
@@ -216,7 +217,7 @@ class Channel(asyncio.SubprocessProtocol):
         del exc
         self._open_outputs.discard(fd)
         if fd == _STDOUT and self.returncode is None and self._on_message is not None:
-            # Mostly the process is on its way out; one that lives on without its output is of no use.
+            # Mostly the process is about to exit; without its output it is of no use in any case.
             asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._closed_its_output)
         self._end_if_over()
 

@@ -1,4 +1,4 @@
-"""The daemon's side of a worker's disk cache: its folder, bounds and secret, and what the log tells of its trouble."""
+"""The daemon's side of a worker's disk cache: its folder, bounds and secret, and what the log says of its trouble."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Embeddings:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks have been computed: whoever watches sees that it goes on."""
+        """How many chunks have been computed; the watchdog reads it as progress."""
         return self._embedder.num_chunks
 
     def add(self, ask_id: str, query: Embed) -> None:
@@ -72,7 +72,7 @@ class Embeddings:
         self._jobs.setdefault(ask_id, _Job(query.dimensions))
 
     def give(self, ask_id: str, texts: Sequence[list[int]]) -> None:
-        """Take the tokens of an Embed's texts; of one that was dropped they are not wanted."""
+        """Take the tokens of an Embed's texts; ignore those of one that was dropped."""
         if ask_id in self._jobs:
             self._jobs[ask_id].texts = deque(texts)
 
@@ -102,7 +102,7 @@ class Embeddings:
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
 
     def rest(self) -> None:
-        """Give back the memory that nobody has needed for a while."""
+        """Free the memory if it was not used for a while."""
         if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
             self._embedder.close()
 

@@ -57,7 +57,7 @@ _OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready for the engine, and what will turn its tokens into deltas."""
+    """A request ready for the engine, and the output stream that turns its tokens into deltas."""
 
     spec: SequenceSpec
     output: OutputStream
@@ -80,8 +80,8 @@ class Host:
     ) -> None:
         """Load the model. Raise ModelLoadFailed with what to do about it.
 
-        `sandbox` is told to whoever asks; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
-        part of which file is tried next, in words; `make` makes a chat template of what it is opened with.
+        `sandbox` is shown in the status; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
+        part of which file is tried next, in words; `make` makes a chat template from an Open.
         """
         started_s = time.monotonic()
         config = EngineConfig.model_validate_json(load.engine_config)
@@ -99,7 +99,7 @@ class Host:
         self._store = store
         self._settings: Mapping[str, str] = {}
         self.notes: tuple[str, ...] = ()
-        """What whoever watches the daemon's log should know of this load."""
+        """Notes on this load for the daemon's log."""
         self._keyring = self._make_keyring(load, config)
         self._introduced: set[str] = set()
         self.engine = Engine(
@@ -131,7 +131,7 @@ class Host:
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def close(self) -> None:
-        """Keep what can be kept beyond the process; afterwards no method is called."""
+        """Save what a tier can keep after the process ends; afterwards no method is called."""
         self.engine.close()
         self.embedder.close()
 
@@ -171,7 +171,7 @@ class Host:
         self._grammars.prepare()
 
     def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
-        """Return what answers questions about text, for one thread to call beside all others."""
+        """Return a function that answers questions about text, for one thread to call beside all others."""
         return partial(answer_query, self.model, self._vocabulary, self._make_template())
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
@@ -198,7 +198,7 @@ class Host:
         for token in delivered.tokens:
             sampler.accept(token)
         output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
-        # What was delivered came behind the echo.
+        # The echo came before the delivered tokens.
         is_echoed = request.echo and not delivered.tokens
         num_scored = request.logprobs if is_echoed else None
         echo = None
@@ -219,7 +219,7 @@ class Host:
             ) from error
 
     def _make_sampler(self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt) -> Sampler:
-        """Return what draws a request's tokens, held to its format and to the tools that it may call."""
+        """Return the sampler of a request, constrained to its format and to the tools that it may call."""
         constraint = self._grammars.compile(
             request.format,
             tools=chat.tools,
@@ -238,7 +238,7 @@ class Host:
         )
 
     def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
-        """Return what names this model's blocks, the same after every restart; None where nothing outlives it."""
+        """Return the keyring of this model's blocks, the same after every restart; None where no tier outlives it."""
         if load.disk is None:
             return None
         fingerprint = make_fingerprint(
@@ -264,7 +264,7 @@ class Host:
         return blocks
 
     def _introduce(self, policy: CachePolicy) -> None:
-        """Let the store know whose a partition is, for listing and purging it by name."""
+        """Tell the store which client a partition belongs to, for listing and purging it by name."""
         name = policy.partition
         if self._store is not None and self._keyring is not None and policy.write and name not in self._introduced:
             self._introduced.add(name)

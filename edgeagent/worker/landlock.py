@@ -53,7 +53,7 @@ def version() -> int:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> None:
     """Leave this thread, and those it starts, the named files and folders only; raise OSError where that fails.
 
-    What does not exist is passed over. Needs no_new_privs. Programs can be executed from nowhere.
+    Paths that do not exist are ignored. Needs no_new_privs. No program can be executed.
     """
     known = version()
     if not known:

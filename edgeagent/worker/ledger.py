@@ -29,12 +29,12 @@ from edgeagent.types import (
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, Steps
 
 # How often a worker may die under a request: the last one without having given it a token, and in all. Three crashes
-# within a minute end in quarantine; hangs take longer, and everyone beside waits, so they have a bound of their own.
+# within a minute end in quarantine; hangs take longer, and all other requests wait, so they have a bound of their own.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
-# Who is killed from outside did nothing wrong, mostly; one that needs more memory than there is must end all the same,
-# and from the third time on takes nobody along.
+# A kill of a worker from outside is mostly not the fault of a request. But a request that needs more memory than there
+# is must end as well, and from the third time on it runs alone, so that it ends no other request.
 _MAX_HANDOVERS = 10
 _MAX_UNSUSPECTED_KILLS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
@@ -53,7 +53,7 @@ class Fate(StrEnum):
 
 
 class Sink(Protocol):
-    """Who gets a request's answer. Neither call may block or raise; after a Finished or a failure none follows."""
+    """The receiver of an answer. Neither call may block or raise; after a Finished or a failure none follows."""
 
     def put(self, step: Step) -> None:
         """Take a step."""
@@ -109,18 +109,18 @@ class LiveRequest:
 
     @property
     def delivered(self) -> Delivered:
-        """What a next worker must know of the output so far."""
+        """The output so far, as the next worker must know it."""
         return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid)
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a worker died under it, and it has not shown since that it is not what kills them."""
+        """Whether workers died under this request, and it got no token since: it may be what kills them."""
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it has had its share of workers."""
+        """Whether so many workers died under this request that it must end."""
         max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
         is_worn_out = self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
         return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
@@ -145,8 +145,8 @@ class Ledger:
     def sendable(self) -> list[LiveRequest]:
         """Return the requests that the worker should be given.
 
-        Those under which a worker died go one at a time, the most urgent first and the next when the last has a token
-        or its end: so one that kills every worker meets its second death alone, and takes nobody along.
+        Suspects are sent one at a time, the most urgent first, and the next when the last has a token or its end: so
+        when a request kills its second worker, no other request is in that worker.
         """
         unsent = [live for live in self._live.values() if not live.is_sent]
         sendable = [live for live in unsent if not live.is_suspect]
@@ -187,7 +187,7 @@ class Ledger:
         return live.is_sent
 
     def abandon(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request that nobody listens to any more; True as for cancel."""
+        """Cancel a request whose sink wants nothing more; True as for cancel."""
         live = self._live.get(request_id)
         if live is None:
             return False
@@ -195,7 +195,7 @@ class Ledger:
         return self.cancel(request_id, now_s)
 
     def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
-        """End one request with an error, which is told how much was delivered."""
+        """End one request with an error, which says how much was delivered."""
         error.num_delivered_tokens = len(live.tokens)
         del self._live[live.request.id]
         if live.sink is not None:
@@ -230,7 +230,7 @@ class Ledger:
         self.fail(self._sent(failed.id), error)
 
     def blame(self, request_id: str, cause: str) -> None:
-        """End a request that the worker is ended over, before others are: it would only do the same to the next."""
+        """End the request that hung the worker before the worker is ended: it would only hang the next one."""
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
             self.fail(live, _stuck(cause))
@@ -254,7 +254,7 @@ class Ledger:
         live = self._sent(item.id)
         if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
-        # Text without its tokens could not be gone on from: parts are given out with the last of them.
+        # Text without its tokens could not be continued, so parts are handed on together, with the last one.
         live.held += _note_start(live, item.deltas)
         if item.is_part:
             is_long = live.request.echo or live.request.logprobs is not None
@@ -303,10 +303,10 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Mark the workers that a request outlived, and time it over all of them; what was cached is what the first found.
+    """Mark the workers that a request outlived, and time it over all of them; cached tokens are those of the first.
 
-    Where a former one gave the first token, nobody is left to tell what led to it: the last one's stages are of what it
-    did again, which is part of the time behind that token.
+    If an earlier worker gave the first token, its stage times are unknown and left out: those of the last worker are of
+    repeated work, which counts as decoding.
     """
     if not live.handovers:
         return finished

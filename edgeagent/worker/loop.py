@@ -39,7 +39,7 @@ from edgeagent.worker.protocol import Answer, Ask, Cancel, Drop, StepItem, Steps
 from edgeagent.worker.turns import Turns
 from edgeagent.worker.writer import Frames
 
-# More is held back only of a long beginning of a call that may be none.
+# More is held back only while a long text may or may not be the beginning of a call.
 _MAX_UNSAID = 64
 # Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
 _MAX_LOGPROBS = 128
@@ -164,7 +164,7 @@ class Worker:
                 can_wait = False
                 match command:
                     case Submit():
-                        # Of two with one id the first counts: one end is all that the daemon can tell apart.
+                        # Of two with one id the first counts: the daemon could not tell their ends apart.
                         self._requests.setdefault(command.request.id, _Request(command))
                     case PromptReady():
                         self._begin(command)
@@ -281,7 +281,7 @@ class Worker:
         return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
     def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
-        """Return the prompt where it is wanted, with the first tokens: both are delivered, or neither."""
+        """Return the prompt if an echo is wanted, with the first tokens: both are delivered, or neither."""
         if prepared.echo is None:
             return ()
         prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
@@ -325,7 +325,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus:
-        """What is going on, counted when it is asked for: any thread may, and gets what a step has half done, too."""
+        """Counts for the status; any thread may ask, and may see a step half done."""
         status = self._engine.status()
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
@@ -345,7 +345,7 @@ class Worker:
 
 
 def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
-    """Return why an answer ended, as its text tells: a stop string counts where the last token has both."""
+    """Return why an answer ended: its text (a stop string, tool calls) counts before the engine's reason."""
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason

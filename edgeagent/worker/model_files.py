@@ -1,4 +1,4 @@
-"""Which files and folder a model's worker was given, and whether others have taken their place. It knows no worker."""
+"""The files and the folder that a model's worker was given, and whether others have taken their place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelFiles:
 
 
 def identity(path: Path) -> str:
-    """Return what tells a file from one that takes its place; "" where there is none (the load will say so)."""
+    """Return what identifies a file, to see that another took its place; "" if there is none (the load will say so)."""
     try:
         status = path.stat()
     except OSError:
@@ -38,7 +38,7 @@ def identity(path: Path) -> str:
 
 
 class GivenFolder:
-    """The folder of a worker's own. Each method reads the disk: call it in a thread."""
+    """The cache folder of a worker. Each method reads the disk: call it in a thread."""
 
     def __init__(self) -> None:
         self._path: Path | None = None

@@ -1,7 +1,7 @@
 """Which models are served, under which names, and the worker of each.
 
-It knows how a model's files become a worker (found, checked, loaded); what is in the files, and how a worker lives, it
-asks others. One model is configured; a second would be a second entry of `_supervisors`.
+It knows how a model's files become a worker (found, checked, loaded), not what is in the files or how a worker runs.
+One model is configured; a second would be a second entry of `_supervisors`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Pool:
     """The models of this machine.
 
     `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded, and
-    returns what its header tells, if anything; `disk_cache` makes ready what a worker may use of the disk. They run in
-    a thread, before each load.
+    returns its header, if it could be read; `disk_cache` prepares the part of the disk that a worker may use. They run
+    in a thread, before each load.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Pool:
         return checked
 
     async def _look_after(self, supervisor: Supervisor, files: ModelFiles, folder: GivenFolder) -> None:
-        """Load a model anew where what its worker was given has changed in a way that the worker cannot bear."""
+        """Load a model again if its files were replaced after a quarantine, or its cache folder was made anew."""
         while True:
             await asyncio.sleep(self._patience.look_interval_s)
             status = supervisor.status()
@@ -171,7 +171,7 @@ class Pool:
                 supervisor.reload()
 
     def _check(self, found: FoundModel, draft_path: Path | None, files: ModelFiles, folder: GivenFolder) -> Load:
-        """Look at the files before a worker does, before each load: they may have changed since the last."""
+        """Check the files before each load: they may have changed since the last one."""
         files.give()
         headers = {path: header for path in files.paths if (header := self._validate(path)) is not None}
         model = headers.get(found.path)

@@ -59,7 +59,7 @@ _IDLE_S = 1.0
 
 
 class _Reader(threading.Thread):
-    """Takes frames off stdin; answers pings itself. At the end of the stream nobody is left to serve."""
+    """Takes frames off stdin; answers pings itself. At the end of the stream, which is the daemon's, it exits."""
 
     def __init__(self, stream: BinaryIO, host: Host, worker: Worker, questions: Questions, frames: Frames) -> None:
         super().__init__(name="reader", daemon=True)
@@ -129,7 +129,7 @@ class _Preparer(threading.Thread):
         try:
             self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
         except Empty:
-            # Nothing to do: spare the first schema a wait. A vocabulary that will not do says so when asked.
+            # Nothing to do: spare the first schema a wait. An unsuitable vocabulary raises at the first schema.
             with contextlib.suppress(BaseException):
                 self._host.prepare_grammars()
         while True:
@@ -162,7 +162,7 @@ def _detach_from_terminal() -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask for SIGKILL when the daemon dies, where the platform can; the end of the pipe tells the others."""
+    """Ask for SIGKILL when the daemon dies, where the platform can; elsewhere the end of the pipe ends the process."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
@@ -218,7 +218,7 @@ def main() -> int:
     sandbox = _enclose(message)
     writer.start()
     store = None if message.disk is None else start_block_store(message.disk)
-    # At once: what is tried may end the process before a thread has said so.
+    # Written at once: the process may end before another thread could write it.
     outlet = Outlet(writer)
     try:
         host = _load(message, sandbox, store, outlet, make_template)

@@ -1,4 +1,4 @@
-"""What a model's text tools make of a prompt, and of a question about text. It knows no engine and no thread."""
+"""Turns a prompt into tokens, and answers questions about text. It knows no engine and no thread."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _MOST_BYTES = 16  # of a token, on average: a longer conversation is not even tr
 _ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
 _TURN_TOKENS = 8  # what a turn's role and punctuation add, about
 _MAX_SIZES = 8192
-# What is dropped of a conversation goes in steps of this share of the context. Larger steps drop more than is needed;
-# smaller ones are due more often, and then all that is kept has to be computed anew.
+# Turns of a conversation are dropped in steps of this share of the context. Larger steps drop more than is needed;
+# smaller ones come more often, and each one makes the rest of the conversation be computed again.
 _STEP = 2
 # The share of the context that is left for an answer: of one without limit, and of any.
 _USUAL_ANSWER = 8
@@ -51,8 +51,8 @@ _LONGEST_ANSWER = 4
 class ReadPrompt:
     """A prompt's tokens, the first `num_added` of them ours.
 
-    `text` is what the client wrote, None where that was no one text. `open_reasoning` is what the template left open.
-    `num_dropped_items` of a conversation are left out, since they did not fit.
+    `text` is the client's text, None where it was not one text. `open_reasoning` is the reasoning tag that the template
+    left open. `num_dropped_items` of a conversation are left out, since they did not fit.
     `num_system` tokens are instructions and tools; `boundaries` are positions where other prompts may part from this
     one, looked for where the memory needs it.
     """
@@ -123,9 +123,9 @@ class PromptReader:
         return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
 
     def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None) -> _Written:
-        """Write a conversation without as much of its front as is needed for it to fit, with room for an answer.
+        """Render a conversation, without its oldest turns if it would not fit with room for an answer.
 
-        Where nothing makes it fit, it is as short as it can be.
+        If nothing makes it fit, it is as short as it can be.
         """
         context = self._context_length
         most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
@@ -142,7 +142,7 @@ class PromptReader:
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
     def _places(self, messages: Sequence[Message]) -> list[int]:
-        """Return where a conversation can be cut; of most of its messages the size is known from the turn before."""
+        """Return where a conversation can be cut. The sizes of most messages are known from the turn before."""
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
 
@@ -160,7 +160,7 @@ class PromptReader:
         return cut_places(messages, max(1, self._context_length // _STEP), size)
 
     def _write_fitting(self, prompt: ChatPrompt, most: int) -> _Written | None:
-        """Write a conversation; None where it has more tokens than that."""
+        """Render a conversation; None if it has too many tokens."""
         if sum(len(text_of(message).encode()) for message in prompt.messages) > _MOST_BYTES * most:
             return None
         try:
@@ -188,7 +188,7 @@ class PromptReader:
 
     def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:
         bos = self._model.bos_text
-        # A client that writes the beginning token itself does not want it twice.
+        # A client that writes the BOS token itself must not get it twice.
         add_bos = not (parse_special and bos and text.startswith(bos))
         tokens = self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
         return ReadPrompt(tokens, text, int(add_bos and self._model.bos_token is not None))

@@ -42,8 +42,8 @@ class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
     `identity` tells the model's file from another that took its place. `writable` are folders of the worker's own: in
-    its sandbox it can write nowhere else. `num_cells` tokens of context of `kv_bytes_per_token` are going to be made
-    room for, `num_trained` are what the model was trained for; 0 where the headers do not tell.
+    its sandbox it can write nowhere else. The context will have `num_cells` tokens of `kv_bytes_per_token`;
+    `num_trained` are what the model was trained for; 0 where the headers do not tell.
     """
 
     name: str
@@ -75,8 +75,8 @@ NOTHING_DELIVERED = Delivered()
 class Submit(Struct, frozen=True, tag="submit"):
     """Begin a request, or go on with one that a former worker left.
 
-    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` what it waited for the model. What
-    follows the `delivered` part of the output is to be generated, and nothing said twice.
+    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` is the time it waited for the model. The
+    output is generated from the end of its `delivered` part on, which is not sent again.
     """
 
     request: GenerateRequest
@@ -120,7 +120,7 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 class LoadProgress(Struct, frozen=True, tag="progress"):
     """How much of the model is loaded, 0 to 1.
 
-    `trying`: what of which file is tried next, in words; it is to blame where the process ends in it.
+    `trying`: which part of which file is tried next, in words; it is the cause if the process ends then.
     """
 
     fraction: float
@@ -144,7 +144,7 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 class StepItem(Struct, frozen=True, array_like=True):
     """One request's share of an engine step; one of several where `is_part`, the last of which has all its tokens.
 
-    `unsaid` are the log probabilities of the latest tokens whose text is held back: what a next worker would lack.
+    `unsaid` are the log probabilities of the latest tokens whose text is held back; a next worker needs them.
     """
 
     id: str

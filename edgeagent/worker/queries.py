@@ -50,7 +50,7 @@ class Queries:
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
-        """Take a question; raise Overloaded where too many are open."""
+        """Add a question; raise Overloaded where too many are open."""
         added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
         num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
@@ -63,7 +63,7 @@ class Queries:
 
     @property
     def sent_at_s(self) -> float | None:
-        """When the worker was given the question about text it has; None while it has none."""
+        """When the question about text that the worker has was sent; None while it has none."""
         sent = (query.sent_at_s for query in self._open.values() if not query.is_embed)
         return next((sent_at_s for sent_at_s in sent if sent_at_s is not None), None)
 
@@ -79,11 +79,11 @@ class Queries:
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Forget a question that nobody waits for any more; True if the worker has it and must be told."""
+        """Forget a question whose client is gone; True if the worker has it and must be told."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: Answer) -> None:
-        """Take a part of an answer; what comes for a question that was dropped is thrown away."""
+        """Take a part of an answer; ignore one to a question that was dropped."""
         query = self._open.get(answer.id)
         if query is None:
             return
@@ -94,7 +94,7 @@ class Queries:
             self._settle(query, _join(query.parts))
 
     def on_failed(self, failed: Failed) -> None:
-        """End a question with the worker's error; one of a question that was dropped is thrown away."""
+        """End a question with the worker's error; ignore one to a question that was dropped."""
         query = self._open.get(failed.id)
         if query is not None:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
@@ -112,7 +112,7 @@ class Queries:
     def _settle(self, query: Query, outcome: TextAnswer | EdgeAgentError) -> None:
         del self._open[query.ask.id]
         if query.future.done():
-            return  # who asked has just gone
+            return  # its client has just gone
         if isinstance(outcome, TextAnswer):
             query.future.set_result(outcome)
         else:

@@ -24,7 +24,7 @@ _MAX_CHARS = 64 << 10
 class Questions(threading.Thread):
     """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question.
 
-    Of an Embed only the tokens are made here: `embed` makes them and hands them to the engine, which answers.
+    For an Embed, `embed` makes the tokens here and hands them to the engine, which answers.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Questions(threading.Thread):
         self._asks.put(ask)
 
     def drop(self, ask_id: str) -> None:
-        """Forget a question; any thread may call it. What is being computed is finished, and not told."""
+        """Forget a question; any thread may call it. An answer that is being computed is finished, but not sent."""
         self._live.discard(ask_id)
 
     def run(self) -> None:
@@ -72,7 +72,7 @@ class Questions(threading.Thread):
                 self._frames.put(Answer(ask.id, last, is_last=True))
         except EdgeAgentError as error:
             self._frames.put(failed(ask.id, error))
-        except BaseException:  # the thread's edge: one bad question must not end it
+        except BaseException:  # the thread's outermost call: one bad question must not end it
             traceback.print_exc()
             unknown = InternalError("The question could not be answered; the daemon's log has the details.")
             self._frames.put(failed(ask.id, unknown))

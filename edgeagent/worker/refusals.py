@@ -1,4 +1,4 @@
-"""Why a model's supervisor refuses or ends requests, in words for who sent them."""
+"""Why a model's supervisor refuses or ends requests, in words for their clients."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def check_sendable(message: Submit | Ask) -> None:
 def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
     """Return the error of a model that killed its workers."""
     return BackendUnavailable(
-        f"the process of model {name!r} crashed too often ({cause}); it is left alone for {duration_s / 60:g} minutes, "
-        "or until `edgeagent reload`",
+        f"the process of model {name!r} crashed too often ({cause}); it is not started for {duration_s / 60:g} "
+        "minutes, or until `edgeagent reload`",
         served_by="local",
     )
 
 
 def failed_trial(trying: str, cause: str) -> EdgeAgentError:
-    """Return the error of a file whose first work ended the process; `trying` says what of which file it was."""
+    """Return the error of a file whose trial ended the process; `trying` says which part of which file was tried."""
     return ModelLoadFailed(
         f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
         "converted wrongly or needs another build of llama.cpp; get it again, or another one",
@@ -45,10 +45,10 @@ def failed_trial(trying: str, cause: str) -> EdgeAgentError:
 
 
 def changed(name: str) -> EdgeAgentError:
-    """Return the error of a stream whose model is another one by now."""
+    """Return the error of a stream whose model was replaced by another."""
     return ModelChanged(
-        f"the file of model {name!r} was changed, and the process that ran it ended; what it began cannot be gone on "
-        "with. Send the request again",
+        f"the file of model {name!r} was changed, and the process that ran it ended; its answers cannot be continued. "
+        "Send the request again",
         retry_after_s=1.0,
         served_by="local",
     )

@@ -1,8 +1,8 @@
-"""The processes that run a model's chat template, apart from the model: one ended there costs nobody else anything.
+"""The processes that run a model's chat template, apart from the model: ending one affects no other request.
 
-Jinja's own work in C (comparing, sorting, formatting) asks nobody while it runs, and no thread of its process gets a
-turn meanwhile. So the kernel bounds it: a timer of CPU time ends the process, a limit of its address space makes
-allocations fail. A keeper, which runs nothing of the template, starts the next one and says what happened.
+Jinja's own work in C (comparing, sorting, formatting) checks no budget while it runs, and no other thread of the
+process runs meanwhile. So the kernel bounds it: a timer of CPU time ends the process, a limit of its address space
+makes allocations fail. A keeper, which runs nothing of the template, starts the next one and says what happened.
 
 Both are forked while the worker has one thread and is outside of its sandbox, in which it could start nothing.
 """
@@ -57,7 +57,7 @@ Pipes = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """What one renderer has: its pipes, where it notes what it is busy with, and how many were ended before it."""
+    """A renderer's pipes, the number of the message it is busy with, and how many renderers were ended before it."""
 
     pipe: Pipes
     mark: bytes
@@ -140,7 +140,7 @@ def _start(post: _Post, is_enclosed: bool) -> int:
         _limit_memory()
     except BaseException:
         _say_what_failed()
-        os._exit(0)  # the next one would fare no better
+        os._exit(0)  # the next one would fail too
     try:
         _serve(post)
     except BaseException:

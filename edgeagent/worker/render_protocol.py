@@ -1,9 +1,9 @@
-"""What a worker and the process that renders its chat template say to each other, over a pair of pipes.
+"""The messages between a worker and the process that renders its chat template, over a pair of pipes.
 
 Each Open and each Render has a number and is answered by one frame with that number. A process may be ended at any
 moment, in the middle of a frame too, and the next one reads from the same pipe. So each frame begins with a mark of
-random bytes that nobody else knows, and ends with zeros: what is left of a frame is skipped. And each question tells
-how many ends its writer knows of: another process than that is meant for answers that nothing is open.
+random bytes that no template can know, and ends with zeros: the rest of a broken frame is skipped. And each question
+says how many ended processes its writer knows of: a process that it is not meant for answers NotOpen.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def framed(encoded: bytes, mark: bytes) -> bytes:
 
 
 def send(descriptor: int, mark: bytes, encoded: bytes) -> None:
-    """Write a frame whole; raise OSError where nobody reads any more."""
+    """Write a frame whole; raise OSError if the pipe has no reader any more."""
     left = memoryview(framed(encoded, mark))
     while left:
         left = left[os.write(descriptor, left) :]
@@ -157,7 +157,7 @@ class Frames:
         while self._find_frame():
             (num_bytes,) = _length.unpack_from(buffer, MARK_BYTES)
             end = _HEAD_BYTES + num_bytes
-            # Where another frame begins before this one's end, its writer was ended over it.
+            # If another frame begins before this one's end, its writer was ended in the middle of it.
             cut = buffer.find(self._mark, self._num_searched, end + MARK_BYTES - 1)
             if cut >= 0:
                 self._drop(cut)

@@ -1,6 +1,6 @@
 """A model's chat template, run in a process of its own: the worker's side.
 
-What a template takes too long over, or kills its process with, is an error of the one request that it was rendered for.
+A rendering that takes too long, or that kills its process, is an error of the one request that it was for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edgeagent.worker.render_protocol import (
 
 
 class Template(Protocol):
-    """What renders conversations; one thread uses it."""
+    """Renders conversations; one thread uses it."""
 
     @property
     def supports_tools(self) -> bool: ...
@@ -63,7 +63,7 @@ class Template(Protocol):
 
 # CPU time for all renderings of one request: a long conversation is rendered again for each length that is tried.
 REQUEST_CPU_S = 3.0
-# Less would end a process over its start alone.
+# With less, a process would be ended by its start alone.
 _LEAST_CPU_S = 0.05
 # A process that is ended before it has begun, or after it is done, is ended for no fault of the prompt's.
 _MAX_TRIES = 4
@@ -73,7 +73,7 @@ MakeTemplate = Callable[[Open], Template]
 
 
 def open_here(opening: Open) -> ChatTemplate:
-    """Return the template to run in this process, where there can be no other."""
+    """Return a template that runs in this process, for platforms without fork."""
     return ChatTemplate(
         opening.source,
         bos_text=opening.bos_text,
@@ -85,7 +85,7 @@ def open_here(opening: Open) -> ChatTemplate:
 
 
 def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
-    """Start processes for so many templates, and return what opens one after the other.
+    """Start processes for so many templates, and return a function that opens one after the other.
 
     Call it while the process has one thread, and before it is enclosed. Where a process cannot be forked (Windows),
     templates run in this one, under their own budgets alone.
@@ -189,7 +189,7 @@ class RemoteTemplate:
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
         """Return the answer to a message, NotOpen where a process was ended that may have had it.
 
-        Raise the error that it is, or TemplateTooSlow.
+        Raise the error that the answer is, or TemplateTooSlow.
         """
         try:
             self._count_ends()
@@ -200,14 +200,14 @@ class RemoteTemplate:
                     _fail("it has ended", self._keeper)
                 answer = decode_from_renderer(body)
                 self._num_ended += isinstance(answer, Ended)
-                # Of another number: what was meant for a question that has been given up.
+                # An answer with another number is one to a question that was given up.
                 if answer.number == message.number or isinstance(answer, Ended):
                     break
         except (OSError, msgspec.MsgspecError) as error:
             _fail(str(error), self._keeper)
         match answer:
             case Ended(number=busy_with) if busy_with != message.number:
-                # Whether it had nothing to do, or had just read or answered this, cannot be told.
+                # It is not known whether the process was idle, or had just read or answered this message.
                 return NotOpen(message.number)
             case Ended(signal=number):
                 if number == signal.SIGPROF:

@@ -31,7 +31,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Start no worker for this model until somebody asks after that time."""
+    """Start no worker for this model for that time; then wait for a request."""
 
     duration_s: float
 
@@ -44,8 +44,8 @@ class RestartPolicy:
        in a row that hung before a step of it ended: hangs take longer than the window to notice.
     3. The first crash of a worker that had been ready: restart at once.
     4. Else: restart after 0.5, 1, 2 … 30 s.
-    5. A ready worker that was killed from outside says nothing of the model: restart at once, then after 0.5, 1, 2 … s.
-       So many of them (`max_kills`) within the window do: quarantine.
+    5. A ready worker that was killed from outside says nothing about the model: restart at once, then after 0.5, 1,
+       2 … s. But `max_kills` of them within the window: quarantine.
     """
 
     def __init__(self, patience: Patience) -> None:

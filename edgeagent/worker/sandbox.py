@@ -1,7 +1,7 @@
 """What a worker gives up before it opens a model: network, programs, privileges, other people's files.
 
-A model file comes from anywhere, and parsers have bugs: whoever takes the worker over should find nothing there but the
-model, the conversation and a pipe. What a platform cannot do is left out, and what was done is told.
+A model file comes from anywhere, and parsers have bugs: an attacker who takes the worker over should find nothing there
+but the model, the conversation and a pipe. The returned state lists what the platform could do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_OPEN_FILES = 4096
 _MAX_MORE_THREADS = 4096
 _OOM_SCORE, _MAX_OOM_SCORE = 500, 1000
 _WAKE_TIMEOUT_S = 20.0
-# Where programs, libraries and drivers are; what they read of the system; nobody's home.
+# Where programs, libraries and drivers are, and what they read of the system; no user's home.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _GPU_DEVICES = ("dri", "nvidia*", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap")
@@ -104,9 +104,9 @@ def enclose_renderer() -> None:
 
 
 def _wake_gpu() -> None:
-    """Have NVIDIA's device files made where nobody used the GPU since the machine was started.
+    """Have NVIDIA's device files made, which are missing until a program uses the GPU after the machine's start.
 
-    The driver does it by a program that runs as root, which the sandbox would forbid; it would find no GPU then.
+    The driver makes them by a program that runs as root. The sandbox would forbid that, and no GPU would be found.
     """
     program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
     is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()

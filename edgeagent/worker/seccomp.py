@@ -1,8 +1,8 @@
 """Linux's seccomp filter, called directly: system calls that a process refuses itself for good.
 
 Source: seccomp(2), include/uapi/linux/{seccomp,filter,audit}.h. The bindings on PyPI need libseccomp and are not
-maintained; a filter that compares numbers is five kinds of instruction. Which calls are refused, and why, is
-`system_calls`' to say.
+maintained; a filter that compares numbers is five kinds of instruction. `system_calls` says which calls are refused,
+and why.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls() -> None:
-    """Refuse all threads of this process what `system_calls` names; it may start threads and no process.
+    """Make the kernel refuse the calls that `system_calls` names to all threads of this process, new processes too.
 
     Needs no_new_privs. Raise OSError where the kernel or the architecture has no filter.
     """
@@ -58,7 +58,7 @@ def refuse_calls() -> None:
 
 
 def make_filter(machine: Machine, pid: int) -> bytes:
-    """Return the instructions for a process of that id: what is not refused by name, or too new, is allowed."""
+    """Return the instructions for a process of that id: calls are allowed unless they are named, or too new."""
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -81,13 +81,13 @@ def make_filter(machine: Machine, pid: int) -> bytes:
 
 
 def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_Instruction]:
-    """Return the steps for one call, passed over by all others; they end in a return."""
+    """Return the steps for one call, behind a jump that skips them for all others; they end in a return."""
     number = machine.numbers.get(name)
     return [] if number is None else [(_JUMP_EQUAL, 0, len(steps), number), *steps]
 
 
 def _check(check: Check, pid: int) -> list[_Instruction]:
-    """Return what refuses the call unless the argument passes, and else goes on behind itself."""
+    """Return steps that refuse the call unless the argument passes; if it does, the steps behind them run."""
     own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
     values = [value for each in check.values for value in own.get(each, (each,))]
     # Both architectures are little-endian.

@@ -123,7 +123,7 @@ class Supervisor:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
 
     def reload(self) -> None:
-        """Start a worker anew: the failures so far are forgiven, and what a running one has goes on with the next."""
+        """Start a worker anew: earlier failures no longer count, and a running one's requests go on with the next."""
         if self._is_stopped_for_good:
             return
         self._restarts = RestartPolicy(self._patience)
@@ -194,7 +194,7 @@ class Supervisor:
         self._state = WorkerState.STOPPED
 
     async def _run(self) -> None:
-        """Live after life, until stopped or given up."""
+        """Run one worker after the other, until stopped or quarantined."""
         try:
             while not self._is_stopped_for_good:
                 self._begin_life()
@@ -239,7 +239,7 @@ class Supervisor:
         return await self._end(channel)
 
     async def _watch(self, channel: Channel) -> None:
-        """Ping and look after the worker until it ends or is condemned."""
+        """Ping and watch the worker until it ends, or is to be ended."""
         events: set[asyncio.Future[Any]] = {channel.ended, self._verdict}
         last_s = self._clock()
         while True:
@@ -265,12 +265,12 @@ class Supervisor:
             channel.send(ping)
 
     async def _end(self, channel: Channel) -> Death:
-        """See the process out; return what it died of."""
+        """Wait for the process to end, ending it if needed; return the cause of its death."""
         self._state = WorkerState.STOPPING
         is_gone = True
         if self._verdict.done():
             death = self._verdict.result()
-            # One that is still loading cannot hear, and one that hangs or lies has nothing to say.
+            # A worker that loads reads no message, and one that hangs or breaks the protocol is not worth a wait.
             is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
@@ -314,7 +314,7 @@ class Supervisor:
         self._on_death(cause, fate)
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
-        """Serve this model no more until somebody asks after that time. Whoever watches `status` tells people."""
+        """Start no worker for that time, then wait for a request. `status` shows it."""
         self._state, self._failure, self._cause = state, error, error.message
         self._retry_at_s = self._clock() + retry_after_s
         self._ledger.fail_all(lambda: renewed(error, retry_after_s))
@@ -328,7 +328,7 @@ class Supervisor:
         )
 
     def _take_identity(self, identity: str) -> None:
-        """Note which file is loaded: it answers neither for another's crashes nor for what that one began."""
+        """Note which file is loaded: if it replaced another, the crashes and the streams of that one end with it."""
         if self._identity not in (None, identity):
             self._ledger.fail_begun(lambda: changed(self.name))
             self._restarts = RestartPolicy(self._patience)

@@ -18,7 +18,7 @@ NEWEST_CALL = 470
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What 32 bits of an argument must be, seen through a mask; or, with `refuses`, must not be.
+    """The values that 32 bits of an argument, under a mask, must have; with `refuses`, must not have.
 
     The upper half of a number is checked only where the kernel looks at it, as it does at a pointer's.
     """
@@ -44,16 +44,16 @@ _CLASSES = {
     "files": "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat "
     "removexattr lremovexattr fremovexattr removexattrat utime utimes futimesat file_setattr inotify_init "
     "inotify_init1 inotify_add_watch fanotify_init fanotify_mark name_to_handle_at open_by_handle_at",
-    # What is left is a pair of sockets that are connected to each other (below).
+    # Still allowed is a pair of sockets that are connected to each other (below).
     "sockets": "socket connect bind listen accept accept4",
     "processes": "fork vfork execve execveat ptrace process_vm_readv process_vm_writev process_madvise "
     "process_mrelease kcmp pidfd_open pidfd_send_signal pidfd_getfd",
-    # What other processes of the user share by a number or a name that can be guessed.
+    # Objects that other processes of the user share by a number or a name that can be guessed.
     "messages": "shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open "
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
     "namespaces": "unshare setns mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
     "fsmount fspick mount_setattr",
-    # Parts of the kernel in which the holes are found, and that no model needs.
+    # Parts of the kernel with many security holes, which no model needs.
     "kernel": "bpf perf_event_open userfaultfd add_key request_key keyctl io_uring_setup io_uring_enter "
     "io_uring_register init_module finit_module delete_module kexec_load kexec_file_load reboot memfd_secret "
     "modify_ldt personality quotactl quotactl_fd acct swapon swapoff syslog iopl ioperm uselib vhangup",

@@ -1,4 +1,4 @@
-"""What becomes of the texts of an Embed before they are computed: tokens, of which there are not too many."""
+"""Turns the texts of an Embed into tokens, and refuses texts with too many."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TextReader:
             case TextPrompt(text):
                 bos, eos = self._model.bos_token, self._model.eos_token
                 body = self._vocabulary.tokenize(text, parse_special=True)
-                # Who writes these tokens does not want them twice.
+                # A client that writes these tokens itself must not get them twice.
                 head = [] if bos is None or body[:1] == [bos] else [bos]
                 tail = [] if eos is None or body[-1:] == [eos] else [eos]
         if not head and not body and not tail:

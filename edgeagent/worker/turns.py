@@ -1,4 +1,4 @@
-"""Whose prompt is prepared next: by tier, then the client that was served least lately, then arrival."""
+"""Which request's prompt is prepared next: by tier, then the client that was served longest ago, then arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Turns:
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()
         self._waiting: list[Submit] = []  # in order of arrival; only the getting thread looks at it and what follows
-        self._served_at: dict[str, int] = {}  # by partition, while somebody waits
+        self._served_at: dict[str, int] = {}  # by partition, while requests wait
         self._num_served = 0
 
     def put(self, submit: Submit) -> None:

@@ -1,4 +1,4 @@
-"""The signs of life of one worker process: its pings and what it says of itself, from its start to its end.
+"""The signs of life of one worker process: its pings and its reports, from its start to its end.
 
 It knows when a worker counts as hung (watchdog has the limits), not what is done about that.
 """

@@ -1,7 +1,7 @@
 """When a worker counts as hung. Pure: told the time, it answers.
 
 Progress is what matters, not time: a long answer is fine while tokens come. A wait is counted in ticks, each of which
-counts little, so that a laptop's sleep or a stall of the daemon itself condemns nobody. Two limits hold: one for the
+counts little, so that a laptop's sleep or a stall of the daemon itself ends no worker. Two limits hold: one for the
 time in which the worker computed, and one several times as long for all time, in which it may have been stopped,
 starved by other programs, or waiting for a disk or a GPU.
 """
@@ -16,9 +16,9 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import WorkerStatus
 
 _HANG_FACTOR = 20.0
-# How many times as long a worker may take that gets no CPU time: it is stopped, starved or waits for a device.
+# How many times as long a worker without CPU time may take: it is stopped, starved or waits for a device.
 _IDLE_FACTOR = 3.0
-# What a worker says of its step is believed up to here; it may be a hostile one.
+# The longest step that a worker's own report may claim; the worker may be hostile.
 _MAX_EXPECTED_S = 60.0
 # Of memory that was filled while a model was loaded: a slow disk is at work.
 _LOADED_BYTES = 16 << 20
@@ -26,7 +26,7 @@ _LOADED_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a supervisor waits for what. Seconds."""
+    """The limits of a supervisor's waiting, in seconds."""
 
     ping_interval_s: float = 1.0
     pong_timeout_s: float = 10.0
@@ -82,7 +82,7 @@ class Pulse:
 
 
 class Wait:
-    """How long one thing has been waited for; another one, or none (None), begins anew."""
+    """How long one thing has been waited for; waiting for another thing, or for none (None), begins anew."""
 
     def __init__(self) -> None:
         self._thing: object = None
@@ -101,7 +101,7 @@ class Wait:
         if self._busy_s >= limit_s:
             return f"{limit_s:g} s"
         if self._all_s >= _IDLE_FACTOR * limit_s:
-            return f"{_IDLE_FACTOR * limit_s:g} s, and it hardly got or used any CPU time"
+            return f"{_IDLE_FACTOR * limit_s:g} s, with hardly any CPU time"
         return None
 
 

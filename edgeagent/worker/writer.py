@@ -1,7 +1,7 @@
 """The worker's way out: frames go on the pipe through a thread, the main thread's own at once where that cannot block.
 
 A hop to the thread would let each step's tokens wait until the next step is under way, for the thread gets the
-interpreter only then. One at a time writes: who holds the baton.
+interpreter only then. The two never write at the same time: each takes `permit` first, which has one item.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_DIRECT_BYTES = 4096
 
 
 class Frames(Protocol):
-    """Where a thread puts what it has to say."""
+    """Where a thread puts its frames."""
 
     def put(self, frame: FromWorker, /) -> None: ...
 
@@ -32,22 +32,22 @@ class Writer(threading.Thread):
         super().__init__(name="writer", daemon=True)
         self.frames: SimpleQueue[FromWorker | bytes | None] = SimpleQueue()
         self.num_written = 0
-        self.baton: SimpleQueue[None] = SimpleQueue()
-        self.baton.put(None)
+        self.permit: SimpleQueue[None] = SimpleQueue()
+        self.permit.put(None)
         self.descriptor = stream.fileno()
         self._stream = stream  # kept, or its descriptor would be closed
 
     def run(self) -> None:
         while (frame := self.frames.get()) is not None:
-            self.baton.get()
+            self.permit.get()
             write(self.descriptor, frame if isinstance(frame, bytes) else encode(frame))
-            self.baton.put(None)
+            self.permit.put(None)
             if isinstance(frame, bytes):
                 self.num_written += 1
 
 
 class Outlet:
-    """The main thread's frames, in order: each written at once, or left to the writer behind those left before."""
+    """The main thread's frames, in order: each is written at once, or left to the writer, behind earlier ones."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -58,7 +58,7 @@ class Outlet:
             self._poll.register(writer.descriptor, select.POLLOUT)
 
     def put(self, frame: FromWorker) -> None:
-        """Send a frame; never wait for who reads it."""
+        """Send a frame; never wait for the reader."""
         encoded = encode(frame)
         if not self._is_written(encoded):
             self._num_left += 1
@@ -69,7 +69,7 @@ class Outlet:
         if len(encoded) > MAX_DIRECT_BYTES or writer.num_written != self._num_left:
             return False
         try:
-            writer.baton.get_nowait()
+            writer.permit.get_nowait()
         except Empty:
             return False
         try:
@@ -77,12 +77,12 @@ class Outlet:
                 return False
             write(writer.descriptor, encoded)
         finally:
-            writer.baton.put(None)
+            writer.permit.put(None)
         return True
 
 
 def write(descriptor: int, encoded: bytes) -> None:
-    """Write all of a frame; where the daemon is gone, so is this process."""
+    """Write all of a frame; if the daemon is gone, end this process."""
     left = memoryview(encoded)
     try:
         while left:
