@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TextIO
 
 from edgeagent.cli.display import complain
 from edgeagent.cli.line_reader import LineReader
+from edgeagent.cli.passing_line import PassingLine
 from edgeagent.cli.stages import stage_table
 from edgeagent.client import Answer, Client, Event
 from edgeagent.errors import EdgeAgentError
@@ -21,6 +23,8 @@ HELP = '''\
 """        begins and ends a question of several lines
 Ctrl-C     cancels an answer, or clears the line'''
 HINT = "(Ctrl-C again or Ctrl-D leaves)"
+QUIET_S = 1.0
+"""How long no event comes before the daemon is asked why."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -28,10 +32,18 @@ class Chat:
     """One conversation. `fields` go with every request (model, instructions, temperature ...).
 
     The event loop runs only while an answer does, so that input() and Ctrl-C behave as in any terminal program; a
-    connection that the daemon gave up meanwhile is opened again by the client.
+    connection that the daemon gave up meanwhile is opened again by the client. `look` says, on a thread of its own, why
+    no answer comes ("builtin: loading 40%"; empty where it is being computed); that is shown on a terminal.
     """
 
-    def __init__(self, client: Client, runner: asyncio.Runner, fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        runner: asyncio.Runner,
+        fields: Mapping[str, Any],
+        look: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._look = look
         self._client = client
         self._runner = runner
         self._fields = fields
@@ -102,14 +114,37 @@ class Chat:
         reply = self._client.respond(prompt, previous_response_id=self._last_id, **self._fields)
         printer = _Printer(output)
         try:
-            async for event in reply:
-                printer.show(event)
+            async with self._explained(printer):
+                async for event in reply:
+                    printer.show(event)
         except asyncio.CancelledError:
             # asyncio.Runner turns the first Ctrl-C into this; a second raises KeyboardInterrupt and leaves.
             await reply.cancel()
             reply.answer.status = "cancelled"
         printer.finish()
         return reply.answer
+
+    @asynccontextmanager
+    async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
+        """Have the printer show what is waited for whenever nothing comes, where somebody sees it."""
+        if not printer.waiting.is_seen:
+            yield
+            return
+        watch = asyncio.create_task(self._explain(printer))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            printer.wait("")
+
+    async def _explain(self, printer: _Printer) -> None:
+        while True:
+            num_events = printer.num_events
+            await asyncio.sleep(QUIET_S)
+            if printer.num_events == num_events:
+                reason = await asyncio.to_thread(self._look)
+                if printer.num_events == num_events:
+                    printer.wait(reason)
 
 
 class _Printer:
@@ -120,8 +155,19 @@ class _Printer:
         self._is_terminal = output is not None and output.isatty()
         self._is_dim = False
         self._wrote = False
+        self._is_in_line = False
+        self.num_events = 0
+        self.waiting = PassingLine()
+
+    def wait(self, reason: str) -> None:
+        """Show why nothing comes, below what has come; empty: something does."""
+        if reason and self._is_in_line and self._is_terminal:
+            self._write("\n", dim=False)
+        self.waiting.show(reason)
 
     def show(self, event: Event) -> None:
+        self.num_events += 1
+        self.waiting.show("")
         match event["type"]:
             case "response.output_text.delta":
                 self._write(event["delta"], dim=False)
@@ -141,3 +187,4 @@ class _Printer:
         self._output.write(text)
         self._output.flush()
         self._wrote = True
+        self._is_in_line = not text.endswith("\n")

@@ -67,6 +67,14 @@ def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None
             time.sleep(POLL_S)
 
 
+def load_in_progress(address: Address) -> str:
+    """Return how far a daemon is with a model that does not answer; empty where it does, or the daemon does not."""
+    told = [""]
+    with contextlib.suppress(EdgeAgentError):
+        _is_ready(address, told.append)
+    return told[-1]
+
+
 def kill(daemon: subprocess.Popen[bytes]) -> None:
     """Kill a process and all it has started, as they stand; returns when none of them is left."""
     try:
@@ -122,8 +130,10 @@ def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
             case "failed" | "quarantined":
                 name, cause = model["name"], model["cause"] or "no cause is known"
                 raise EdgeAgentError(cause if name in cause else f"{name} cannot be loaded: {cause}")
-            case _:
+            case "starting":
                 progress(f"{model['name']}: {load_stage(model['progress'])}")
+            case state:
+                progress(f"{model['name']}: {state}")
     return False
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,8 @@ from edgeagent.cli.line_reader import make_reader
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.model_or_prompt import check_model, split_arguments
 from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.private_daemon import private_daemon, wait_until_loaded
+from edgeagent.cli.passing_line import PassingLine
+from edgeagent.cli.private_daemon import load_in_progress, private_daemon, wait_until_loaded
 from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
@@ -32,33 +34,39 @@ HISTORY_FILE = "history"
 """In the state folder: the lines that were typed in chats."""
 
 
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="As for serve; default: what the daemon serves.", autocompletion=model_names),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PROMPT", help="Answer this and leave. Piped text is added to it.", show_default=False),
+]
+PromptText = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0, max=2, metavar="N", help="0 takes the likeliest word.")
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer.")]
+NoStore = Annotated[bool, typer.Option("--no-store", help="Keep nothing: no stored response, no lines in the history.")]
+NoHistory = Annotated[
+    bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object: text, usage, timings.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
+
+
 def run(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="As for serve; default: what the daemon serves.", autocompletion=model_names
-        ),
-    ] = None,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Answer this and leave. Piped text is added to it.", show_default=False),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave.")] = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, max=2, metavar="N", help="0 takes the likeliest word.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer.")] = None,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep nothing: no stored response, no lines in the history.")
-    ] = False,
-    no_history: Annotated[
-        bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: text, usage, timings.")] = False,
-    state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")
-    ] = None,
+    model: Model = None,
+    words: Words = None,
+    prompt: PromptText = None,
+    system: System = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    no_store: NoStore = False,
+    no_history: NoHistory = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Chat with a model, or answer one PROMPT (also read from a pipe) and leave.
@@ -85,7 +93,8 @@ def run(
     }
     with _daemon(model, settings, config) as (address, name), asyncio.Runner() as runner:
         client = Client(lambda: address)
-        chat = Chat(client, runner, {"model": name, **options, "store": False if no_store else None})
+        fields = {"model": name, **options, "store": False if no_store else None}
+        chat = Chat(client, runner, fields, partial(load_in_progress, address))
         try:
             if question is None:
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
@@ -137,13 +146,13 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
         address = address_of(found)
         name = _served_name(address, model)
         if model is None or name is not None:
-            with _progress_line() as progress:
-                wait_until_loaded(address, progress)
+            with PassingLine() as line:
+                wait_until_loaded(address, line.show)
             yield address, name
             return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    with _progress_line() as progress, private_daemon(flags, progress) as address:
-        progress("")
+    with PassingLine() as line, private_daemon(flags, line.show) as address:
+        line.show("")
         yield address, None
 
 
@@ -154,23 +163,6 @@ def _served_name(address: Address, model: str | None) -> str | None:
 
 def _served_names(address: Address) -> list[str]:
     return [entry["id"] for entry in ask(address, "/v1/models")["data"]]
-
-
-@contextlib.contextmanager
-def _progress_line() -> Iterator[Any]:
-    """Yield a function that shows a line in place of the one before, on a terminal; elsewhere nothing is shown."""
-    shown = ""
-
-    def show(text: str) -> None:
-        nonlocal shown
-        if text != shown and sys.stderr.isatty():
-            print(f"\r{text:<{len(shown)}}", end="" if text else "\r", file=sys.stderr, flush=True)  # noqa: T201
-            shown = text
-
-    try:
-        yield show
-    finally:
-        show("")
 
 
 def _answer_body(answer: Answer) -> dict[str, Any]:

@@ -8,17 +8,19 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 from websockets.asyncio.server import ServerConnection
 
+from edgeagent.cli import chat
 from edgeagent.cli.chat import DIM, HINT, Chat
 from edgeagent.cli.line_reader import PlainReader
 from edgeagent.client import connect
 from tests.cli.conftest import StartStub
-from tests.client.daemon_stub import DaemonStub, sending, text_events
+from tests.client.daemon_stub import Act, DaemonStub, sending, text_events
 
 
 @pytest.fixture
@@ -26,9 +28,9 @@ def start_chat() -> Iterator[Callable[..., Chat]]:
     with asyncio.Runner() as runner:
         clients = []
 
-        def start(stub: DaemonStub, **fields: Any) -> Chat:
+        def start(stub: DaemonStub, look: Callable[[], str] = lambda: "", **fields: Any) -> Chat:
             clients.append(connect(stub.url))
-            return Chat(clients[-1], runner, fields)
+            return Chat(clients[-1], runner, fields, look)
 
         yield start
         for client in clients:
@@ -84,6 +86,50 @@ def test_commands(
     assert "computing the prompt" in output
     assert [event["input"] for event in stub.received] == ["1", "2"]
     assert "previous_response_id" not in stub.received[1]
+
+
+def reloading(stub_may_go_on: threading.Event) -> tuple[Act, Callable[[], str]]:
+    """Return a daemon that falls silent within its answer until it was looked at twice, and what looks."""
+    stages = iter(["m: loading 10%", "m: checking the model"])
+
+    def look() -> str:
+        stage = next(stages, "")
+        if not stage:
+            stub_may_go_on.set()
+        return stage
+
+    async def act(connection: ServerConnection, _: dict[str, Any]) -> None:
+        created, first, second, completed = text_events("resp_1", "Hel", "lo")
+        await sending([created, first])(connection, {})
+        await asyncio.to_thread(stub_may_go_on.wait)
+        await sending([second, completed])(connection, {})
+
+    return act, look
+
+
+def test_a_worker_that_is_replaced_within_an_answer_is_told(
+    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "QUIET_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    act, look = reloading(threading.Event())
+    output = sys.stderr  # one terminal shows both
+    answer = start_chat(start_stub(act), look).answer("Hi", cast(TextIO, output))
+    assert answer.text == "Hello"
+    shown = cast(Terminal, output).getvalue()
+    assert shown.startswith("Hel\n\rm: loading 10%\rm: checking the model")
+    assert shown.endswith("\rlo\n")
+
+
+def test_what_is_waited_for_is_shown_to_nobody_elsewhere(
+    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "QUIET_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    stub = start_stub(sending(text_events("resp_1", "Hi")))
+    output = io.StringIO()
+    start_chat(stub, lambda: pytest.fail("the daemon was asked")).answer("Hi", output)
+    assert (output.getvalue(), cast(io.StringIO, sys.stderr).getvalue()) == ("Hi\n", "")
 
 
 def test_an_error_is_told_and_the_conversation_goes_on(

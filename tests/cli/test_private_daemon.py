@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edgeagent.cli import private_daemon as module
-from edgeagent.cli.private_daemon import private_daemon, wait_until_loaded
+from edgeagent.cli.private_daemon import load_in_progress, private_daemon, wait_until_loaded
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 
@@ -74,6 +74,13 @@ def test_a_daemon_that_still_loads_is_waited_for_and_how_far_it_is_is_told(
     with private_daemon(["ready", "starting", "starting", "ready"], lambda text: None) as address:
         wait_until_loaded(address, told.append)
     assert told == ["m: loading 40%"] * 2
+
+
+def test_what_is_waited_for_while_no_answer_comes(started: list[subprocess.Popen[bytes]]) -> None:
+    with private_daemon(["ready", "stopping", "starting", "ready", "failed"], lambda text: None) as address:
+        told = [load_in_progress(address) for _ in range(4)]
+    assert told == ["m: stopping", "m: loading 40%", "", ""]
+    assert load_in_progress(Address("http://127.0.0.1:9")) == ""
 
 
 def test_what_else_is_wrong_is_left_to_the_request(started: list[subprocess.Popen[bytes]]) -> None:

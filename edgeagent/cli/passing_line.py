@@ -1,0 +1,39 @@
+"""A line on stderr that the next one takes the place of: what is waited for. Elsewhere than on a terminal, nothing."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import TracebackType
+from typing import Self
+
+
+class PassingLine:
+    """Shows one text at a time, and none in the end."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.show("")
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether there is a terminal to show it on."""
+        return sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Show a text in place of the one before; an empty one leaves the cursor at the start of an empty line."""
+        if not self.is_seen:
+            return
+        # A line that the terminal breaks could not be taken back.
+        text = text[: shutil.get_terminal_size().columns - 1]
+        if text != self._shown:
+            end = "" if text else "\r"
+            print(f"\r{text:<{len(self._shown)}}", end=end, file=sys.stderr, flush=True)  # noqa: T201
+            self._shown = text
