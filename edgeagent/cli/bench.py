@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from edgeagent.errors import ConfigError
 if TYPE_CHECKING:
     import asyncio
 
+    from edgeagent.bench.client import Server
     from edgeagent.bench.measure import Progress, Run
     from edgeagent.bench.scenario import Scenario
     from edgeagent.client import Address
@@ -72,9 +74,7 @@ def bench(
     that it ends early shorten a round and are counted. Ctrl-C prints what has been measured so far.
     """
     import asyncio
-    from dataclasses import replace
 
-    from edgeagent.bench.client import find_server
     from edgeagent.bench.measure import Run
     from edgeagent.bench.plot import check_plot, save_plot
     from edgeagent.bench.scenario import Load
@@ -90,17 +90,12 @@ def bench(
         _address(url, model, state_dir, config, progress, is_killed=is_killed) as (address, name, restart),
         asyncio.Runner() as runner,
     ):
-        ours = runner.run(find_server(replace(address, token=api_key or address.token), transport, name))
-        servers = [replace(ours, restart=restart)]
+        wanted = [(replace(address, token=api_key or address.token), name)]
         if against:
-            servers.append(runner.run(find_server(Address(against, against_api_key), transport, against_model)))
-        run = Run(
-            servers,
-            _scenarios(scenario),
-            Load(prompt_tokens, max_tokens, parallel, connections, conversations),
-            rounds,
-            secrets.randbelow(1 << 31) if seed is None else seed,
-        )
+            wanted.append((Address(against, against_api_key), against_model))
+        servers = runner.run(_servers(wanted, transport, restart))
+        load = Load(prompt_tokens, max_tokens, parallel, connections, conversations)
+        run = Run(servers, _scenarios(scenario), load, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
         is_interrupted = _is_interrupted(runner, run, progress)
     _print(run, as_json=as_json)
     if plot is not None:
@@ -109,6 +104,16 @@ def bench(
         raise typer.Exit(130)
     if any(measurement.failure for measurement in run.measurements):
         raise typer.Exit(1)
+
+
+async def _servers(
+    wanted: Sequence[tuple[Address, str | None]], transport: flags.Transport, restart: Callable[[], None] | None
+) -> list[Server]:
+    """Find the servers, by address and model; `restart` belongs to the first."""
+    from edgeagent.bench.client import find_server
+
+    ours, *others = [await find_server(address, transport, model) for address, model in wanted]
+    return [replace(ours, restart=restart), *others]
 
 
 def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:

@@ -20,6 +20,8 @@ from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
 
+# How often a daemon is asked whether its model is ready: no event tells that. The daemon sets the limit of the wait: it
+# gives a load up that makes no progress (engine.load_timeout_s), and whoever has ended is asked no more.
 POLL_S = 0.05
 STOP_TIMEOUT_S = 15.0
 
