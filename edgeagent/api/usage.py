@@ -53,20 +53,23 @@ def timings_body(usage: Usage, timings: Timings) -> Body:
 
 
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
-    """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any."""
+    """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any.
+
+    Stages of which nothing is known are left out.
+    """
+    before_first_token = {
+        "queue": timings.queue_ms,
+        "load": timings.load_ms,
+        "render": timings.render_ms,
+        "cache": timings.cache_ms,
+        "prefill": timings.prefill_ms,
+    }
+    stages = {} if timings.is_resumed else before_first_token
+    stages |= {"first_token": timings.first_token_ms, "decode": timings.decode_ms, "delivery": delivery_ms}
     body: Body = {
         "route": timings.route,
         "reason": timings.reason,
-        "stages_ms": {
-            "queue": _round(timings.queue_ms),
-            "load": _round(timings.load_ms),
-            "render": _round(timings.render_ms),
-            "cache": _round(timings.cache_ms),
-            "prefill": _round(timings.prefill_ms),
-            "first_token": _round(timings.first_token_ms),
-            "decode": _round(timings.decode_ms),
-            "delivery": _round(delivery_ms),
-        },
+        "stages_ms": {stage: _round(milliseconds) for stage, milliseconds in stages.items()},
     }
     if timings.handovers:
         body["handovers"] = [

@@ -77,11 +77,12 @@ class Tracer:
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
     """Yield each stage with its begin and end: load, render, queue, cache and prefill up to the first token; the rest.
 
-    The worker measures durations; their order is always this one, and what little is between them is nobody's.
+    The worker measures durations; their order is always this one, and what little is between them is nobody's. Of an
+    answer that was resumed the stages before the first token are not known.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):
-        if milliseconds > 0 or name == "queue":
+        if milliseconds > 0 or (name == "queue" and not timings.is_resumed):
             yield name, at_s, at_s + milliseconds / 1000
         at_s += milliseconds / 1000
     if timings.cache_ms > 0:
@@ -90,7 +91,8 @@ def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[s
         return
     first_s = began_s + timings.first_token_ms / 1000
     last_s = first_s + timings.decode_ms / 1000
-    yield "prefill", first_s - timings.prefill_ms / 1000, first_s
+    if not timings.is_resumed:
+        yield "prefill", first_s - timings.prefill_ms / 1000, first_s
     yield "decode", first_s, last_s
     yield "deliver", last_s, max(last_s, ended_s)
 

@@ -53,7 +53,7 @@ class Timings(Struct, frozen=True):
     queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
     cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
     decode: first → last token; delivery: mean from leaving the engine to having been written to the client.
-    Of an answer that was handed over behind its first token, the stages before that token are 0: their worker died.
+    Of an answer that `is_resumed` the stages before the first token are not known, and 0.
     """
 
     queue_ms: float = 0.0
@@ -69,6 +69,11 @@ class Timings(Struct, frozen=True):
     route: str = "local"
     reason: str = ""
     handovers: tuple[Handover, ...] = ()
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the place that gave the first token is gone, and with it what is known of the stages before."""
+        return bool(self.handovers) and self.handovers[-1].num_tokens > 0
 
 
 class Started(Struct, frozen=True, tag="started"):

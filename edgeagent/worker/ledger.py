@@ -113,6 +113,11 @@ class LiveRequest:
         return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid)
 
     @property
+    def first_token_ms(self) -> float:
+        """Milliseconds from its acceptance to its first token; 0 where it has none."""
+        return 0.0 if self.first_token_at_s is None else (self.first_token_at_s - self.accepted_at_s) * 1000
+
+    @property
     def is_suspect(self) -> bool:
         """Whether workers died under this request, and it got no token since: it may be what kills them."""
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
@@ -289,7 +294,8 @@ class Ledger:
             return
         started = live.started or Started(0, 0)
         usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, len(live.tokens))
-        live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, Timings(handovers=live.handovers)),)))
+        timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
+        live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, timings),)))
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
@@ -311,11 +317,11 @@ def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finis
     if not live.handovers:
         return finished
     timings = replace(finished.timings, handovers=live.handovers)
-    if live.handovers[-1].num_tokens > 0:
+    if timings.is_resumed:
         timings = replace(timings, queue_ms=0.0, load_ms=0.0, render_ms=0.0, cache_ms=0.0, prefill_ms=0.0)
     if live.first_token_at_s is not None:
-        first_token_ms = (live.first_token_at_s - live.accepted_at_s) * 1000
-        timings = replace(timings, first_token_ms=first_token_ms, decode_ms=(at_s - live.first_token_at_s) * 1000)
+        decode_ms = (at_s - live.first_token_at_s) * 1000
+        timings = replace(timings, first_token_ms=live.first_token_ms, decode_ms=decode_ms)
     usage = finished.usage
     if live.started is not None:
         usage = replace(usage, num_cached_tokens=live.started.num_cached_tokens)

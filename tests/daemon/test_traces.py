@@ -20,7 +20,7 @@ from edgeagent.config import Config, TraceConfig
 from edgeagent.daemon import traces as module
 from edgeagent.daemon.traces import Tracer, stages, tracing
 from edgeagent.errors import ConfigError, Overloaded
-from edgeagent.types import Timings
+from edgeagent.types import Handover, Timings
 from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 
@@ -138,6 +138,8 @@ def test_stages_are_in_order_and_the_rest_is_delivery() -> None:
         "deliver": (0.18, 0.2),
     }
     assert [name for name, _, _ in stages(Timings(queue_ms=3.0), 0.0, 1.0)] == ["queue"]
+    resumed = Timings(first_token_ms=9.0, handovers=(Handover("local", "local", 3, "worker_killed"),))
+    assert [name for name, _, _ in stages(resumed, 0.0, 1.0)] == ["decode", "deliver"]
 
 
 def test_off_unless_asked_for() -> None:

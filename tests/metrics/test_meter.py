@@ -8,7 +8,7 @@ import pytest
 
 from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
-from edgeagent.types import FinishReason, Started, Step, TextDelta, Usage
+from edgeagent.types import FinishReason, Handover, Started, Step, TextDelta, Usage, replace
 from tests.backends.fake import finished
 
 models = (f"meter-{number}" for number in itertools.count())
@@ -91,3 +91,14 @@ def test_a_name_that_nobody_serves_is_no_label(model: str) -> None:
     Meter(model).end("model_not_found")
     assert sample("generations_total", model="unknown", end="model_not_found") == unknown + 1
     assert sample("generations_total", model=model, end="model_not_found") == 0
+
+
+def test_stages_that_are_not_known_are_not_counted(model: str) -> None:
+    meter, stages = Meter(model), ("queue", "prefill", "decode")
+    before = {stage: sample("stage_seconds_count", stage=stage) for stage in stages}
+    end = finished(output=4)
+    moves = (Handover("local", "local", 2, "worker_killed"),)
+    meter.step(Step((replace(end, timings=replace(end.timings, handovers=moves)),)))
+    meter.end()
+    counts = [sample("stage_seconds_count", stage=stage) - before[stage] for stage in stages]
+    assert counts == [0, 0, 1]

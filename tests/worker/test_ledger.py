@@ -233,10 +233,10 @@ def test_a_cancel_between_two_workers_tells_of_the_first() -> None:
     ledger, keeper = Ledger(), Keeper()
     live = ledger.add(request(""), keeper, 0.0)
     ledger.mark_sent(live)
-    ledger.on_steps(Steps(0.0, (StepItem("r1", (Started(7, 3),), (1, 2)),)))
+    ledger.on_steps(Steps(1.5, (StepItem("r1", (Started(7, 3),), (1, 2)),)))
     ledger.on_death("SIGSEGV", Fate.CRASHED)
-    ledger.cancel("r1", 0.0)
-    handed_over = Timings(handovers=(Handover("local", "local", 2, Fate.CRASHED),))
+    ledger.cancel("r1", 2.0)
+    handed_over = Timings(first_token_ms=1500.0, handovers=(Handover("local", "local", 2, Fate.CRASHED),))
     assert keeper.ends == [Finished(FinishReason.CANCELLED, Usage(7, 3, 2), handed_over)]
 
 
