@@ -23,7 +23,10 @@ from edgeagent.api.access import UNKNOWN_USER, User
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, net/tcp_states.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
-_ESTABLISHED = 1
+# Established, and the two states of a client that has ended its sending and waits for the answer. As long as a process
+# holds that socket, the kernel gives its two addresses to no other; a socket that no process holds has no inode.
+_OPEN = (1, 4, 5)
+_OPEN_IN_WORDS = (psutil.CONN_ESTABLISHED, psutil.CONN_FIN_WAIT1, psutil.CONN_FIN_WAIT2)
 _NO_COOKIE = 0xFFFFFFFF
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
@@ -111,7 +114,7 @@ def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None
     found = answer[at + _ANSWER.size :][: len(addresses)]
     *_, uid, inode = _OWNER.unpack_from(answer, at + _ANSWER.size + _ID_BYTES)
     # A listener answers for a socket that is gone, and a socket that nobody holds any more counts as root's.
-    is_it = state == _ESTABLISHED and inode != 0 and _is_same(found, addresses)
+    is_it = state in _OPEN and inode != 0 and _is_same(found, addresses)
     return uid if is_it else None
 
 
@@ -142,7 +145,7 @@ def _rows_of(client: SocketAddress, server: SocketAddress) -> Iterator[int]:
         with suppress(OSError):
             for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
-                if (fields[1], fields[2]) in wanted and int(fields[3], 16) == _ESTABLISHED and fields[9] != "0":
+                if (fields[1], fields[2]) in wanted and int(fields[3], 16) in _OPEN and fields[9] != "0":
                     yield int(fields[7])
 
 
@@ -181,8 +184,6 @@ _pids: Callable[[], list[int]] = psutil.pids
 
 def _holds(process: psutil.Process, client: SocketAddress, server: SocketAddress) -> bool:
     return any(
-        tuple(connection.laddr) == client
-        and tuple(connection.raddr) == server
-        and connection.status == psutil.CONN_ESTABLISHED
+        tuple(connection.laddr) == client and tuple(connection.raddr) == server and connection.status in _OPEN_IN_WORDS
         for connection in process.net_connections("tcp")
     )

@@ -79,6 +79,25 @@ def test_who_has_closed_is_nobody(told: Told) -> None:
             assert told(*addresses) is None
 
 
+def by_psutil(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    return peers._told_by_psutil(client, server).uid
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no uid there")
+@pytest.mark.parametrize("told", [pytest.param(netlink, marks=LINUX), pytest.param(proc, marks=LINUX), by_psutil])
+def test_who_has_ended_its_sending_is_still_there(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_pids", lambda: [os.getpid()])
+    with connected() as (client, server):
+        addresses = ends(server)
+        client.shutdown(socket.SHUT_WR)
+        assert told(*addresses) == os.getuid()
+        assert server.recv(1) == b""
+        assert told(*addresses) == os.getuid()
+        # The kernel keeps the connection for a while, and counts it as root's.
+        client.close()
+        assert told(*addresses) is None
+
+
 @LINUX
 @pytest.mark.parametrize("told", [netlink, proc])
 def test_a_listener_is_not_taken_for_the_client(told: Told) -> None:
