@@ -1,4 +1,4 @@
-"""Who may ask for what: the need of each path, and the one decision over everything that is known of who asks.
+"""Who may ask for what: the scope that each path needs, and the one decision, from all that is known of the asker.
 
 A path that is not in the table needs everything. The table sees the path that the router sees, `scope["path"]`.
 docs/access.md states the same rule in words; a test holds the two together.
@@ -73,7 +73,7 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/reload": Scope.ADMIN,
     "/edgeagent/stop": Scope.ADMIN,
 }
-"""What each path needs: a scope, or nothing. Models and admin are the owner's, and of the tokens that have them."""
+"""What each path needs: a scope, or nothing. The owner has all scopes, a token those that it was given."""
 
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
@@ -82,7 +82,7 @@ _INFER_ONLY = frozenset({Scope.INFER})
 
 
 class Listener(StrEnum):
-    """What a request came in by."""
+    """The kind of socket that a request came in by."""
 
     UNIX = "unix"
     """A Unix socket, private to the daemon's user."""
@@ -97,7 +97,7 @@ _IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Li
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whose process is at the other end of a connection; `uid` is None where the system does not tell."""
+    """The user whose process is at the other end of a connection; `uid` is None where the system does not tell."""
 
     uid: int | None = None
     is_own: bool = False
@@ -111,13 +111,13 @@ class Peer(Protocol):
     """The other end of a connection; the transport puts it into the scope."""
 
     async def user(self) -> User:
-        """Return whose process is there."""
+        """Return the user whose process is there."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Everything that is known of who asks. `is_page`: a web page may have made a browser send the request."""
+    """Everything that is known of the asker. `is_page`: a web page may have made a browser send the request."""
 
     listener: Listener
     user: User
@@ -125,7 +125,7 @@ class Asker:
     is_page: bool = False
 
     def described(self) -> str:
-        """Return who asks in words for the log: names, and never a key."""
+        """Return a description of the asker for the log: names, and never a key."""
         client = self.shown.client
         key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.shown.standing)
         user = "" if self.user.uid is None else f" of the user {self.user.uid}"
@@ -133,13 +133,13 @@ class Asker:
 
 
 def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
-    """Return who asks, with what they may do, or the refusal. The first of these that applies:
+    """Return the asker as a client with its scopes, or the refusal. The first of these that applies:
 
-    1. what is public is everyone's;
-    2. a token of ours that nobody holds, or that cannot be checked, is refused; so are several keys with one of ours;
-    3. a token of ours that somebody holds opens its scopes and nothing else;
-    4. where every client needs a token, no other key and no user is enough;
-    5. the daemon's own user is its owner, but what a web page may have sent can only infer;
+    1. every request may use a path that needs nothing;
+    2. a token of ours that is unknown, or cannot be checked, is refused; so are several keys with one of ours;
+    3. a known token of ours opens its scopes and nothing else;
+    4. where every client needs a token, any other key, or none, is refused;
+    5. the daemon's own user is the owner, but a request that a web page may have sent can only infer;
     6. other users of this machine can only infer, each of them apart from all others.
     """
     if need is None:
@@ -183,7 +183,7 @@ def _opened(need: Scope, client: Client) -> Client | EdgeAgentError:
 def _local_client(asker: Asker) -> Client:
     if asker.user.is_own:
         return Client(OWNER.name, _INFER_ONLY) if asker.is_page else OWNER
-    # No client's name has a colon, so nobody can be given the name of another user's partition.
+    # No client's name has a colon, so no client has the name of another user's partition.
     return Client("uid:unknown" if asker.user.uid is None else f"uid:{asker.user.uid}", _INFER_ONLY)
 
 
@@ -199,7 +199,7 @@ def need_of(path: str) -> Scope | None:
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """Return who asks: "" for the owner, a client's name, `uid:1001` for another user of this machine.
+    """Return the asker's partition: "" for the owner, a client's name, `uid:1001` for another user of this machine.
 
     Stored responses and cached prompts are kept apart by it.
     """
@@ -208,7 +208,7 @@ def client_of(connection: HTTPConnection) -> str:
 
 
 class Access:
-    """Gathers what is known of who asks, and has it decided."""
+    """Gathers what is known of the asker, and decides."""
 
     def __init__(self, keys: Keys, *, is_token_required: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
@@ -216,7 +216,7 @@ class Access:
         self._failures = _Failures(clock)
 
     async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Asker]:
-        """Return the decision and what it was made on. After many wrong tokens their refusal is an Overloaded."""
+        """Return the decision and the asker. After many wrong tokens, their refusal is an Overloaded."""
         need = need_of(scope["path"])
         asker = await self._asker(scope, is_user_asked=need is not None)
         verdict = decide(need, asker)
@@ -230,7 +230,7 @@ class Access:
         listener = self._listener(scope)
         user = UNKNOWN_USER
         if listener is Listener.UNIX:
-            user = OWN_USER  # the transport has cut everybody else off
+            user = OWN_USER  # the transport has refused all other users
         elif listener is Listener.LOOPBACK and is_user_asked and shown.standing is not Standing.HELD:
             peer: Peer | None = scope.get(PEER_KEY)
             user = await peer.user() if peer is not None else UNKNOWN_USER
@@ -243,7 +243,7 @@ class Access:
 
 
 class _Failures:
-    """Counts wrong tokens. Beyond the limit they get another answer; the right one still passes, or any program on the
+    """Counts wrong tokens. Beyond the limit they get another answer; right ones still pass, or any program on the
     machine could lock the owner out.
     """
 
@@ -253,7 +253,7 @@ class _Failures:
         self._since_s = clock()
 
     def count(self, refusal: EdgeAgentError) -> EdgeAgentError:
-        """Return the refusal of a wrong token, or what stands for it beyond the limit."""
+        """Return the refusal of a wrong token, or another one beyond the limit."""
         now_s = self._clock()
         if now_s - self._since_s > FAILURES_WINDOW_S:
             self._num_failures, self._since_s = 0, now_s
@@ -271,11 +271,11 @@ def is_unix(scope: AsgiScope) -> bool:
 
 
 def is_browser(scope: AsgiScope) -> bool:
-    """Whether a browser may have sent this, though no header that is judged says where its page is.
+    """Whether a browser may have sent this, though no header that is judged names its page.
 
-    A page can post a form, text/plain, or (from a Blob) no type at all to another site without a preflight. A browser
-    of today then adds Origin and Sec-Fetch-Site, which no script can leave out; every browser calls itself Mozilla, and
-    a page that would change that has to ask first, with a preflight.
+    A page can post a form, text/plain, or (from a Blob) no type at all to another site without a preflight. A current
+    browser then adds Origin and Sec-Fetch-Site, which no script can leave out. Every browser calls itself Mozilla, and
+    a page can change that only after a preflight.
     """
     names = [name.lower() for name, _ in scope["headers"]]
     if any(name in _PAGE_HEADERS or name.startswith(_FETCH_PREFIX) for name in names):
@@ -284,9 +284,9 @@ def is_browser(scope: AsgiScope) -> bool:
 
 
 def is_page(scope: AsgiScope) -> bool:
-    """Whether a web page may have made a browser send this: it did, and its user did not type the address.
+    """Whether a web page may have made a browser send this: true for a browser, unless its user typed the address.
 
-    Node's fetch sends Sec-Fetch-Mode as browsers do, and it is a program; a browser sends Sec-Fetch-Site beside it.
+    Node's fetch is no browser, though it sends Sec-Fetch-Mode as browsers do; a browser sends Sec-Fetch-Site as well.
     """
     sites = values(scope, b"sec-fetch-site")
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"sec-fetch-mode"]

@@ -24,7 +24,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Show a turn to those who ask for it by its id: it has one, but must wait for its Start, or its Drop."""
+    """Make a queued turn visible to requests for its id, until its Start or its Drop."""
 
     turn: Turn
 
@@ -45,7 +45,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close a request's steps, of which none has come, or take it from the queue; nothing of it is read any more."""
+    """Close a request's steps before the first has come, or take it from the queue; none is read any more."""
 
     request_id: str
 
@@ -60,7 +60,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send an event. `at_s` is when the engine brought it (0: not a delta); the last of a response is terminal."""
+    """Send an event. `at_s` is when the engine made it (0: not a delta); the last of a response is terminal."""
 
     event: Event
     request_id: str = ""

@@ -1,4 +1,4 @@
-"""What the daemon says of itself to its owner, and how the owner stops it."""
+"""The owner's view of the daemon: its status, reloading a model, and the stop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def get_status(request: Request) -> JSONResponse:
 
 @router.post("/reload")
 async def reload(request: Request, model: str = "") -> JSONResponse:
-    """Load a model anew: one that failed or is quarantined gets its chance, a running one's requests go on."""
+    """Load a model again: a failed or quarantined one is tried again, and a running one's requests go on."""
     service = context_of(request).service
     service.reload(model)
     return JSONResponse({"status": "reloading", "model": model or service.default_model()}, HTTPStatus.ACCEPTED)

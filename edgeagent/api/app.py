@@ -66,7 +66,7 @@ def create_app(
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
-    `keys` tell whose a token is; whether every client needs one follows from config.server.
+    `keys` find the holder of a token; whether every client needs one follows from config.server.
     """
     grants = Grants(keys)
     app = FastAPI(
@@ -106,7 +106,7 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
     if config.server.docs:
-        # Only who asks for the documents waits for what makes them.
+        # Only requests for the documents wait for the imports that make them.
         from edgeagent.api.documents.routes import router as documents
 
         app.include_router(documents)
@@ -130,7 +130,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Say to a WebSocket too that there is nothing here; Starlette would close it, which clients see as 403."""
+    """Answer a WebSocket on an unknown path with 404, too; Starlette would close it, which clients see as 403."""
     if scope["type"] == "http" or "websocket.http.response" not in scope.get("extensions", {}):
         await scope["app"].router.not_found(scope, receive, send)
         return

@@ -1,7 +1,6 @@
-"""Responses that no connection carries: begun, carried on to their end, stored, and followed by whoever asks.
+"""Background responses: started, run to their end without a connection, stored, and followed by any number of clients.
 
-A follower looks at the response itself (api/replay), so that its pace is nobody else's concern, and neither is its
-leaving.
+A follower reads from the response itself (api/replay), so a slow follower, or one that leaves, affects nothing else.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ async def _finish(turn: Turn, context: Context) -> None:
 
 
 async def keep(turn: Turn, context: Context) -> None:
-    """Store a turn that is over; whoever sees its end after this may continue from it, whatever becomes of the daemon.
-
-    A client that forbids it is obeyed.
-    """
+    """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
     await context.history.add(turn.stored(), to_json(turn.events.response))
 
 
@@ -79,14 +75,14 @@ async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
         for event in events_after(live.turn.events.progress, after):
             is_over = event["type"] in TERMINAL
             if is_over:
-                # Whoever has seen the end may continue from it.
+                # A client that has seen the end may continue from it.
                 await live.over.wait()
             yield sse.event(event, event["type"])
             after = event["sequence_number"]
         if is_over:
             yield sse.DONE
         elif live.over.is_set():
-            return  # the daemon is going down
+            return  # the daemon is stopping
         else:
             await change.wait()
 

@@ -27,7 +27,7 @@ Name = Annotated[str, Field(max_length=64)]
 
 
 class PurgeBody(Body):
-    """`client`: whose prompts to forget, "" for those without a token of their own; without it everyone's."""
+    """`client`: the client whose prompts to forget, "" for the owner's; without the field those of all."""
 
     client: Name | None = None
 
@@ -60,7 +60,7 @@ async def purge(request: Request) -> JSONResponse:
     await _purge_workers(context, body.client)
     folder = context.config.cache_dir
     try:
-        # What the workers did not know of: other models', other settings', other processes'.
+        # Blocks that the workers do not know: of other models, other settings, other processes.
         await asyncio.to_thread(cache_folder.purge, folder, body.client)
     except OSError as error:
         raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
@@ -69,7 +69,7 @@ async def purge(request: Request) -> JSONResponse:
 
 @router.post("/warm")
 async def warm(request: Request) -> JSONResponse:
-    """Compute a prompt and keep it, so that the first to ask finds it there."""
+    """Compute a prompt and keep it, so that the first request finds it cached."""
     service = context_of(request).service
     warming = await read_body(request, partial(_read_warming, default_model=service.default_model()))
     async with aclosing(service.generate(warming)) as steps:

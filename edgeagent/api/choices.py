@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
-    """What comes of the choices."""
+    """Collects the steps of all choices into an answer."""
 
     id: str
 
@@ -59,7 +59,7 @@ class Chunks(Protocol):
         ...
 
     def closing(self) -> list[Fields]:
-        """Return what comes last."""
+        """Return the last chunks."""
         ...
 
 
@@ -107,8 +107,8 @@ async def respond(
 ) -> Response:
     """Answer as a stream of `chunks`, None: whole. The client's leaving ends the steps.
 
-    ping_interval_s None: as often as by default. `prompt_param` and `format_param` are what the route calls the prompt
-    and the output's format: the worker's errors call them `input` and `text.format`, as the Responses API does.
+    ping_interval_s None: as often as by default. `prompt_param` and `format_param` are the route's names of the prompt
+    and the output's format; the worker's errors call them `input` and `text.format`, as the Responses API does.
     """
     names = {"input": prompt_param, "text.format": format_param}
 
@@ -144,7 +144,7 @@ def _num_logprobs(step: Step) -> int:
 
 
 async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
-    """Return what `make` makes of so many tokens' log probabilities: of many in a thread, beside the other streams."""
+    """Run `make` inline for few tokens' log probabilities, otherwise in a thread so that streams are not blocked."""
     return make() if num_logprobs <= _MAX_INLINE_LOGPROBS else await asyncio.to_thread(make)
 
 

@@ -60,9 +60,9 @@ class Choice:
 
 
 class Answer:
-    """What has come of a completion: its choices, and how long steps took from the engine to the client.
+    """A completion so far: its choices, and how long steps took from the engine to the client.
 
-    `has_functions`: a call is told in the form that it had before tools.
+    `has_functions`: calls are written in the older form, as functions.
     """
 
     def __init__(self, completion_id: str, model: str, num_choices: int, *, has_functions: bool = False) -> None:
@@ -145,7 +145,7 @@ class Chunks:
 
     Clients concatenate what is repeated and read only the first call of a chunk, so a role, a call's id and its name
     come once, one call to a chunk, and the chunk with the finish reason has an empty delta. A choice's first chunk
-    comes with its first delta, since what that is decides its `content`: "" before text, and null before anything else,
+    comes with its first delta, since the kind of that decides `content`: "" before text, and null before anything else,
     as OpenAI has it, or clients would show an empty text beside a call.
     """
 

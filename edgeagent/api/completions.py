@@ -1,4 +1,4 @@
-"""POST /v1/completions: raw prompts, gone on with, streamed or whole."""
+"""POST /v1/completions: raw text completion, streamed or whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """Go on with one or more texts, streamed or whole; the client's leaving cancels it."""
+    """Complete one or more texts, streamed or whole; the client's leaving cancels it."""
     service = context_of(request).service
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     read = partial(

@@ -26,7 +26,7 @@ from edgeagent.credentials import Keys
 class Context:
     """One daemon's shared values. `stop` asks the daemon to drain and end; `num_connections` counts open sockets.
 
-    `trouble` tells what ails the daemon itself, None if nothing does.
+    `trouble` returns what is wrong with the daemon itself, None if nothing is.
     """
 
     config: Config
@@ -45,7 +45,7 @@ class Context:
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 
     def holding(self, turn: Turn) -> AbstractContextManager[LiveTurn]:
-        """Show a turn to those who ask for it by its id for as long as it is carried on here."""
+        """Make a turn visible to requests for its id for as long as it runs here."""
         return self.turns.holding(turn, partial(self.service.cancel, turn.request.id))
 
 

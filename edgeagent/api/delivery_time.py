@@ -14,7 +14,7 @@ class DeliveryTime:
     num: int = 0
 
     def add(self, at_s: float) -> None:
-        """Note that what the engine brought at `at_s` (0: it was no engine) has been handed to the client."""
+        """Note that a step that the engine made at `at_s` (0: no engine made it) has been handed to the client."""
         if at_s:
             self.total_s += max(0.0, time.monotonic() - at_s)
             self.num += 1

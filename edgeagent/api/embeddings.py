@@ -55,7 +55,7 @@ async def embed(service: Service, model: str, query: Embed) -> Sequence[Embeddin
 async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = False) -> list[bytes]:
     """Return each vector as JSON: numbers, or the bytes of little-endian float32 in base64.
 
-    Millions of numbers take a second; others get their turn in between.
+    Millions of numbers take a second; the event loop serves others in between.
     """
     written: list[bytes] = []
     for embedding in embeddings:

@@ -1,4 +1,4 @@
-"""The outermost ASGI middleware: names each request, counts how it went, and answers for what nothing else caught."""
+"""The outermost ASGI middleware: names each request, counts its outcome, and answers exceptions that nothing caught."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Envelope:
         try:
             await self._app(scope, receive, send_named)
         except ClientDisconnect:
-            return  # nobody is left to be answered
+            return  # there is no client left to answer
         except Exception as error:
             # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
             places = {"places": "".join(traceback.format_tb(error.__traceback__))}

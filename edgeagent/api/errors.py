@@ -1,7 +1,7 @@
 """Which HTTP status, type and headers each error gets, and the OpenAI-shaped body that carries it.
 
 The table names every class of errors.py (a test proves it complete); a message of an InternalError never leaves the
-daemon, since nobody wrote it for a client.
+daemon, since it is not written for clients.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DEFAULT_RETRY_AFTER_S = 1.0
 class Shape:
     """How a class of error looks on the wire.
 
-    `retry` False tells openai clients not to try a 5xx again; `may_pass`, that trying again may help: when, it says in
-    Retry-After.
+    `retry` False tells openai clients not to try a 5xx again; `may_pass` says that trying again after Retry-After may
+    help.
     """
 
     status: int
@@ -87,7 +87,7 @@ def error_body(error: EdgeAgentError) -> dict[str, str | None]:
 
 
 def refusal(path: str, error: dict[str, str | None]) -> dict[str, Any]:
-    """Return the body of an HTTP answer with this error_body: where Ollama's clients ask, they want its text alone."""
+    """Return the body of an HTTP answer with this error_body; on Ollama's routes its text alone."""
     return {"error": error["message"] if path.startswith(OLLAMA_PREFIX) else error}
 
 
@@ -102,7 +102,7 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Return a text, which may quote a client, without what would move a terminal's cursor or turn its lines around."""
+    """Return a text, which may quote a client, without characters that move a terminal's cursor or turn its lines."""
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 

@@ -31,7 +31,7 @@ from edgeagent.types import (
 
 @dataclass(frozen=True, slots=True)
 class Compacting:
-    """What was said before is being summarized, into an item of this id."""
+    """The conversation before is being summarized, into an item of this id."""
 
     item_id: str
 
@@ -45,7 +45,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStep:
-    """What no engine brings: a step of a response's compaction."""
+    """A step of a response's compaction, which comes from no engine."""
 
     deltas: tuple[Compacting | Compacted, ...]
     at_s: float = 0.0
@@ -108,10 +108,10 @@ class ResponseEvents:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.response = response
-        # What the response's own object tells beside how the generation went, from the first event on.
+        # The parts of the response's own object that are known from the first event on.
         self.notes: Event = {}
         self.is_over = False
-        # Whether a cancel is how a successor comes to its turn.
+        # True if a steer caused the cancel.
         self.is_steered = False
         self._stream_id = stream_id
         self._make_id = make_id
@@ -178,18 +178,18 @@ class ResponseEvents:
         return self.response | {"output": list(self._output)} | told
 
     def note(self, kind: str, **fields: object) -> list[Event]:
-        """Return an event that tells something of the response and is none of its own; it is numbered among them."""
+        """Return an event about the response that is none of its own; it is numbered among them."""
         self._emit(kind, **fields)
         return self._take()
 
     @property
     def progress(self) -> Progress:
-        """How far the response has come, for who follows it."""
+        """How far the response has come, for its followers."""
         return Progress(self.so_far(), self._output, self._open, is_over=self.is_over)
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What a continuation inherits of the output: a call that was cut off is nothing a client could answer."""
+        """The part of the output that a continuation inherits: without a call that was cut off, which has no result."""
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 
     def _emit(self, kind: str, **fields: object) -> None:

@@ -1,4 +1,4 @@
-"""llama-server's request fields that OpenAI's APIs do not have: each is honoured, or refused where that would be felt.
+"""llama-server's request fields that OpenAI's APIs do not have: each is honoured, or refused if it would matter.
 
 Harmless ones are taken and change nothing: `id_slot` (a prefix is found wherever it is), `n_keep` (no context is
 shifted), `response_fields` (the body comes whole).
@@ -84,7 +84,7 @@ class ExtendedBody(SamplingBody):
     service_tier: str | None = None
 
     def check_supported(self) -> None:
-        """Raise NotSupported for what would change the answer and is not done here."""
+        """Raise NotSupported for fields that would change the answer and are not supported."""
         refused = {
             "grammar": (self.grammar, "grammars are not taken; describe the output with json_schema"),
             "lora": (self.lora, "adapters cannot be chosen by request"),
@@ -101,7 +101,7 @@ class ExtendedBody(SamplingBody):
         return params if self.samplers is None else replace(params, **_without(self.samplers))
 
     def cache(self, partition: str) -> CachePolicy:
-        """Return what the prefix cache may do; nothing of a request that is not to be stored goes to disk."""
+        """Return what the prefix cache may do; a request that must not be stored leaves nothing on disk."""
         is_cached = self.cache_prompt is not False
         return CachePolicy(is_cached, is_cached, partition, persist=self.store is not False and not self.no_store)
 

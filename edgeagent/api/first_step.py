@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import TypeVar
 
-# A request that waits longer than this gets its headers; what goes wrong later is told in the stream. The daemon and
-# the thread that reads prompts beside the engine refuse within milliseconds (a full queue, an unknown model, a prompt
-# that is too long); what takes longer is accepted, and waits for its turn or for a model that loads. Clients wait for
+# A request that waits longer than this gets its headers; a later error comes in the stream. The daemon and the thread
+# that reads prompts beside the engine refuse within milliseconds (a full queue, an unknown model, a prompt that is too
+# long); a request that takes longer is accepted, and waits for a place or for a model that loads. Clients wait for
 # headers 5 s and more.
 PATIENCE_S = 2.0
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Return the same steps once the first has come or patience has run out; raise what went wrong until then."""
+    """Return the same steps once the first has come or the time is over; raise an error that comes until then."""
     first = asyncio.ensure_future(anext(steps))
     try:
         await asyncio.wait({first}, timeout=PATIENCE_S)

@@ -13,7 +13,7 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A create that will be refused in its turn, and what it wanted to go on from."""
+    """A create that will be refused when it is reached, and the response that it wanted to continue."""
 
     error: EdgeAgentError
     previous_id: object = None
@@ -30,7 +30,7 @@ class CreateFrame:
 
     @property
     def warning(self) -> FieldWarning | None:
-        """What the client should know of its create."""
+        """A warning to the client about its create."""
         return self.asked.warning if isinstance(self.asked, ResponseCreate) else None
 
 
@@ -45,7 +45,7 @@ Frame = CreateFrame | OtherFrame | Refused
 
 
 def read_frame(text: str) -> Frame:
-    """Return what a frame holds, or why it is none."""
+    """Return the content of a frame, or why it is none."""
     try:
         fields = parse_json(text)
         if not isinstance(fields, dict):

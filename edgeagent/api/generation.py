@@ -54,7 +54,7 @@ async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem
 
 
 def _split(items: tuple[Item, ...]) -> int:
-    """Return how many items come before the last thing that the user said, which is answered as it is.
+    """Return how many items come before the user's last message, which is not summarized.
 
     0 where all of them are a summary already.
     """

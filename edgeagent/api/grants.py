@@ -1,7 +1,7 @@
-"""What tokens have opened and is still under way, so that it ends with its token.
+"""The requests and sockets that tokens have opened, so that each ends with its token.
 
-The server asks ten times a second whether the tokens still hold (`Grants.check`). What runs for one registers how it is
-ended; it is found through the context of the task, which tasks made by it share.
+The server checks ten times a second whether the tokens still hold (`Grants.check`). Work for a token registers how to
+end it, with the grant that it finds in the context of its task, which tasks made by it share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Grant:
-    """What one request or socket may do by its token, until that is removed, replaced, or can no longer be checked."""
+    """One request's or socket's right by its token, until that is removed, replaced, or can no longer be checked."""
 
     def __init__(self, grants: Grants, client: Client, held: bytes) -> None:
         self.client = client
@@ -31,7 +31,7 @@ class Grant:
 
     @contextmanager
     def holding(self, end: End) -> Iterator[None]:
-        """Have `end` called where the token ends meanwhile; raise Unauthorized where it has ended already."""
+        """Call `end` if the token ends meanwhile; raise Unauthorized if it has ended already."""
         if self.is_revoked:
             raise revoked()
         self._ends.append(end)
@@ -44,7 +44,7 @@ class Grant:
                 self._grants.discard(self)
 
     def revoke(self) -> None:
-        """End all that is held, soon: what fails at that is no matter of the caller's."""
+        """End all that is held, soon; a failure of that does not reach the caller."""
         self.is_revoked = True
         for end in self._ends:
             asyncio.get_running_loop().call_soon(end)
@@ -59,11 +59,11 @@ class Grants:
         self._checked: object = None
 
     def open(self, shown: Shown) -> Grant | None:
-        """Return the grant of a token that was just judged, None where the request shows none that is held."""
+        """Return the grant of a token that was just judged, None where the request has no known token."""
         return None if shown.client is None else Grant(self, shown.client, shown.digest)
 
     def add(self, grant: Grant) -> None:
-        """Watch a grant's token from here on, and look at it once at least."""
+        """Watch a grant's token from here on, and check it once at least."""
         self._live.add(grant)
         self._checked = None
 
@@ -72,8 +72,8 @@ class Grants:
         self._live.discard(grant)
 
     def check(self) -> None:
-        """End what tokens opened that nobody holds any more, or that somebody else does, or for less."""
-        revision = self._keys.revision  # which has the files read where they changed, and trouble with them logged
+        """End the grants of tokens that were removed, or whose holder or scopes have changed."""
+        revision = self._keys.revision  # reads the files if they changed, and logs trouble with them
         if not self._live or revision == self._checked:
             return
         self._checked = revision
@@ -89,7 +89,7 @@ GRANT: ContextVar[Grant | None] = ContextVar("grant", default=None)
 
 @contextmanager
 def until_revoked(end: End) -> Iterator[None]:
-    """Have `end` called where the token of the current request ends meanwhile; raise Unauthorized where it has ended.
+    """Call `end` if the token of the current request ends meanwhile; raise Unauthorized if it has ended already.
 
     Without a token nothing is watched.
     """
@@ -102,7 +102,7 @@ def until_revoked(end: End) -> Iterator[None]:
 
 
 async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; cancel it and raise Unauthorized where the current request's token ends first."""
+    """Return what `work` returns; cancel it and raise Unauthorized if the current request's token ends first."""
     grant = GRANT.get()
     if grant is None:
         return await work
@@ -126,5 +126,5 @@ async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
 
 
 def revoked() -> Unauthorized:
-    """Return the error of what ends with its token."""
+    """Return the error of a request that ends with its token."""
     return Unauthorized("the token that opened this was removed or replaced, or can no longer be checked")

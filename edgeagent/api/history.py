@@ -1,8 +1,7 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
-Here is what one connection remembers by itself; what outlives it is the store's (response_store). Nothing here waits:
-what is not remembered is named by `missing`, and whoever asks brings it along as `Found`. It does not know the wire's
-events.
+A connection's own memory; the store (response_store) keeps what outlives the connection. Nothing here waits: `missing`
+names what is not remembered, and the caller fetches that from the store as `Found`. It does not know the wire's events.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a create names that its connection does not remember."""
+    """The ids that a create names and its connection does not remember."""
 
     previous_id: str | None = None
     item_ids: tuple[str, ...] = ()
@@ -61,7 +60,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the store had of it."""
+    """What the store had of the ids of a Missing."""
 
     previous: StoredResponse | None = None
     items: Mapping[str, Item] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a create is to answer. `is_storable` as in StoredResponse, of all that it inherits."""
+    """The conversation that a create answers. `is_storable` as in StoredResponse, for all that it inherits."""
 
     items: tuple[Item, ...]
     num_inherited: int = 0
@@ -77,7 +76,7 @@ class Conversation:
 
 
 class ConnectionHistory:
-    """What one connection may continue from without asking the store.
+    """The responses that one connection may continue without asking the store.
 
     The rules are OpenAI's WebSocket mode's: unstored responses are reachable here alone, and a continuation that fails
     on the lane of its parent evicts the parent from this connection (a stored one can still be loaded again).
@@ -88,7 +87,7 @@ class ConnectionHistory:
         self._num_bytes = 0
 
     def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> Missing:
-        """Return what a create names that only the store may have."""
+        """Return the ids that a create names and only the store may have."""
         references = [item.id for item in new if isinstance(item, ReferenceItem)]
         if references:
             known = {item.id for _, response in self._recent.values() for item in response.items}

@@ -1,7 +1,7 @@
 """Which values of the Host header are the daemon's own: a web page that rebinds its name to this machine has another.
 
-The name decides, since a page can bind its own names only. An address is own where the connection came in on it, which
-holds for every interface, and for one that came up after the start.
+The name decides, since a page can bind its own names only. An address is the daemon's if the connection came in on it;
+that holds for every interface, also for one that came up after the start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hosts:
         self._is_beyond_loopback = not server.is_loopback
         if self._is_beyond_loopback:
             self._names |= machine_names()
-            # It may ask the network, and take its time.
+            # It may ask the network, and may be slow.
             self.full_name = threading.Thread(target=self._add_full_name, name="full-name", daemon=True)
             self.full_name.start()
         self._allowed = {bracketed(host.lower()) for host in server.allowed_hosts}
@@ -45,7 +45,7 @@ class Hosts:
         if match is None:
             return False
         name, port = match[1], match[2]
-        # Allowed without a port it stands for any: what is in front of the daemon has ports of its own.
+        # A host that is allowed without a port is allowed with any: a proxy before the daemon has ports of its own.
         if name in self._allowed or host.lower() in self._allowed:
             return True
         return self._is_port_own(port, scope) and (name in self._names or self._is_local_address(name, scope))
@@ -74,7 +74,7 @@ class Hosts:
 
 
 def machine_names() -> set[str]:
-    """Return what this machine is called without asking the network: its name, and the one that mDNS gives it."""
+    """Return this machine's names, without asking the network: its host name, and the one that mDNS gives it."""
     name = socket.gethostname().lower().rstrip(".")
     if not _HOST.fullmatch(name) or name.startswith("localhost"):
         return set()

@@ -1,6 +1,6 @@
 """Items as the wire shows them, and as they are stored: the inverse of items.read_items.
 
-Every item has an id here, a status, and content in parts; what several parts said is in one.
+Every item has an id here, a status, and content in one part, which joins the text of several.
 """
 
 from __future__ import annotations

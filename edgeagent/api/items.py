@@ -59,7 +59,7 @@ class ReferenceItem:
 
 @dataclass(frozen=True, slots=True)
 class CompactionItem:
-    """Stands for what was said before it: an opaque `content` that this daemon made, and the summary in it."""
+    """Stands for the conversation before it: an opaque `content` that this daemon made, and the summary in it."""
 
     id: str
     content: str
@@ -68,7 +68,7 @@ class CompactionItem:
 
 Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem | ReferenceItem
 
-# An opaque text, not a secret one: it holds nothing but what the client said and heard.
+# An opaque text, not a secret one: it holds only text that the client sent or received.
 _COMPACTION_PREFIX = "edgeagent.1."
 
 _ROLES: dict[object, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}

@@ -1,7 +1,7 @@
-"""Unknown fields in a body: a slip of the client's, or another server's field, that would go by in silence.
+"""Unknown fields in a body: a slip of the client's, or another server's field, which would be ignored in silence.
 
-The request is answered as if they were not there. Who sent them is told: in a header, or in the response's own object
-where a WebSocket has no headers.
+The request is answered as if they were not there. The client is told: in a header, or, on a WebSocket, which has none,
+in the response's own object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FieldWarning:
-    """`text` is for the client, whose own words it quotes; `logged` quotes nobody."""
+    """`text` is for the client, and quotes it; `logged` does not."""
 
     text: str
     logged: str

@@ -1,4 +1,4 @@
-"""A connection's lanes: what each is called, what runs on it, and what waits there for its turn."""
+"""A connection's lanes: the name of each, the response that runs on it, and the creates that wait there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamLimitReached(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Why a connection takes no more creates, as its client is told, and how it closes."""
+    """Why a connection takes no more creates, in words for its client, and how it closes."""
 
     error: EdgeAgentError
     code: int
@@ -63,7 +63,7 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A create that nobody sent: it answers what steered the response before it."""
+    """A create that no client sent: it answers the steers of the response before it."""
 
     create: ResponseCreate
     steers: tuple[Steer, ...]
@@ -71,7 +71,7 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A create whose turn has not come."""
+    """A create that waits on its lane."""
 
     content: ResponseCreate | Successor | Refused
     num_bytes: int = 0
@@ -97,7 +97,7 @@ class Live:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """`fetching` is a create whose parent is being looked for; cancelled meanwhile, it does not run.
+    """`fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
 
     `key` tells it apart from all lanes of all connections.
     """

@@ -22,7 +22,7 @@ MAX_INTEGER = 2**63 - 1
 # A body may take this long, and a second more for each 64 KiB that has come.
 BODY_GRACE_S = 10.0
 MIN_BODY_BYTES_PER_S = 64 << 10
-# What takes the event loop some 3 ms at worst (measured: 40 ns a byte, of tools with many small values).
+# A body of this size takes the event loop some 3 ms at worst (measured: 40 ns a byte, of tools with many small values).
 MAX_INLINE_BYTES = 64 << 10
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ async def read_json_object(request: Request) -> dict[str, object]:
 async def read_body(request: Request, read: Callable[[dict[str, Any]], T], known: KnownFields | None = None) -> T:
     """Return what `read` makes of the JSON object in a request's body; raise what it raises, or InvalidRequest.
 
-    The answer's headers and the log tell of fields that are not `known`, None: nothing is told.
+    The answer's headers and the log name fields that are not `known` (None: no field is named).
     """
     body = await request.body()
 
@@ -151,7 +151,7 @@ async def read_body(request: Request, read: Callable[[dict[str, Any]], T], known
 
 
 async def aside(num_bytes: int, read: Callable[[], T]) -> T:
-    """Return what `read` makes of so many bytes: of many in a thread, beside the streams that flow meanwhile."""
+    """Run `read` inline if the body is small, otherwise in a thread so that streams are not blocked."""
     return read() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(read)
 
 
@@ -163,7 +163,7 @@ def _parse_object(body: bytes) -> dict[str, Any]:
 
 
 class BodyLimit:
-    """The ASGI middleware that bounds a body's size and the time it takes; a connection that broke them is closed."""
+    """The ASGI middleware that bounds a body's size and the time it takes; a connection that exceeds them is closed."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
         self._app = app
@@ -208,7 +208,7 @@ class _Body:
         return message
 
     async def send(self, message: Message) -> None:
-        # Whatever was not read must not be taken for the next request, nor be read only to be thrown away.
+        # The unread rest must not be taken for the next request, nor be read only to be thrown away.
         if message["type"] == "http.response.start" and not self._is_complete:
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await self._send(message)

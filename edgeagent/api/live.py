@@ -1,4 +1,4 @@
-"""The requests that are running, whoever asked: measured, logged without a word of theirs, drained at the stop."""
+"""The requests that are running, of all clients: measured, logged without their content, drained at the stop."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from edgeagent.types import Embed, GenerateRequest, ModelStatus, Step, TextAnswe
 logger = logging.getLogger(__name__)
 
 
-class Roll:
-    """Who is there, for those who wait until nobody is."""
+class LiveIds:
+    """The ids of live requests; `wait_empty` waits until there are none."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self._ids: set[str] = set()
         self._empty = asyncio.Event()
         self._empty.set()
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._ids)
 
-    def names(self) -> list[str]:
-        """Return who is there now."""
-        return list(self._names)
+    def ids(self) -> list[str]:
+        """Return the ids."""
+        return list(self._ids)
 
-    def add(self, name: str) -> None:
-        """Somebody comes."""
-        self._names.add(name)
+    def add(self, request_id: str) -> None:
+        """Add a request."""
+        self._ids.add(request_id)
         self._empty.clear()
 
-    def discard(self, name: str) -> None:
-        """Somebody leaves; one who is not there is ignored."""
-        self._names.discard(name)
-        if not self._names:
+    def discard(self, request_id: str) -> None:
+        """Remove a request; an unknown id is ignored."""
+        self._ids.discard(request_id)
+        if not self._ids:
             self._empty.set()
 
     async def wait_empty(self, timeout_s: float) -> None:
-        """Wait until nobody is there, at most `timeout_s`."""
+        """Wait until there is none, at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._names:  # somebody may come again before the waiting one has its turn
+                while self._ids:  # another may be added before this task runs
                     await self._empty.wait()
 
 
@@ -59,8 +59,8 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 class LiveRequests:
     """A Service that knows which of its requests are running, and takes no more once it drains.
 
-    `undelivered` are requests over sockets that were taken up and whose terminal event is not written yet: they may
-    wait for their turn, for what that event tells of to be stored, and for a client that reads slowly.
+    `undelivered` are requests over sockets that were accepted and whose terminal event is not written yet: they may
+    wait for a place, for their response to be stored, and for a client that reads slowly.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class LiveRequests:
         self._service = service
         self._is_on_disk = is_on_disk
         self._trace = trace
-        self._live = Roll()
-        self.undelivered = Roll()
+        self._live = LiveIds()
+        self.undelivered = LiveIds()
         self._is_draining = False
         self._num_total = 0
 
@@ -87,7 +87,7 @@ class LiveRequests:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the daemon is on its way out."""
+        """Whether the daemon is stopping."""
         return self._is_draining
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
@@ -116,9 +116,9 @@ class LiveRequests:
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text; it is no request, and may be asked to the last.
+        """Answer a question about text; it is no request, and is answered until the end.
 
-        Embeddings, which take their time, are: raise BackendUnavailable while draining.
+        Embeddings take longer and count as requests: raise BackendUnavailable while draining.
         """
         if not isinstance(query, Embed):
             return await self._ask(model, query)
@@ -158,7 +158,7 @@ class LiveRequests:
         return self._service.find_model(name)
 
     async def served_model(self, name: str) -> str:
-        """Do as `find_model`; of a model that is only on disk the error says how to serve it."""
+        """Do as `find_model`; for a model that is only on disk the error says how to serve it."""
         try:
             return self.find_model(name)
         except ModelNotFound as error:
@@ -170,7 +170,7 @@ class LiveRequests:
 
     def cancel_all(self) -> None:
         """Cancel every live request politely: each still ends in its one terminal event."""
-        for request_id in self._live.names():
+        for request_id in self._live.ids():
             self._service.cancel(request_id)
 
     async def wait_idle(self, timeout_s: float) -> None:
@@ -178,8 +178,8 @@ class LiveRequests:
         await self._live.wait_empty(timeout_s)
 
     async def wait_delivered(self, timeout_s: float) -> None:
-        """Wait until the ends of all that does not run any more are written, at most `timeout_s`."""
-        for request_id in self._live.names():
+        """Wait until the terminal events of all requests that have ended are written, at most `timeout_s`."""
+        for request_id in self._live.ids():
             self.undelivered.discard(request_id)
         await self.undelivered.wait_empty(timeout_s)
 
@@ -188,7 +188,7 @@ class LiveRequests:
             raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
 
     def _label(self, model: str) -> str:
-        """Return the name under which a model is measured: a served one, never a client's own word."""
+        """Return the name under which a model is measured: that of a served model, never a client's own text."""
         try:
             return self.find_model(model)
         except EdgeAgentError:

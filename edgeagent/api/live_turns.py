@@ -1,4 +1,4 @@
-"""The responses that are generated or wait for that, on whichever connection, for who looks at one or cancels it."""
+"""The responses that run or wait, on all connections, so that a request by id can read or cancel one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeagent.api.turn import Turn
 
 @dataclass(slots=True)
 class LiveTurn:
-    """A turn that is shown. `over` is set once it is carried on no longer: all that came of it is stored."""
+    """A turn that can be found by its id. `over` is set once it has ended and is stored."""
 
     turn: Turn
     cancel: Callable[[], None]
@@ -21,18 +21,18 @@ class LiveTurn:
     _change: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self) -> None:
-        """Wake those who follow it: something came of it."""
+        """Wake its followers: it has made progress."""
         self._change.set()
         self._change = asyncio.Event()
 
     @property
     def change(self) -> asyncio.Event:
-        """Set when something comes of it after this was asked for."""
+        """Set at its next progress after this call."""
         return self._change
 
 
 class LiveTurns:
-    """Turns by their response's id; each is seen by the credential that made it alone."""
+    """Turns by their response's id; only the credential that made a turn finds it."""
 
     def __init__(self) -> None:
         self._turns: dict[str, LiveTurn] = {}
@@ -40,7 +40,7 @@ class LiveTurns:
 
     @contextmanager
     def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[LiveTurn]:
-        """Show a turn for as long as it is carried on here."""
+        """Make a turn visible for as long as it runs here."""
         live = self.add(turn, cancel)
         try:
             yield live
@@ -48,17 +48,17 @@ class LiveTurns:
             self.remove(turn.request.id)
 
     def add(self, turn: Turn, cancel: Callable[[], None]) -> LiveTurn:
-        """Show a turn until it is removed; `cancel` begins its end. One that is shown already stays so."""
+        """Make a turn visible until it is removed; `cancel` begins its end. One that is visible already stays so."""
         return self._turns.setdefault(turn.request.id, LiveTurn(turn, cancel))
 
     def remove(self, response_id: str) -> None:
-        """Show a turn no longer: it is over. One that is not shown is ignored."""
+        """Remove a turn that is over; an unknown one is ignored."""
         if entry := self._turns.pop(response_id, None):
             entry.over.set()
             entry.note()
 
     def carry_on(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that no connection waits for."""
+        """Run a coroutine that no connection waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

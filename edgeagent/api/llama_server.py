@@ -1,4 +1,4 @@
-"""What llama-server's clients ask of the server itself: /props and /slots. No one's prompt is told."""
+"""The routes of llama-server about the server itself: /props and /slots. They show no prompt."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> JSONResponse:
-    """Return one model, called as a request may call it; its name may hold slashes."""
+    """Return one model, by any name that a request may use; a name may hold slashes."""
     context = context_of(request)
     if not model_id:
         raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
@@ -53,7 +53,7 @@ def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Say whether the default model is loaded, in llama-server's words, and nothing else: anyone may ask."""
+    """Say whether the default model is loaded, in llama-server's words, and nothing else: every client may ask."""
     service = context_of(request).service
     states = {status.name: status.state for status in service.models()}
     state = states.get(service.default_model())

@@ -1,7 +1,7 @@
 """The Ollama API beside OpenAI's on one port, so that its clients need another address and nothing else.
 
-The routes of chat, embeddings, models and pull are their own modules'; here is the rest: who is there, and what is not
-to be had.
+The routes of chat, embeddings, models and pull are in modules of their own; here are the rest: the greeting, the
+version, and routes that are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ for module in (ollama_chat, ollama_embed, ollama_models, ollama_pull):
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def greet() -> PlainTextResponse:
-    """Say what clients look for before they ask anything."""
+    """Return the greeting that clients look for first."""
     return PlainTextResponse("Ollama is running")
 
 
@@ -40,6 +40,6 @@ async def version() -> JSONResponse:
 @router.delete("/api/delete")
 @router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"])
 async def change() -> JSONResponse:
-    """Refuse: models are the owner's to make and to remove."""
+    """Refuse: the owner makes and removes models by other means."""
     text = "edgeagent does not make, copy, push or delete models; see /api/pull, and the Hugging Face cache"
     return JSONResponse({"error": text}, status_code=HTTPStatus.NOT_IMPLEMENTED)

@@ -28,7 +28,7 @@ router = APIRouter(route_class=OllamaRoute)
 async def create(request: Request) -> Response:
     """Return a vector for each text, with durations in nanoseconds; the client's leaving cancels it.
 
-    Without a text the model is loaded, and nothing else.
+    Without a text the model is only loaded.
     """
     began_ns = time.monotonic_ns()
     context = context_of(request)

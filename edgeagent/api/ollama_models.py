@@ -132,7 +132,7 @@ def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
 
 def _find(models: Sequence[ListedModel], name: str, context: Context) -> ListedModel:
     found = {model.name: model for model in models}
-    # Perhaps it is served under another name than the client's, or not served at all.
+    # It may be served under another name than the client's, or not at all.
     for known in (known_name(context.service, name), name):
         if known in found:
             return found[known]
@@ -167,7 +167,7 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: ListedModel) -> str:
-    """Return what changes when the model does: its content's sha256 where the cache promises it, else its stamp's."""
+    """Return a digest that changes with the model: its content's sha256 if the cache has it, else its stamp's."""
     if model.path is None:
         return ""
     with suppress(OSError):
@@ -225,7 +225,7 @@ def _capabilities(info: ModelInfo | None) -> list[str]:
 
 
 def _model_info(model: ListedModel) -> Fields:
-    """Return the file's metadata under its own keys, and what loading it told."""
+    """Return the file's metadata under its own keys, and facts known since it was loaded."""
     fields: Fields = {}
     header, info = model.header, model.info
     if info is not None:

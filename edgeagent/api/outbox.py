@@ -1,4 +1,4 @@
-"""What waits to be written to one client: in order, bounded, and shorter the slower the client reads.
+"""The events that wait to be written to one client: in order, bounded, and merged if the client reads slowly.
 
 Adjacent text deltas of one item become one while they wait. It does not know sockets; one writer takes, many push.
 """
@@ -13,7 +13,7 @@ from edgeagent.api.output import Event
 
 # Above this the requests of a connection are no longer asked for more (their backend then pauses).
 MAX_PENDING_BYTES = 256 << 10
-# Far above it, what comes is the client's own doing: it sends bad frames and does not read the answers.
+# Far above it the client itself is the cause: it sends bad frames and does not read the answers.
 MAX_FLOOD_BYTES = 4 << 20
 # A merged delta stays well under the 1 MiB that clients take as a frame.
 MAX_MERGED_CHARS = 64 << 10
@@ -22,7 +22,7 @@ _ENTRY_BYTES = 512
 
 
 class Outbox:
-    """A queue of Send and Close. `push` never waits; `room` is for those who can."""
+    """A queue of Send and Close. `push` never waits; a producer that can wait awaits `room` first."""
 
     def __init__(self) -> None:
         self._entries: deque[Send | Close] = deque()
@@ -35,7 +35,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether those who can wait should."""
+        """Whether producers that can wait should wait."""
         return not self._drained.is_set()
 
     @property

@@ -37,7 +37,7 @@ class OpenItem(ABC):
         self.num_chars = 0
 
     def again(self, emit: Emit) -> Self:
-        """Return the same item for who emits its events once more: open it, emit its tail, and close it."""
+        """Return the same item for emitting its events once more: open it, emit its tail, and close it."""
         twin = copy.copy(self)
         twin._emit_event = emit
         return twin
@@ -62,11 +62,11 @@ class OpenItem(ABC):
         self._emit_delta(self.tail(num_chars))
 
     def open(self) -> None:
-        """Emit what opens it."""
+        """Emit the events that open it."""
         self._emit_event("response.output_item.added", output_index=self._index, item=self._item("in_progress", ""))
 
     def close(self, status: str) -> Event:
-        """Emit what closes it, and return the item as it stays."""
+        """Emit the events that close it, and return the final item."""
         text = "".join(self._parts)
         self._close_content(text)
         item = self._item(status, text)
@@ -79,7 +79,7 @@ class OpenItem(ABC):
 
     @abstractmethod
     def _close_content(self, text: str) -> None:
-        """Emit what ends its content."""
+        """Emit the events that end its content."""
 
     @abstractmethod
     def _emit_delta(self, text: str) -> None:
@@ -185,7 +185,7 @@ class OpenCall(OpenItem):
         self._emit("response.function_call_arguments.delta", delta=text)
 
     def close(self, status: str) -> Event:
-        """Emit what closes it, and return the item as it stays."""
+        """Emit the events that close it, and return the final item."""
         # Clients parse the arguments of a finished call as JSON; a function without parameters may have none.
         if status == "completed" and not "".join(self._parts).strip():
             self.add("{}")
@@ -206,7 +206,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCompaction(OpenItem):
-    """A summary of what was said before, under the id that it has in the conversation."""
+    """A summary of the conversation before, under the id that it has there."""
 
     num_closing = 1
 
@@ -232,7 +232,7 @@ class OpenCompaction(OpenItem):
 
 
 def closed_item(body: Event, index: int, emit: Emit) -> OpenItem:
-    """Return an item that is over as it was before its end, for who emits its events once more."""
+    """Return a finished item as it was before its end, for emitting its events once more."""
     match body:
         case {"type": "message", "id": item_id, "content": [part]}:
             message = OpenMessage(emit, item_id, index)

@@ -13,13 +13,13 @@ from edgeagent.errors import EdgeAgentError, RequestTimeout
 from edgeagent.types import CachePolicy, GenerateRequest, SamplingParams, TextPrompt
 
 READY_CACHE_S = 10.0
-# A failure is asked about again sooner: what is wrong may have passed.
+# A failure is probed again sooner: it may have passed.
 NOT_READY_CACHE_S = 1.0
 PROBE_TIMEOUT_S = 10.0
 
 
 class Probe:
-    """One answer for all who ask within a few seconds."""
+    """One answer for all requests within a few seconds."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -30,7 +30,7 @@ class Probe:
         """Return what stands in the way of generating, or None."""
         clock = asyncio.get_running_loop().time
         if self._task is None or (self._task.done() and clock() >= self._valid_until_s):
-            # For all, so it ends with no one's token.
+            # The probe serves all clients, so it does not end with one client's token.
             context = copy_context()
             context.run(GRANT.set, None)
             self._task = asyncio.create_task(self._run(), context=context)

@@ -1,6 +1,6 @@
-"""Downloads of models while the daemon serves: one at a time, in a thread of its own, cancelled when nobody watches.
+"""Downloads of models while the daemon serves: one at a time, in a thread of its own, cancelled when its client leaves.
 
-What is downloaded, from where and how, it does not know.
+It does not know what is downloaded, from where or how.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Pulls:
 
 
 class _CancelledPull(Exception):
-    """Nobody watches the pull any longer."""
+    """Cancel the pull: its client is gone."""
 
 
 class _Running:
@@ -79,7 +79,7 @@ class _Running:
         self._changed.set()
 
     async def next(self) -> Progress | None:
-        """Return the latest progress that was not yet returned; None at the end, or raise what that was."""
+        """Return the latest progress that was not yet returned; None at the end. Raise the error that ended it."""
         while self._latest is None and not self.is_done and self._revoked is None:
             self._changed.clear()
             await self._changed.wait()

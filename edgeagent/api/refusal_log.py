@@ -1,4 +1,4 @@
-"""Lines in the log for what was refused at the door: who, in words without secrets, and only a few lines a minute."""
+"""Log lines for requests that security refused: the asker, without secrets, and only a few lines a minute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RefusalLog:
         self._num_left_out = 0
 
     def note(self, code: str, subject: str, place: str) -> None:
-        """Tell that a request was refused: its error's code, who or what was refused, and at which route."""
+        """Log that a request was refused: its error's code, who or what was refused, and at which route."""
         now_s = self._clock()
         left_out = ""
         if now_s - self._since_s >= WINDOW_S:

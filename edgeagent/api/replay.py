@@ -1,9 +1,9 @@
-"""The events of a background response, told from the response itself: any number of times, from any event on.
+"""The events of a background response, made from the response itself: any number of times, from any event on.
 
-Nothing is kept for that. An event's number follows from the response: each event has the next one, but a delta goes on
-by as many as it has characters, so that its own number says how far its text reaches. Who has seen an event and names
-its number gets the rest, in whatever pieces: from the response while it is generated, from the store afterwards. A
-client that reads slowly gets fewer and longer deltas.
+No events are kept for that. An event's number follows from the response: each event has the next one, but a delta
+advances it by as many as it has characters, so that its own number says how far its text reaches. A client that gives
+the number of the last event it saw gets the rest, perhaps in other pieces: from the response while it is generated,
+from the store afterwards. A client that reads slowly gets fewer and longer deltas.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Teller:
         return self._events
 
     def _tell_item(self, item: OpenItem, status: str | None) -> None:
-        """Tell of an item; status None: it is open."""
+        """Emit the events of an item; status None: it is open."""
         num_closing = 0 if status is None else item.num_closing
         before = self.number + item.num_opening - 1  # what a delta without characters would have
         if before + item.num_chars + num_closing <= self._after:
@@ -79,7 +79,7 @@ class _Teller:
 
 
 def _as_begun(response: Event, status: str) -> Event:
-    """Return a response as it was before anything came of it."""
+    """Return a response as it was before its first output."""
     begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
     if warnings := response.get("edgeagent", {}).get("warnings"):
         begun["edgeagent"] = {"warnings": warnings}

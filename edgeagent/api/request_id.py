@@ -16,7 +16,7 @@ _TRACE_NAMES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
 def begin_request(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return a fresh id and make it, and the trace in the headers, that of all the current task does from here on."""
+    """Return a fresh id, and set it, and the trace in the headers, for the rest of the current task."""
     request_id = f"req_{secrets.token_hex(12)}"
     REQUEST_ID.set(request_id)
     TRACE_HEADERS.set({_TRACE_NAMES[name]: value.decode("latin-1") for name, value in headers if name in _TRACE_NAMES})

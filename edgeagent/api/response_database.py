@@ -107,7 +107,7 @@ class ResponseDatabase:
         if row is None:
             return None
         segment, previous_id, _, is_failed = row
-        # A full disk does not keep anyone from reading.
+        # Reading must work on a full disk, too.
         with suppress(sqlite3.OperationalError):
             self._execute("UPDATE responses SET used = ? WHERE id = ?", self._next_use(), response_id)
         items: list[Item] = []

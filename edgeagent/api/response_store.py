@@ -25,7 +25,7 @@ from edgeagent.api.response_database import DamagedError, Limits, ResponseDataba
 from edgeagent.config import ServerConfig
 
 FILE = "responses.sqlite3"
-# What could not be written is bounded too; each is tried again with the next one.
+# Bounds of the responses that could not be written; each is tried again with the next one.
 MAX_UNWRITTEN = 64
 WARN_EVERY_S = 60.0
 
@@ -56,13 +56,13 @@ class ResponseStore:
         return self._shelf.trouble
 
     def new_history(self) -> ConnectionHistory:
-        """Return the history of a new connection, which forgets what is removed here."""
+        """Return the history of a new connection; it forgets responses that are removed here."""
         history = ConnectionHistory()
         self._histories.add(history)
         return history
 
     async def find(self, missing: Missing, partition: str) -> Found:
-        """Return what there is, of this partition, of what a connection does not remember."""
+        """Return what this partition has of the ids that a connection does not remember."""
         if not missing:
             return Found()
         return await self._ask(lambda shelf: shelf.find(missing, partition))
@@ -92,7 +92,7 @@ class ResponseStore:
         return is_removed
 
     async def close(self) -> None:
-        """Finish what was begun, and release the file; nothing may be asked any more, but to close again."""
+        """Finish what was begun, and release the file; afterwards only `close` may be called."""
         if not self._is_closed:
             self._is_closed = True
             await self._ask(_Shelf.close)
@@ -103,7 +103,7 @@ class ResponseStore:
 
 
 class _Shelf:
-    """What the thread owns: the database once it is open, and what could not be written."""
+    """The thread's own: the database once it is open, and the responses that could not be written."""
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float]) -> None:
         self._path = path
@@ -178,7 +178,7 @@ class _Shelf:
         return entry if entry is not None and entry[0].partition == partition else None
 
     def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
-        """Return what the database says; `otherwise` where it cannot, after setting a damaged file aside."""
+        """Return the database's answer; `otherwise` if it fails, after setting a damaged file aside."""
         try:
             try:
                 return act(self._opened())

@@ -75,7 +75,7 @@ class ChatBody(ExtendedBody):
 class ChatCompletion:
     """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written.
 
-    `has_functions` says that calls were asked for, and are to be told, in the form that they had before tools.
+    `has_functions` says that calls were asked for, and must be answered, in the older form, as functions.
     """
 
     requests: tuple[GenerateRequest, ...]

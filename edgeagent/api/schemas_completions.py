@@ -15,7 +15,7 @@ from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, Tok
 MAX_PROMPTS = 128
 MAX_CHOICES = 8
 MAX_PROMPT_TOKENS = 1 << 20
-# What OpenAI's API generates where nothing is said: a text without turns has no end of its own.
+# OpenAI's default: a text without turns has no end of its own.
 DEFAULT_MAX_TOKENS = 16
 
 Fields = dict[str, Any]

@@ -1,7 +1,7 @@
 """The bodies of the Ollama API's chat and generate: every field read once, checked, and turned into our types.
 
-Unknown fields and options are ignored, and so is num_ctx: a model's context is the daemon's to choose, and Ollama too
-only cuts down what is too large. What would change the answer if it were passed over is refused by name.
+Unknown fields and options are ignored, and so is num_ctx: the daemon chooses a model's context, and Ollama too only
+cuts down what is too large. A field that would change the answer if it were ignored is refused by name.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ KNOWN_GENERATE = KnownFields.of(GenerateBody, "height", "steps", "width", option
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asked of a model, under the name it used. Without a request, only that it be loaded, or unloaded.
+    """A client's request to a model, under the name it used; `request` None: only to load it, or to unload it.
 
     `is_thinking` says that reasoning was asked for, which not every model can.
     """

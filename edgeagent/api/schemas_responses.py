@@ -1,7 +1,7 @@
 """The body of `response.create` and of POST /v1/responses: every field read once, checked, and turned into our types.
 
 Unknown fields are ignored, as are those that a WebSocket makes meaningless (stream, background). A real feature that is
-not here is refused by name, never passed over in silence where that would change the answer.
+missing here is refused by name, never ignored in silence if that would change the answer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Text(Body):
 
 
 class Reasoning(Body):
-    """`reasoning`; what effort does is the chat template's business."""
+    """`reasoning`; the chat template decides what effort does."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -80,7 +80,7 @@ class CacheOptions(Body):
 
 
 class ContextManagement(Body):
-    """An entry of `context_management`: what may be done about a conversation that grows long."""
+    """An entry of `context_management`: how a conversation that grows long may be shortened."""
 
     type: str
     compact_threshold: Count | None = None
@@ -130,7 +130,7 @@ KNOWN = KnownFields.of(
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreate:
-    """A checked create: what identifies its place in a chain, what to generate, and what the response repeats."""
+    """A checked create: its place in a chain, what to generate, and the fields that the response repeats."""
 
     body: CreateBody
     items: tuple[Item, ...]
@@ -138,7 +138,7 @@ class ResponseCreate:
     tool_choice: ToolChoice
     format: OutputFormat
     warning: FieldWarning | None = None
-    """What the client should know of its create."""
+    """A warning to the client about its create."""
 
     @property
     def previous_id(self) -> str | None:
@@ -147,7 +147,7 @@ class ResponseCreate:
 
     @property
     def is_stored(self) -> bool:
-        """Whether other connections may continue from it, and anything of it be written; the API's default is yes."""
+        """Whether other connections may continue from it, and it may be written to disk; the API's default is yes."""
         return self.body.store is not False and not self.body.no_store
 
     @property
@@ -158,7 +158,7 @@ class ResponseCreate:
 
     @property
     def compact_threshold(self) -> int | None:
-        """The tokens of a prompt beyond which what was said before is summarized first."""
+        """The tokens of a prompt beyond which the conversation before is summarized first."""
         entries = self.body.context_management or []
         return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
 
@@ -171,7 +171,7 @@ class ResponseCreate:
     ) -> GenerateRequest:
         """Return the generation that continues `items`; raise InvalidRequest where there is nothing to answer.
 
-        `is_storable` says whether all of them may be written down; that this one may, the create itself has to say.
+        `is_storable` says whether all of them may be written to disk; the create itself says whether it may be.
         """
         body = self.body
         messages = to_messages(body.instructions, items)
@@ -209,7 +209,7 @@ class ResponseCreate:
     def echo(self, defaults: SamplingParams) -> Fields:
         """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
         body = self.body
-        # Whether they may be repeated is told without taking large ones apart.
+        # Whether they may be repeated is decided without parsing large ones.
         are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
         echo: Fields = {
             "previous_response_id": body.previous_response_id,

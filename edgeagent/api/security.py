@@ -5,10 +5,9 @@ The rules, in order; each applies to every path but where it says otherwise:
 2. Host is one of the daemon's own names (a web page that rebinds its name to 127.0.0.1 has another Host; api/hosts);
 3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
 4. a preflight of an allow-listed page is answered here;
-5. whoever asks may have the path (api/access);
-6. a body is called JSON, which a page cannot do without asking first; what no browser sent may also be called nothing,
-   or a form as curl calls everything. The Ollama API takes any type, since its programs send any, but not from a
-   browser.
+5. the asker may use the path (api/access);
+6. a body is declared as JSON, which a page can do only after a preflight; if no browser sent it, also as nothing, or as
+   a form, as curl does by default. The Ollama API takes any type, since its programs send any, but not from a browser.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
 _ALLOW_HEADERS = b"authorization, *"
 _EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
-# What a program sends that says nothing of its body: no type, or the one that `curl -d` puts there by itself.
+# The types of programs that do not declare their body: none, or the one that `curl -d` adds by itself.
 _UNSAID_TYPES: tuple[list[bytes], ...] = ([], [b"application/x-www-form-urlencoded"])
 
 Headers = list[tuple[bytes, bytes]]
@@ -43,9 +42,9 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the rules found in an admitted request: who asks, and the allow-listed page it came from, if one did.
+    """What the rules found in an admitted request: its client, and the allow-listed page it came from, if any.
 
-    `shown` is what its keys are worth.
+    `shown` is the result of checking its keys.
     """
 
     client: Client = OWNER
@@ -75,7 +74,7 @@ class Policy:
 
     def __init__(self, server: ServerConfig, keys: Keys) -> None:
         self._hosts = Hosts(server)
-        # Every sandboxed page and local file has the origin `null`: it names nobody.
+        # Every sandboxed page and local file has the origin `null`: it identifies no page.
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
         self._access = Access(keys, is_token_required=server.is_token_needed)
 
@@ -116,7 +115,7 @@ class Policy:
         for referer in values(scope, b"referer"):
             if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
                 raise _foreign_page("Referer", referer)
-        # A page's <img> or <script> sends neither of the two, but says here that it is another site's.
+        # A page's <img> or <script> sends neither of the two; this header says that another site sent it.
         for site in values(scope, b"sec-fetch-site"):
             if not origins and site not in (b"same-origin", b"none"):
                 raise _foreign_page("Sec-Fetch-Site", site)
@@ -151,7 +150,7 @@ def _check_media_type(scope: Scope) -> None:
     if scope["type"] != "http" or not has_body(scope):
         return
     if template_of(scope["path"]) is None:
-        return  # to be told that nothing is there
+        return  # it is answered with 404
     types = [media_type.partition(b";")[0].strip().lower() for media_type in values(scope, b"content-type")]
     is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
     if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):

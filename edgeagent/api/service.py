@@ -1,4 +1,4 @@
-"""What the wire asks of whatever generates: the router in the daemon, a fake in tests."""
+"""What the wire asks of the part that generates: the router in the daemon, a fake in tests."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Session:
         """Take a frame."""
         match frame:
             case Refused():
-                # It may have been a create, and then it is answered in its turn.
+                # It may have been a create, which must be answered in order.
                 self._wait(self._lanes.default, Waiting(frame))
             case CreateFrame():
                 self._create(frame)
@@ -102,7 +102,7 @@ class Session:
         return [Close(actions.UNSUPPORTED_DATA, "text frames only")]
 
     def fetched(self, lane_name: str | None, found: Found) -> list[Action]:
-        """Take what the store had of what a Fetch asked for."""
+        """Take the store's answer to a Fetch."""
         lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
             create, lane.fetching = lane.fetching, None
@@ -137,7 +137,7 @@ class Session:
         return self._take()
 
     def cancel(self, request_id: str) -> list[Action]:
-        """Cancel a live request: somebody asked for that elsewhere."""
+        """Cancel a live request, as another connection asked."""
         self._cancel_live(self._live.get(request_id))
         return self._take()
 
@@ -147,7 +147,7 @@ class Session:
         return self._take()
 
     def disconnected(self) -> None:
-        """Forget everything: after this nothing is started and nothing sent."""
+        """Forget everything: after this no request is started and no event sent."""
         self._live.clear()
         self._queued.clear()
         self._freed.clear()
@@ -176,7 +176,7 @@ class Session:
     def _wait(self, lane: Lane, waiting: Waiting) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
         if is_full and lane.is_busy:
-            # It keeps its place, so that its error is read as its own; only its body is dropped.
+            # It keeps its place, so that its error comes in order; only its body is dropped.
             most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
             waiting = Waiting(Refused(error))
@@ -285,7 +285,7 @@ class Session:
         self._freed.append(live.lane)
 
     def _go_on(self) -> None:
-        """Run what waited for what has ended: other lanes' queued responses first, or a busy lane would starve them."""
+        """Run creates that waited for a response to end: other lanes' first, or a busy lane would starve them."""
         while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
             if self._queued and self._num_active < MAX_ACTIVE:
                 following = self._queued.popleft()
@@ -338,7 +338,7 @@ class Session:
         except SteerRefused as refusal:
             self._actions.append(Send(self._steers.refused(refusal, live.lane if live else None, previous_id, raw)))
             return
-        assert live is not None, "what is not under way cannot be steered"
+        assert live is not None, "only a response that is under way can be steered"
         self._begin(live)
         live.steers.append(steer)
         self._send(live, live.turn.events.note("response.steer.accepted", **steering.accepted(steer)))
@@ -349,8 +349,8 @@ class Session:
     def _follow(self, live: Live) -> None:
         """Bring a response's steers to their end.
 
-        1. cancelled by the client, or failed: they come back; 2. it made calls: they wait for the create with the
-        results; 3. otherwise a successor answers them, before what waits on the lane.
+        1. if it failed, or its client cancelled it, they are given back; 2. if it made calls, they wait for the create
+        with the results; 3. otherwise a successor answers them, before other creates on the lane.
         """
         steers = tuple(live.steers)
         calls = steering.unanswered(live.turn.events.items)
@@ -371,7 +371,7 @@ class Session:
             self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
 
     def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
-        """Say that a create failed before it began: to whoever sent it, or to those whose steers made it."""
+        """Send the error of a create that failed before it began, or, of a successor, give its steers back."""
         if answers:
             self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
         else:

@@ -1,4 +1,4 @@
-"""What a stream tells of itself while it runs, in llama-server's words: its prompt's progress, and timings so far."""
+"""A stream's progress while it runs, in llama-server's words: how much of the prompt is done, and timings so far."""
 
 from __future__ import annotations
 

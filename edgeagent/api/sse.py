@@ -49,7 +49,7 @@ class Stream(Response):
 
 
 class EventStream(Stream):
-    """Sends whole events, and a comment where none came for a while, so that nobody takes the silence for an end."""
+    """Sends whole events, and a comment if none came for a while, so that no client takes the silence for an end."""
 
     media_type = "text/event-stream"
 

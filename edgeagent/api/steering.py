@@ -1,7 +1,7 @@
-"""`response.steer`: what a client wants said to a response that is under way, and what it is told about that.
+"""`response.steer`: an input that a client sends to a response that is under way, and the events about that.
 
-The steered response stops at a token boundary and a successor answers; or, where it ended with calls, the input waits
-for the create that brings their results. It does not know lanes.
+The steered response stops at a token boundary and a successor answers; or, if it ended with calls, the input waits for
+the create that brings their results. It does not know lanes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_SUCCESSOR = "successor_creation_failed"
 
 
 class SteerRefused(Exception):
-    """An input that is not taken; `code` is one of the protocol's."""
+    """An input is refused; `code` is one of the protocol's."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ def accepted(steer: Steer) -> Event:
 
 
 def pending(steer: Steer, calls: Sequence[CallItem]) -> Event:
-    """Return the fields of `response.steer.pending`: which calls' results are waited for."""
+    """Return the fields of `response.steer.pending`: the calls whose results it waits for."""
     stubs = [{"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls]
     return {**accepted(steer), "reason": "waiting_for_required_input", "required_input": stubs}
 
@@ -83,7 +83,7 @@ def unanswered(items: Sequence[Item]) -> list[CallItem]:
 
 
 def _shown(raw: object) -> object:
-    """Return an input as it is given back: as it came, but in the form that typed clients read."""
+    """Return an input to give back: as it came, but in the form that typed clients read."""
     match raw:
         case str():
             return raw

@@ -1,6 +1,6 @@
-"""A connection's steers: which are taken, which wait for the results of calls, and what is said of the others.
+"""A connection's steers: which are accepted, which wait for the results of calls, and which are given back.
 
-It sends nothing: the session does. What a steer is and looks like on the wire is `steering`'s.
+It sends nothing: the session does. `steering` has the form of a steer on the wire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Steers:
         self._num_failures = 0
 
     def read(self, live: Live | None, previous_id: object, raw: object) -> Steer:
-        """Return what a client wants said to a response, `live` if it is under way; raise SteerRefused."""
+        """Return a client's accepted input to a response, `live` if that is under way; raise SteerRefused."""
         if live is None:
             raise self._unsteerable(previous_id)
         items = steering.read_steer_input(raw)

@@ -1,4 +1,4 @@
-"""What became of a response, and of what it was made: by its id, over HTTP, for the credential that made it."""
+"""A response and its input, by its id, over HTTP, for the credential that made it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeagent.api.items import Item
 from edgeagent.api.turn import Turn
 from edgeagent.errors import InvalidRequest, NotFound
 
-# A cancelled request ends within a step; a worker that hangs is the watchdog's business, not this client's.
+# A cancelled request ends within a step; if the worker hangs, the watchdog ends it, and the client does not wait.
 CANCEL_S = 30.0
 MAX_PAGE = 100
 DEFAULT_PAGE = 20

@@ -1,6 +1,6 @@
-"""A conversation made shorter: how long it is, what its model says of it in short, and what then stands for it.
+"""A conversation made shorter: its length, the model's summary of it, and the items that then stand for it.
 
-The model writes the summary after the conversation as it stands, whose prompt is cached more often than not.
+The model writes the summary behind the conversation as it stands, since the prompt of that is mostly cached.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTRODUCTION = "What was said before, in short:"
 
 
 class SummaryCancelled(Exception):
-    """The request was cancelled while its summary was written; `end` is what it came to."""
+    """The request was cancelled while its summary was written; `end` is its terminal delta."""
 
     def __init__(self, end: Finished) -> None:
         super().__init__("cancelled")
@@ -57,9 +57,9 @@ async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
 async def summarize(
     template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service
 ) -> tuple[str, Usage]:
-    """Return a summary of a conversation, and what it took. `template` says by which model, under which id, for whom.
+    """Return a summary of a conversation, and its usage. `template` names the model, the id and the client.
 
-    Of a conversation that leaves no room for a summary, the later half has to do, and the later half of that.
+    If a conversation leaves no room for a summary, only its later half is summarized, or the later half of that.
     """
     messages = to_messages(instructions, items)
     while True:
@@ -97,7 +97,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
 
 
 def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:
-    """Return what stands for a conversation: its system messages' words and the summary, and the calls left open."""
+    """Return the items that stand for a conversation: its system messages, the summary, and the calls left open."""
     system = [item.text for item in items if isinstance(item, MessageItem) and item.role == "system"]
     answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}
     calls = (item for item in items if isinstance(item, CallItem) and item.call_id not in answered)

@@ -80,7 +80,7 @@ class Choice:
 
 
 class TextChoices:
-    """What has come of a completion."""
+    """A completion so far."""
 
     def __init__(self, completion_id: str, completion: TextCompletion) -> None:
         self.id = completion_id

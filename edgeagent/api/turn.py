@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`conversation` is what the request answers; the id of both stays, though the conversation may become shorter."""
+    """`conversation` is what the request answers; it may be shortened later, under the same id."""
 
     create: ResponseCreate
     request: GenerateRequest
@@ -46,7 +46,7 @@ class Turn:
 
     @property
     def partition(self) -> str:
-        """Whose it is."""
+        """The partition of its client."""
         return self.request.cache.partition
 
     def shorten(self, items: tuple[Item, ...]) -> None:
@@ -58,7 +58,7 @@ class Turn:
         self.request = replace(shorter, cache=self.request.cache)
 
     def stored(self) -> StoredResponse:
-        """Return what a continuation needs. Cut-off and cancelled answers too: what was heard of them was said."""
+        """Return what a continuation needs, of cut-off and cancelled answers too: the client has their text."""
         return StoredResponse(
             id=self.request.id,
             context=self.conversation.items,
@@ -86,8 +86,8 @@ def begin_turn(
 ) -> Turn:
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
-    `found` is what the store has of what the history did not remember; what the response leaves in the prefix cache
-    stays until the next one of its `lane` ("": as long as anything does).
+    `found` is what the store has of the ids that the history did not remember; the response's prompt stays cached until
+    the next one of its `lane` ("": for as long as any other prompt).
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
@@ -97,7 +97,7 @@ def begin_turn(
     )
     request = replace(request, cache=replace(request.cache, lane=lane))
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
-    # What follows on something that must not be written is not written either, and says so.
+    # A response that continues one that must not be written is not written either, and says so.
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
     if create.warning:
@@ -111,7 +111,7 @@ def unrun(reason: FinishReason, why: str) -> Finished:
 
 
 def unexpected(request_id: str, error: Exception) -> InternalError:
-    """Log an exception that nobody translated, and return the error that stands for it on the wire."""
+    """Log an exception that was not translated, and return the error that stands for it on the wire."""
     # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
     places = {"places": "".join(traceback.format_tb(error.__traceback__))}
     logger.error("%s failed: %s", request_id, type(error).__name__, extra=places)

@@ -1,6 +1,6 @@
 """The socket around a Session: one reader that never waits for generation, one writer, one task for each live request.
 
-Security has judged the handshake before this is reached. It knows no event but by its size and when it was made.
+Security has judged the handshake before this is reached. Of an event it knows only the size and the time it was made.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def serve_socket(websocket: WebSocket) -> None:
 
 
 class Connection:
-    """One socket's life."""
+    """One socket, from its handshake to its end."""
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         self._websocket = websocket
@@ -84,7 +84,7 @@ class Connection:
         self._stall_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Accept, serve, and leave nothing behind; the client's token ends what it has opened."""
+        """Accept and serve the socket, and end all its requests with it; it ends when its token does."""
         await self._websocket.accept()
         with until_revoked(self._end_with_token):
             await self._serve()
@@ -145,7 +145,7 @@ class Connection:
                     await websocket.close(entry.code, entry.reason)
                     return
                 if entry.is_terminal and (kept := self._kept.pop(entry.request_id, None)):
-                    # Who has seen the end may continue from it, whatever becomes of this process.
+                    # A client that has seen the end may continue from it, even if this process dies.
                     await asyncio.wait({kept}, timeout=KEEP_S)
                 if entry.is_terminal and (delivery_time := self._delivery_times.pop(entry.request_id, None)):
                     set_delivery(entry.event, delivery_time.mean_ms)
@@ -159,12 +159,12 @@ class Connection:
                     self._count(entry.event)
 
     def _settle(self, request_id: str) -> None:
-        """Nobody need wait for a request's terminal event any more."""
+        """Mark a request's terminal event as written, or as never to come."""
         self._undelivered.discard(request_id)
         self._service.undelivered.discard(request_id)
 
     async def _send(self, text: str) -> None:
-        """Send a frame; where the client does not take it, or what came before it, in time, it has stalled."""
+        """Send a frame; if the client does not read it, or earlier ones, in time, the socket has stalled."""
         loop = asyncio.get_running_loop()
         self._sending_since_s = loop.time()
         if self._stall_timer is None:
@@ -255,7 +255,7 @@ class Connection:
                     self._perform(self._session.step(request.id, step))
                     if self._outbox.is_full:
                         await self._wait_for_room()
-            # Of no effect after a terminal event: it holds the rule even against a backend that breaks its own.
+            # Without effect after a terminal event. It keeps the rule if a backend breaks its own.
             self._perform(self._session.failed(request.id, InternalError("the backend ended without finishing")))
         except EdgeAgentError as error:
             self._perform(self._session.failed(request.id, error))

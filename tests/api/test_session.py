@@ -602,7 +602,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["resp_1", "resp_2", "resp_3"]))
     def delete(self, name: str) -> None:
-        """Somebody deletes a response elsewhere."""
+        """Another connection deletes a response."""
         self.client.store.remove(name, "")
         self.client.history.forget(name)
 

@@ -1,6 +1,6 @@
 """What the wire looks like, as documents: OpenAPI for HTTP, AsyncAPI for the WebSocket, and a page that shows them.
 
-`python -m edgeagent.api.documents docs` writes both from the code. Nothing of this is imported to serve a request.
+`python -m edgeagent.api.documents docs` writes both from the code. Serving a request imports none of these modules.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Timings(Answer):
 
 
 class Handover(Answer):
-    """A generation that went on elsewhere."""
+    """A hand-over: the generation went on with another worker."""
 
     after_tokens: int
     reason: str
@@ -97,7 +97,7 @@ class ChatUsage(Answer):
 
 
 class ChatFunction(Answer):
-    """What the model calls with what; the arguments are JSON text."""
+    """The function that the model calls; the arguments are JSON text."""
 
     name: str
     arguments: str
@@ -112,7 +112,7 @@ class ChatToolCall(Answer):
 
 
 class ChatAnswer(Answer):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -210,7 +210,7 @@ class ItemPage(Answer):
 
 
 class InputTokens(Answer):
-    """How long a prompt is."""
+    """A prompt's number of tokens."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int

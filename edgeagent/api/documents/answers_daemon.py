@@ -37,7 +37,7 @@ class Ready(Answer):
 
 
 class Version(Answer):
-    """What runs."""
+    """The versions that run."""
 
     version: str
     llama_cpp_commit: str | None
@@ -46,7 +46,7 @@ class Version(Answer):
 
 
 class WorkerReport(Answer):
-    """What a model's process does."""
+    """The state of a model's process."""
 
     num_running: int
     num_waiting: int
@@ -67,14 +67,14 @@ class ModelReport(Answer):
 
 
 class Status(Answer):
-    """What the daemon runs."""
+    """The daemon's status."""
 
     version: str
     pid: int
     uptime_s: float
     is_draining: bool
     trouble: str | None
-    """What ails the daemon itself, e.g. a disk that is too full for its runtime file; null if nothing does."""
+    """What is wrong with the daemon itself, e.g. a disk too full for its runtime file; null if nothing is."""
     num_connections: int
     num_live_requests: int
     num_requests_total: int
@@ -94,7 +94,7 @@ class Stopping(Answer):
 
 
 class Reloading(Answer):
-    """The model is being loaded anew."""
+    """The model is being loaded again."""
 
     status: Literal["reloading"]
     model: str
@@ -167,7 +167,7 @@ class Props(Answer):
 
 
 class Slot(Answer):
-    """Room for a request."""
+    """A slot, which runs one request."""
 
     id: int
     n_ctx: int

@@ -58,7 +58,7 @@ class OllamaEnd(Answer):
 
 
 class OllamaChatMessage(Answer):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str

@@ -13,7 +13,7 @@ OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, b
 
 Each `response.create` is answered by exactly one terminal event: `error` if the response was never created, else \
 `response.completed`, `response.incomplete` or `response.failed`. Responses of one lane (`stream_id`) come one after \
-another, those of different lanes side by side. Closing the socket cancels what runs on it.
+another, those of different lanes side by side. Closing the socket cancels the responses that run on it.
 
 The token, where one is needed, is in the Authorization header, or for browsers in a subprotocol \
 `openai-insecure-api-key.<token>` beside another one. Close codes: 1001 the daemon stops, 1002 and 1007 a frame broke \

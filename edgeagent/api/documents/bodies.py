@@ -11,7 +11,7 @@ from edgeagent.api.fields import MAX_MESSAGES, MAX_TOOLS
 
 
 class Part(BaseModel):
-    """An object of which more fields than these are taken, and ignored."""
+    """An object that may have more fields than these, which are ignored."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
@@ -41,7 +41,7 @@ class ChatTool(Part):
 
 
 class CalledFunction(Part):
-    """What was called with what."""
+    """The function that was called."""
 
     name: str
     arguments: str
@@ -57,7 +57,7 @@ class ChatCall(Part):
 
 
 class InstructionMessage(Part):
-    """What the model is told, and what the user says."""
+    """A message of the system or the user."""
 
     role: Literal["system", "developer", "user"]
     content: str | list[TextPart]
@@ -65,7 +65,7 @@ class InstructionMessage(Part):
 
 
 class AssistantMessage(Part):
-    """What the model said or called before."""
+    """An earlier message of the model: its text and calls."""
 
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
@@ -74,7 +74,7 @@ class AssistantMessage(Part):
 
 
 class ToolMessage(Part):
-    """What a called function returned; it answers a call of an earlier message."""
+    """A function's result; it answers a call of an earlier message."""
 
     role: Literal["tool"]
     content: str | list[TextPart]
@@ -82,7 +82,7 @@ class ToolMessage(Part):
 
 
 class FunctionCallMessage(Part):
-    """What the model called before, in the form of `functions`."""
+    """An earlier call of the model, in the form of `functions`."""
 
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
@@ -90,7 +90,7 @@ class FunctionCallMessage(Part):
 
 
 class FunctionMessage(Part):
-    """What a function returned that an earlier message calls by this name."""
+    """The result of a function that an earlier message calls by this name."""
 
     role: Literal["function"]
     content: str | list[TextPart]
@@ -106,7 +106,7 @@ class ChatCompletionRequest(schemas.ChatBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
     functions: Annotated[list[Function], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
-    """The form that tools had before; answered by a `function_call`. Excludes `tools` and `tool_choice`."""
+    """The older form of tools; answered by a `function_call`. Excludes `tools` and `tool_choice`."""
 
 
 class CompletionRequest(schemas_completions.CompletionBody):
@@ -129,7 +129,7 @@ class InputText(Part):
 
 
 class InputMessage(Part):
-    """Something said."""
+    """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -146,7 +146,7 @@ class InputCall(Part):
 
 
 class InputCallOutput(Part):
-    """What a called function returned; its call is in the conversation."""
+    """A function's result; its call is in the conversation."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -154,7 +154,7 @@ class InputCallOutput(Part):
 
 
 class InputReasoning(Part):
-    """What the model thought, given back."""
+    """The model's reasoning, sent back."""
 
     type: Literal["reasoning"]
 
@@ -167,7 +167,7 @@ class InputReference(Part):
 
 
 class InputCompaction(Part):
-    """What stands for the earlier part of a conversation, given back."""
+    """The item that stands for the earlier part of a conversation, sent back."""
 
     type: Literal["compaction"]
     encrypted_content: str

@@ -21,7 +21,7 @@ class ResponseCreate(ResponseRequest):
 
 
 class ResponseCancel(Part):
-    """End a response, which ends in response.incomplete; unknown and finished ones are ignored."""
+    """Cancel a response, which then ends in response.incomplete; unknown and finished ones are ignored."""
 
     type: Literal["response.cancel"]
     response_id: str | None = None
@@ -30,7 +30,7 @@ class ResponseCancel(Part):
 
 
 class ResponseSteer(Part):
-    """Say something to a response that is under way: it stops, and a successor answers."""
+    """Send an input to a response that is under way: it stops, and a successor answers."""
 
     type: Literal["response.steer"]
     previous_response_id: str
@@ -67,7 +67,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(Answer):
-    """Something the model says."""
+    """A message of the model."""
 
     id: str
     type: Literal["message"]
@@ -77,7 +77,7 @@ class MessageItem(Answer):
 
 
 class ReasoningItem(Answer):
-    """What the model thinks."""
+    """The model's reasoning."""
 
     id: str
     type: Literal["reasoning"]
@@ -98,7 +98,7 @@ class FunctionCallItem(Answer):
 
 
 class CompactionItem(Answer):
-    """Stands for what was said before it; clients send it back as it is."""
+    """Stands for the conversation before it; clients send it back as it is."""
 
     id: str
     type: Literal["compaction"]
@@ -126,7 +126,7 @@ class ResponseError(Answer):
 
 
 class Notes(Answer):
-    """What a response tells of its request, from its first event on."""
+    """Facts about a response's request, from its first event on."""
 
     warnings: list[str] = []
     """Unknown fields of the request, which have no effect."""
@@ -135,11 +135,11 @@ class Notes(Answer):
 
 
 class ResponseRun(Run, Notes):
-    """Where a response was generated and why, the milliseconds of its stages, and what its request should know."""
+    """Where a response was generated and why, the milliseconds of its stages, and warnings about its request."""
 
 
 class Response(Answer):
-    """A response, as far as it is: what was asked, what came of it, what it cost."""
+    """A response so far: its request, its output, and its token counts."""
 
     id: str
     object: Literal["response"]
@@ -178,7 +178,7 @@ class Response(Answer):
 
 
 class ServerEvent(Answer):
-    """What every event has: its number within its response, and its lane where that has a name."""
+    """The fields of every event: its number within its response, and its lane if that has a name."""
 
     sequence_number: int
     stream_id: str | None = None
@@ -192,35 +192,35 @@ class ResponseCreated(ServerEvent):
 
 
 class ResponseQueued(ServerEvent):
-    """It waits for others of this connection."""
+    """The response waits for others of this connection."""
 
     type: Literal["response.queued"]
     response: Response
 
 
 class ResponseInProgress(ServerEvent):
-    """It has begun."""
+    """The response has begun."""
 
     type: Literal["response.in_progress"]
     response: Response
 
 
 class ResponseCompleted(ServerEvent):
-    """It ended as it should. One of this and the next two is its last event."""
+    """The response is complete. This event, response.incomplete or response.failed is its last one."""
 
     type: Literal["response.completed"]
     response: Response
 
 
 class ResponseIncomplete(ServerEvent):
-    """It was cut: by max_output_tokens, by a cancel (status cancelled), or by a steer."""
+    """The response was cut: by max_output_tokens, by a cancel (status cancelled), or by a steer."""
 
     type: Literal["response.incomplete"]
     response: Response
 
 
 class ResponseFailed(ServerEvent):
-    """It could not go on."""
+    """The response failed."""
 
     type: Literal["response.failed"]
     response: Response
@@ -235,7 +235,7 @@ class OutputItemAdded(ServerEvent):
 
 
 class OutputItemDone(ServerEvent):
-    """An item ends, and stays as it is."""
+    """An item ends; this is its final form."""
 
     type: Literal["response.output_item.done"]
     output_index: int
@@ -243,7 +243,7 @@ class OutputItemDone(ServerEvent):
 
 
 class ItemEvent(ServerEvent):
-    """What happens within an item."""
+    """An event within an item."""
 
     item_id: str
     output_index: int
@@ -315,13 +315,13 @@ class FunctionCallArgumentsDone(ItemEvent):
 
 
 class CompactionCompacting(ItemEvent):
-    """What was said before is being summarized, as `context_management` asks."""
+    """The conversation before is being summarized, as `context_management` asks."""
 
     type: Literal["response.compaction.compacting"]
 
 
 class ErrorEvent(Answer):
-    """A request that was refused before its response was created. `headers` tell when to try again."""
+    """A request was refused before its response was created. `headers` say when to try again."""
 
     type: Literal["error"]
     status: int
@@ -338,7 +338,7 @@ class Steer(Answer):
 
 
 class SteerError(Answer):
-    """Why an input was not taken."""
+    """Why an input was refused."""
 
     type: Literal["invalid_request_error"]
     code: str
@@ -346,7 +346,7 @@ class SteerError(Answer):
 
 
 class ResponseSteerAccepted(ServerEvent):
-    """The input was taken: the response ends, and a successor answers."""
+    """The input was accepted: the response ends, and a successor answers."""
 
     type: Literal["response.steer.accepted"]
     steer: Steer
@@ -362,7 +362,7 @@ class ResponseSteerPending(ServerEvent):
 
 
 class ResponseSteerFailed(ServerEvent):
-    """The input was not taken; it comes back."""
+    """The input was refused, and is given back."""
 
     type: Literal["response.steer.failed"]
     steer: Steer

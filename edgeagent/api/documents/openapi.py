@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP routes: what exists is asked of the router, what it means is the table here."""
+"""The OpenAPI document of the HTTP routes: the router lists them, the table here describes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a route takes and gives: `streams` is the media type of an answer in pieces, `text` of one without JSON."""
+    """A route's body and answer: `streams` is the media type of an answer in pieces, `text` of one without JSON."""
 
     tag: str
     body: type[BaseModel] | None = None
