@@ -90,6 +90,7 @@ class Engine:
         self._num_added = 0
         self._num_steps = 0
         self._was_interrupted = False  # the latest step
+        self._was_put_off = False  # the latest step, for a command
         self._unsettled: list[tuple[Sequence, int]] = []  # what the latest step computed, from which position on
         self._unsettled_s = 0.0  # that step's duration
         # Read by other threads (a benign race), of the running decode: whether it is long enough to be interrupted,
@@ -217,7 +218,8 @@ class Engine:
         An interrupted batch (see Runner.decode) returns nothing and loses nothing: its tokens are planned again, and
         the next step cannot be interrupted. So at least every other step ends, however many cancels come. A long step
         is not begun if `is_wanted` says that there is a command to read. It is asked after `is_in_long_step` is set: a
-        command queued before that flag is set is seen before the step starts.
+        command queued before that flag is set is seen before the step starts. It is not asked twice in a row, so a
+        flood of commands holds up no stream.
         """
         outputs = self.admit()
         works = self._plan()
@@ -235,9 +237,11 @@ class Engine:
         self.is_in_urgent_step = any(work.sequence.tier is Tier.REALTIME for work in works)
         self.is_in_long_step = is_long and self._can_be_interrupted and not self._was_interrupted
         self.step_expected_s = expected_s or 0.0
+        self._was_put_off = self.is_in_long_step and not self._was_put_off and is_wanted()
+        if self._was_put_off:
+            self.is_in_long_step, self.step_expected_s = False, 0.0
+            return outputs
         try:
-            if self.is_in_long_step and is_wanted():
-                return outputs
             self._runner.decode([work.slice for work in works])
         except DecodeCancelled:
             self._take_back(works)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -155,38 +156,42 @@ class Worker:
         return not self.commands.empty()
 
     def _take_commands(self) -> bool:
-        """Carry out all waiting commands; wait for one if there is nothing else to do. False on Stop."""
+        """Carry out the waiting commands; wait for one if there is nothing else to do. False on Stop."""
         can_wait = not self._engine.has_work and not self._embeddings.has_work
         self._embeddings.rest()
-        with contextlib.suppress(Empty):
-            while True:
-                command = self.commands.get(block=can_wait, timeout=self._rest_s())
-                can_wait = False
-                match command:
-                    case Submit():
-                        # Of two with one id the first counts: the daemon could not tell their ends apart.
-                        self._requests.setdefault(command.request.id, _Request(command))
-                    case PromptReady():
-                        self._begin(command)
-                    case PromptRefused(submit, error):
-                        if self._is_awaited(submit):
-                            self._refuse(submit.request.id, error)
-                    case Cancel():
-                        self._cancel(command.id)
-                    case Ask(ask_id, PurgeCache(partition)):
-                        num_gone = self._engine.purge(partition)
-                        self._frames.put(Answer(ask_id, TextAnswer(str(num_gone)), is_last=True))
-                    case Ask(ask_id, Embed() as query):
-                        self._embeddings.add(ask_id, query)
-                    case TextsReady(ask_id, texts):
-                        self._embeddings.give(ask_id, texts)
-                    case Drop(ask_id):
-                        self._embeddings.drop(ask_id)
-                    case Stop():
-                        for request_id in list(self._requests):
-                            self._cancel(request_id)
-                        return False
+        for command in self._queued(can_wait=can_wait):
+            match command:
+                case Submit():
+                    # Of two with one id the first counts: the daemon could not tell their ends apart.
+                    self._requests.setdefault(command.request.id, _Request(command))
+                case PromptReady():
+                    self._begin(command)
+                case PromptRefused(submit, error):
+                    if self._is_awaited(submit):
+                        self._refuse(submit.request.id, error)
+                case Cancel():
+                    self._cancel(command.id)
+                case Ask(ask_id, PurgeCache(partition)):
+                    num_gone = self._engine.purge(partition)
+                    self._frames.put(Answer(ask_id, TextAnswer(str(num_gone)), is_last=True))
+                case Ask(ask_id, Embed() as query):
+                    self._embeddings.add(ask_id, query)
+                case TextsReady(ask_id, texts):
+                    self._embeddings.give(ask_id, texts)
+                case Drop(ask_id):
+                    self._embeddings.drop(ask_id)
+                case Stop():
+                    for request_id in list(self._requests):
+                        self._cancel(request_id)
+                    return False
         return True
+
+    def _queued(self, *, can_wait: bool) -> Iterator[Command]:
+        """Yield the commands that are queued; `can_wait` for one. Those that come later wait for the next step."""
+        with contextlib.suppress(Empty):
+            yield self.commands.get(block=can_wait, timeout=self._rest_s())
+            for _ in range(self.commands.qsize()):
+                yield self.commands.get_nowait()
 
     def _rest_s(self) -> float | None:
         """Return how long to wait for a command at most."""

@@ -334,6 +334,18 @@ class TestCancel:
         engine.step(is_wanted)
         assert runner.num_tokens_computed == 61, "a short step is not asked about"
 
+    def test_a_flood_of_commands_holds_up_no_stream(self) -> None:
+        runner = Harassed(end_token=-1, num_cells=2048, max_batch=64)
+        engine = runner.engine = make_engine(runner, batch_s=0.1)
+        engine.add(SequenceSpec("a", [1 + i % 40 for i in range(640)], greedy(), max_tokens=3))
+        num_calls = 0
+        while engine.has_work:
+            engine.step(lambda: True)
+            num_calls += 1
+            assert num_calls < 100
+        assert runner.num_interrupted
+        assert engine.status().num_steps == runner.num_batches < num_calls, "what was put off is no step"
+
 
 class TestPreemption:
     def test_usage_and_waiting_time_are_those_of_the_first_turn(self) -> None:

@@ -595,6 +595,22 @@ class TestInterrupt:
         assert bench.finished().reason is FinishReason.CANCELLED
         assert bench.host.runner.num_tokens_computed == 0
 
+    def test_a_flood_of_commands_does_not_hold_up_the_engine(self) -> None:
+        bench = Bench(ends=False)
+        bench.give(max_tokens=3)
+        cancel, num_cancels = bench.worker._cancel, itertools.count()
+
+        def cancel_and_get_another(request_id: str) -> None:
+            cancel(request_id)
+            assert next(num_cancels) < 100
+            bench.worker.commands.put(Cancel("of the flood"))
+
+        bench.worker._cancel = cancel_and_get_another  # type: ignore[method-assign]
+        bench.worker.commands.put(Cancel("of the flood"))
+        while "a" not in bench.ends:
+            bench.turn()
+        assert len(bench.tokens()) == 3
+
 
 class TestDelivery:
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
