@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import stat
 import sys
@@ -22,6 +23,9 @@ RUNTIME_FILE = "daemon.json"
 LOCK_FILE = "daemon.lock"
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 MIN_TOKEN_CHARS = 22
+MAX_TOKEN_CHARS = 512
+# What a Bearer token may have (RFC 6750, section 2.1).
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 # Process start times are read from clocks with a granularity of 10 ms.
 _START_TOLERANCE_S = 1.0
 _MAX_FILE_BYTES = 1 << 16
@@ -93,8 +97,11 @@ def read_token(state_dir: Path) -> str | None:
     if content is None:
         return None
     token = content.decode("ascii", errors="replace").strip()
-    if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
-        raise ConfigError(f"{path} holds no token of at least {MIN_TOKEN_CHARS} characters; delete it, and start again")
+    if not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            f"{path} holds no token (letters, digits and -._~+/=, {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} of them); "
+            "delete it, and start again"
+        )
     return token
 
 

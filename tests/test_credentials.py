@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -132,9 +133,26 @@ def test_clients_are_added_replaced_and_removed(tmp_path: Path) -> None:
         remove_client(tmp_path, "screen")
 
 
+def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An addition that writes back what it read before a removal would undo that."""
+    add_client(tmp_path, "removed", [Scope.INFER])
+    with ThreadPoolExecutor() as pool:
+        with credentials._changing(tmp_path):
+            adding = pool.submit(add_client, tmp_path, "added", [Scope.INFER])
+            assert not wait([adding], timeout=0.05).done
+            credentials._write_clients(tmp_path, [])
+        adding.result()
+    assert [client.name for client in clients(tmp_path)] == ["added"]
+    monkeypatch.setattr(credentials, "_LOCK_TIMEOUT_S", 0.0)
+    with credentials._changing(tmp_path), pytest.raises(ConfigError, match="another `edgeagent token`"):
+        remove_client(tmp_path, "added")
+
+
 def test_nobody_is_named_where_there_is_nobody(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is nobody"):
         remove_client(tmp_path, "kiosk")
+    with pytest.raises(ConfigError, match="there is nobody"):
+        remove_client(tmp_path / "none", "kiosk")
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a b", "a/b", "é", "a" * 65, "a\n"])

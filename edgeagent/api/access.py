@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
-from edgeagent.credentials import OWNER, Client, Keys, Scope, Shown, Standing
+from edgeagent.credentials import OWNER, TOKEN_PREFIX, Client, Keys, Scope, Shown, Standing
 from edgeagent.errors import EdgeAgentError, Forbidden, Overloaded, Unauthorized
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
@@ -162,8 +162,12 @@ def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
     return client if need in client.scopes else Unauthorized(f"{_OWNERS}, with the scope {need}")
 
 
-_MISSING = "this request needs the token: Authorization: Bearer <the content of `token` in the state folder>"
-_WRONG = "the token is wrong; the right one is in the file `token` in the state folder"
+_HOW_TO_SHOW = (
+    "Authorization: Bearer <the content of `token` in the state folder>, or a client's own, which "
+    "`edgeagent token add NAME` makes"
+)
+_MISSING = f"this request needs a token: {_HOW_TO_SHOW}"
+_WRONG = f"this request needs a token, and its key is not one of this daemon; show {_HOW_TO_SHOW}"
 _UNKNOWN = (
     "this token opens nothing here: it was removed or replaced, or it is another daemon's; the owner's is in the file "
     "`token` in the state folder, and `edgeagent token add NAME` makes one for a client"
@@ -301,9 +305,18 @@ def values(scope: AsgiScope, name: bytes) -> list[bytes]:
 
 
 def bearer_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens of a request's Authorization headers."""
-    credentials = [value.partition(b" ") for value in values(scope, b"authorization")]
-    return [token.strip() for scheme, _, token in credentials if scheme.lower() == b"bearer"]
+    """Return the tokens of a request's Authorization headers. One of ours counts under any scheme, and under none.
+
+    Otherwise a client that shows its token in a wrong form would be taken for one that shows none.
+    """
+    tokens = []
+    for value in values(scope, b"authorization"):
+        words = value.split()
+        if words and words[0].lower() == b"bearer":
+            tokens.append(b" ".join(words[1:]))
+        elif words and words[-1].startswith(TOKEN_PREFIX.encode()):
+            tokens.append(words[-1])
+    return tokens
 
 
 def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:

@@ -45,7 +45,12 @@ def add(
     config: ConfigFile = None,
 ) -> None:
     """Print a new token for a client; only its digest is kept. A client that had one has this one instead."""
-    typer.echo(add_client(_made(_folder(state_dir, config)), name, scope))
+    folder = _made(_folder(state_dir, config))
+    is_known = any(client.name == name for client in clients(folder))
+    token = add_client(folder, name, scope)
+    if is_known:
+        typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
+    typer.echo(token)
 
 
 @token_app.command("list")

@@ -28,6 +28,16 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
     assert "no client is named 'kiosk'" in capsys.readouterr().err
 
 
+def test_a_token_that_is_replaced_is_told(tmp_path: Path, capsys: Output) -> None:
+    add = ["token", "add", "kiosk", "--state-dir", str(tmp_path)]
+    assert main(add) == 0
+    assert capsys.readouterr().err == ""
+    assert main(add) == 0
+    output = capsys.readouterr()
+    assert re.fullmatch(r"edge_[\w-]{43}\n", output.out)
+    assert output.err == "kiosk had a token, which is refused from now on; this one replaces it.\n"
+
+
 def test_looking_makes_no_folder(tmp_path: Path, capsys: Output) -> None:
     assert main(["token", "list", "--state-dir", str(tmp_path / "none")]) == 0
     assert capsys.readouterr().out == "No client has a token of its own.\n"

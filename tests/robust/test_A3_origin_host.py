@@ -125,6 +125,12 @@ async def test_own_hosts_are_admitted(daemon: Running, host: str) -> None:
     assert (await upgrade(daemon, f"Host: {host}")).status == 101
 
 
+async def test_nobody_is_told_to_allow_the_origin_null(daemon: Running) -> None:
+    for origin, is_advised in (("null", False), ("http://evil.example", True)):
+        message = str((await get(daemon, "Host: 127.0.0.1:{port}", f"Origin: {origin}")).error()["message"])
+        assert ("add it to server.allowed_origins" in message) is is_advised
+
+
 @pytest.mark.parametrize("host", BAD_HOSTS)
 async def test_other_hosts_are_refused(daemon: Running, host: str) -> None:
     for target in ("/v1/models", "/health", "/nothing"):

@@ -56,6 +56,15 @@ BROKEN_CLIENTS = [
     '{"clients": [{"name": "x", "scopes": [["infer"]], "sha256": "' + DIGEST + '"}]}',
     '{"clients": [{"name": "x", "scopes": {"infer": 1}, "sha256": "' + DIGEST + '"}]}',
     '{"clients": [{"name": "x", "scopes": ["infer"], "sha256": "' + DIGEST[:-1] + 'G"}]}',
+    *('{"clients": [{"name": "' + name + '", "scopes": [], "sha256": "' + DIGEST + '"}]}' for name in ("", "uid:1001")),
+]
+BROKEN_TOKENS = [
+    "x" * 21,
+    "x" * 513,
+    "[" * 64,
+    "a sentence of somebody's own",
+    '{"pid": 12345678901234567890}',
+    "x" * 43 + "\n2",
 ]
 
 
@@ -106,6 +115,32 @@ def test_clients_that_nobody_wrote(tmp_path: Path, content: str) -> None:
     ring, keys = make(tmp_path)
     write_private(tmp_path / CLIENTS_FILE, content.encode())
     check_untrusted(tmp_path, ring, keys, "delete it")
+
+
+@pytest.mark.parametrize("content", BROKEN_TOKENS, ids=range(len(BROKEN_TOKENS)))
+def test_a_token_that_nobody_wrote(tmp_path: Path, content: str) -> None:
+    ring, keys = make(tmp_path)
+    write_private(tmp_path / TOKEN_FILE, content.encode())
+    check_untrusted(tmp_path, ring, keys, "delete it")
+
+
+@POSIX
+@pytest.mark.parametrize("mode", [0o777, 0o722, 0o770, 0o1777])
+def test_a_folder_that_others_can_write_into(tmp_path: Path, mode: int) -> None:
+    """They could put back a file that was replaced, and with it a token that was removed."""
+    ring, keys = make(tmp_path)
+    tmp_path.chmod(mode)
+    check_untrusted(tmp_path, ring, keys, "chmod 700")
+    tmp_path.chmod(0o700)
+    assert ring.judge([keys[Standing.HELD].encode()]).standing is Standing.HELD
+
+
+@POSIX
+def test_a_folder_of_another_user(tmp_path: Path) -> None:
+    ring, keys = make(tmp_path)
+    given_away(tmp_path)
+    check_untrusted(tmp_path, ring, keys, "chown")
+    os.chown(tmp_path, os.getuid(), -1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")

@@ -62,6 +62,32 @@ async def test_a_token_opens_the_routes_of_its_scopes(
                 assert b"scope" in reply.body
 
 
+@pytest.mark.parametrize("form", ["{}", "Basic {}", "Token {}", "Bearer\t{}", "Bearer: {}", "bearer  {}  "])
+async def test_a_token_in_a_wrong_form_is_no_missing_one(locked: Running, form: str) -> None:
+    """Without a token its program could ask for more, if the daemon's user runs it."""
+    shown = f"Authorization: {form.format(TOKENS[frozenset({Scope.INFER})])}"
+    assert (await get(locked, "Host: 127.0.0.1:{port}", shown)).status == 200
+    assert (await get(locked, "Host: 127.0.0.1:{port}", shown, target="/edgeagent/status")).status == 403
+    removed = f"Authorization: {form.format('edge_removed')}"
+    reply = await get(locked, "Host: 127.0.0.1:{port}", removed)
+    assert (reply.status, "removed or replaced" in str(reply.error()["message"])) == (401, True)
+
+
+@pytest.mark.parametrize("shown", ["Authorization:", "Authorization: Basic", "Authorization: Basic eDp5"])
+async def test_what_is_no_key(locked: Running, shown: str) -> None:
+    reply = await get(locked, "Host: 127.0.0.1:{port}", shown)
+    assert (reply.status, "needs a token: " in str(reply.error()["message"])) == (401, True)
+
+
+@pytest.mark.parametrize("key", ["none", "sk-unused", "lm-studio"])
+async def test_a_placeholder_is_told_how_to_get_a_token(locked: Running, key: str) -> None:
+    reply = await get(locked, "Host: 127.0.0.1:{port}", f"Authorization: Bearer {key}")
+    message = str(reply.error()["message"])
+    assert reply.status == 401
+    assert "needs a token" in message and "`edgeagent token add NAME`" in message and "Bearer" in message
+    assert key not in message
+
+
 async def test_a_client_may_not_pull_delete_stop_or_read_the_status(locked: Running) -> None:
     """The rules themselves, so that a slip in the table shows."""
     headers = ["Host: 127.0.0.1:{port}", f"Authorization: Bearer {TOKENS[frozenset({Scope.INFER})]}"]
