@@ -102,7 +102,8 @@ class Index:
                     continue
             used_s = each.used_s if known is None else max(each.used_s, known.used_s)
             epoch = epochs.of(each.name.root) if known is None else known.epoch
-            blocks[key] = Held(each.name, each.num_bytes, used_s, epoch)
+            is_announced = known is not None and known.is_announced
+            blocks[key] = Held(each.name, each.num_bytes, used_s, epoch, is_announced)
         self._blocks = blocks
         self.num_bytes = sum(held.num_bytes for held in blocks.values())
         return doubles

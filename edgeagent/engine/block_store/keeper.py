@@ -121,20 +121,24 @@ class Keeper:
             self._look_around()
             if not self._make_room(num_bytes) or not self._ledger.is_possible(num_bytes):
                 return Outcome.LOST
-            if not self._ledger.take(num_bytes):
-                return Outcome.LATER
-            self._label(name.root)
+            with self._changing():
+                if not self._ledger.take(num_bytes):
+                    return Outcome.LATER
+                self._label(name.root)
             temporary = cache_folder.temporary_name()
             used_s = self._ledger.now_s
             try:
-                with self._files.create(temporary) as file:
+                with contextlib.ExitStack() as stack:
+                    with self._changing():
+                        file = stack.enter_context(self._files.create(temporary))
                     self._files.write(file, parts)
                     self._files.sync(file)
                 self._files.stamp(temporary, used_s)
                 if epoch != self._index.epoch(name.root):
                     self._files.remove(temporary)
                     return Outcome.LOST
-                self._files.rename(temporary, name.file_name)
+                with self._changing():
+                    self._files.rename(temporary, name.file_name)
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._files.remove(temporary)
@@ -142,9 +146,8 @@ class Keeper:
                     raise
                 self._obstacle = self._files.in_the_way(name.file_name)
                 return Outcome.LOST
-            self._index.add(Held(name, num_bytes, used_s, epoch))
+            self._index.add(Held(name, num_bytes, used_s, epoch, is_announced=True))
             self._is_unsynced = True
-            self._seen_ns = self._files.changed_ns()
             return Outcome.WRITTEN
         return Outcome.LATER
 
@@ -165,12 +168,12 @@ class Keeper:
         with self._guarded("rename in"):
             name = replace(held.name, importance=int(importance))
             try:
-                self._files.rename(held.name.file_name, name.file_name)
+                with self._changing():
+                    self._files.rename(held.name.file_name, name.file_name)
             except FileNotFoundError:
                 self._index.remove(held.name.key)
                 return
-            self._index.add(Held(name, held.num_bytes, held.used_s, held.epoch))
-            self._seen_ns = self._files.changed_ns()
+            self._index.add(replace(held, name=name))
 
     def discard(self, key: BlockKey) -> None:
         """Remove a block, if it is there."""
@@ -258,6 +261,14 @@ class Keeper:
             owner = cache_folder.temporary_owner(name)
             if owner is not None and (owner == os.getpid() or not psutil.pid_exists(owner)):
                 self._files.remove(name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change a name in the folder, and know of that; what another process changed before is still to be seen."""
+        is_seen = self._files.changed_ns() == self._seen_ns
+        yield
+        if is_seen:
+            self._seen_ns = self._files.changed_ns()
 
     def _look_around(self) -> None:
         """See what other processes did to the folder."""

@@ -41,6 +41,7 @@ class Held:
     num_bytes: int
     used_s: float
     epoch: int = 0
+    is_announced: bool = False  # to the engine, which knows what it offered itself
 
     @property
     def importance(self) -> Importance:

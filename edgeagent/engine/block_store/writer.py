@@ -25,6 +25,7 @@ from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Head, Imp
 
 _TICK_S = 1.0
 _SETTLE_S = 5.0
+_MAX_STALE = 1000  # writes of blocks that were taken back
 # Of a busy machine's time the writer takes a hundredth, while little waits to be written.
 _REST_FOR_WORK = 100.0
 _REST_STEP_S = 0.05
@@ -105,7 +106,6 @@ class Writer:
         self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: what matters most first, then the first come
         self._order = itertools.count()
         self._is_open = False
-        self._announced: set[BlockKey] = set()
         self.found: SimpleQueue[Head] = SimpleQueue()
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: SimpleQueue[None] = SimpleQueue()
@@ -151,18 +151,17 @@ class Writer:
     def _announce(self) -> None:
         """Give out the heads of blocks that a scan found."""
         self._keeper.has_found = False
-        blocks = {held.name.key: held.name for held in self._index.all()}
-        for name in sorted(blocks.values(), key=lambda name: name.start):
-            if name.key in self._announced:
+        for held in sorted(self._index.all(), key=lambda held: held.name.start):
+            if held.is_announced:
                 continue
             try:
-                content = self._files.read_head(name.file_name, head_bytes(name.length))
-                self.found.put(self._seal.decode_head(content, name))
+                content = self._files.read_head(held.name.file_name, head_bytes(held.name.length))
+                self.found.put(self._seal.decode_head(content, held.name))
             except OSError:
-                blocks.pop(name.key)  # the next look tries again
+                continue  # the next look tries again
             except (ValueError, BadBlock):
                 pass  # damaged, or another installation's: a miss
-        self._announced = set(blocks)
+            held.is_announced = True
 
     def work(self) -> None:
         """Carry out what has been asked for so far, without a thread."""
@@ -236,6 +235,8 @@ class Writer:
         """Give a block its place among those that are to be written."""
         if block is None:
             return  # taken back
+        if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
+            self._forget_withdrawn()
         is_settled = len(block.tokens) >= self.block_tokens or command.importance > Importance.IDLE
         due_s = None if is_settled else self._ticks() + _SETTLE_S
         self._waiting[block.key] = _Waiting(command.epoch, command.importance, due_s)
@@ -243,6 +244,14 @@ class Writer:
             self._push(block.key, command.importance)
         else:
             self._settling[block.key] = None
+
+    def _forget_withdrawn(self) -> None:
+        """Forget the writes whose blocks were taken back: on a full disk their turn never comes."""
+        for key in self._waiting.keys() - self.pending.keys():
+            self._settling.pop(key, None)
+            del self._waiting[key]
+        self._turns = [turn for turn in self._turns if turn[2] in self._waiting]
+        heapq.heapify(self._turns)
 
     def _push(self, key: BlockKey, importance: Importance) -> None:
         self._settling.pop(key, None)
@@ -301,7 +310,6 @@ class Writer:
                 return outcome
             case Outcome.WRITTEN:
                 self.num_written += 1
-                self._announced.add(key)
             case Outcome.LOST if block is not None:
                 self.num_lost += 1
         self._end(key)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgeagent.cache_folder import BlockName
+from edgeagent.engine.block_store import writer as writer_module
 from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.block_store.keeper import Outcome
 from edgeagent.engine.block_store.store import BlockStore
@@ -261,3 +262,37 @@ def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.Ca
     threaded.store.close()
     assert threaded.store.stats().num_dropped == 1
     assert "RuntimeError" in capsys.readouterr().err
+
+
+def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_STALE", 10)
+    files = FaultyFiles(tmp_path / "cache", failing(NO_SPACE))
+    store = make_store(tmp_path / "cache", files=files)
+    kept, *others = (make_chain(1, seed=seed)[0] for seed in range(100))
+    store.offer(kept, Importance.SYSTEM)
+    for block in others:
+        store.offer(block, Importance.SYSTEM)
+        store.work()
+        store.withdraw(block.key)
+    writer = store._writer
+    assert len(writer._waiting) < 20 and len(writer._turns) < 20
+    assert kept.key in writer._waiting and store.is_pending(kept.key)
+
+
+def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp_path: Path, times: Times) -> None:
+    ours, theirs = make_store(tmp_path / "cache", times), make_store(tmp_path / "cache", times)
+    mine, foreign = make_chain(2), make_chain(2, seed=1)
+    seen = []
+    for number in range(2):
+        ours.offer(mine[number], Importance.IDLE)
+        ours.work()
+        ours.offer(mine[number], Importance.SYSTEM)  # gives its file another name
+        theirs.offer(foreign[number], Importance.IDLE)
+        theirs.work()
+        for _ in range(3):
+            times.pass_s(20)
+            ours.work()
+        seen.append([head.key for head in ours.take_found(99)])
+    assert seen == [[block.key] for block in foreign]
