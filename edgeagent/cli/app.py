@@ -67,8 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except SystemExit as leaving:
+        # How typer ends where the reader of our output left (`edgeagent list | head`), with a status of 1.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return 0
+        raise
     except BrokenPipeError:
-        # The reader of our output left (`edgeagent list | head`); keep the interpreter's last flush from complaining.
+        # The same outside of a command; keep the interpreter's last flush from complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 _INDENT = "  "
-_MIN_WIDTH = 40
+_MIN_WIDTH = 20
 
 
 def size_text(num_bytes: float) -> str:

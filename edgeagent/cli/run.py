@@ -86,6 +86,8 @@ def run(
     question = _question(prompt, question)
     if as_json and question is None:
         raise typer.BadParameter("--json needs a PROMPT or piped text")
+    if question is None and not _is_typed():
+        raise typer.BadParameter("no PROMPT was given, and the piped text is empty")
     options = {
         "instructions": None if system is None else _whole(system),
         "temperature": temperature,
@@ -123,8 +125,12 @@ def _known_names(settings: Config) -> set[str]:
 
 
 def _question(*parts: str | None) -> str | None:
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else _piped()
+    piped = "" if _is_typed() else _piped()
     return _whole("\n\n".join(part for part in (*parts, piped) if part)) or None
+
+
+def _is_typed() -> bool:
+    return sys.stdin is None or sys.stdin.isatty()
 
 
 def _piped() -> str:

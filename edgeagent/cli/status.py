@@ -42,14 +42,15 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     if as_json:
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
         return
-    typer.echo(f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {duration(report['uptime_s'])}")
+    up = f"up {duration(report['uptime_s'])}"
+    typer.echo(wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}"))
     live, connections = report["num_live_requests"], report["num_connections"]
     counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
-    typer.echo(counts + (", stopping" if report["is_draining"] else ""))
+    typer.echo(wrapped(counts + (", stopping" if report["is_draining"] else "")))
     if report.get("trouble"):
         typer.echo(wrapped(report["trouble"]))
     if trouble := report.get("token_trouble"):
-        typer.echo(f"every token is refused: {trouble}")
+        typer.echo(wrapped(f"every token is refused: {trouble}"))
     if trouble := report.get("response_trouble"):
         typer.echo(wrapped(trouble))
     typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))

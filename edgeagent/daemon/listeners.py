@@ -76,10 +76,16 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
-            raise StartError(
-                f"port {port} on {host} is taken by another program, or needs more rights ({error.strerror}); "
-                "stop that program, or choose a port with --port (0 takes a free one)",
-                ExitCode.PORT_TAKEN,
-            ) from error
+            raise StartError(_not_to_be_had(host, port, error.errno), ExitCode.PORT_TAKEN) from error
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
+
+
+def _not_to_be_had(host: str, port: int, number: int) -> str:
+    """Return why a port cannot be bound; Windows has EACCES for one that another program holds, too."""
+    if number == errno.EADDRINUSE or sys.platform == "win32":
+        return (
+            f"port {port} on {host} is taken by another program; stop that program, or choose a port with --port "
+            "(0 takes a free one)"
+        )
+    return f"port {port} on {host} is not for this user; choose one above 1023 with --port (0 takes a free one)"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -118,10 +120,12 @@ class ConsoleReporter:
     def _report(self, level: int, line: str) -> None:
         del level
         self._pass("")
-        _write(self._err, f"{line}\n")
+        _write(self._err, f"{_folded(line) if self._is_terminal else line}\n")
 
     def _pass(self, text: str) -> None:
         """Show a text in place of the one before, the cursor at its start: whatever is written next goes over it."""
+        # A line that the terminal breaks could not be taken back.
+        text = text[: shutil.get_terminal_size().columns - 1]
         if text != self._passing:
             blank = " " * len(self._passing)
             _write(self._err, f"\r{blank}\r{text}\r" if self._passing else f"{text}\r")
@@ -139,6 +143,12 @@ def _described(info: ModelInfo) -> str:
     """Return a model in llama.cpp's words, which has sizes for known models alone."""
     millions = info.num_params / 1e6
     return info.description.replace("?B", f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.1f}B")
+
+
+def _folded(line: str) -> str:
+    """Return a line broken at blanks where the terminal would break it anywhere; paths and URLs stay whole."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _write(stream: Output, text: str) -> None:

@@ -108,6 +108,17 @@ def test_closed_streams_lead_nowhere(tmp_path: Path) -> None:
     assert (tmp_path / "rows").read_text() == repr((0, [True, True, True], ""))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe of POSIX")
+def test_a_reader_that_has_left_is_no_failure() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([sys.executable, "-m", "edgeagent", "version"], stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     output = capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from edgeagent.cli import display
@@ -73,3 +75,12 @@ def test_lengths_of_time(seconds: float, text: str) -> None:
 def test_errors_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
     complain("it broke")
     assert capsys.readouterr() == ("", "error: it broke\n")
+
+
+def test_a_very_narrow_terminal_breaks_no_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    complain("there is no model that is called so")
+    assert capsys.readouterr().err == "error: there is no\n  model that is\n  called so\n"

@@ -138,6 +138,13 @@ def test_without_a_daemon_one_is_started_with_the_configured_model(
     assert started == [["mine.gguf"]]
 
 
+def test_an_empty_pipe_is_no_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: no PROMPT was given, and the piped text is empty")
+
+
 def test_json_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json"]) == 2
     assert "--json needs a PROMPT" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import json
 import os
@@ -211,6 +212,17 @@ def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(StartError, match="cannot listen on") as refused:
         bind(host, 0)
     assert refused.value.exit_code is ExitCode.FAILED
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows says the same of a port that is taken")
+def test_a_port_for_others_is_not_said_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(StartError, match="is not for this user; choose one above 1023") as caught:
+        bind("127.0.0.1", 80)
+    assert caught.value.exit_code == ExitCode.PORT_TAKEN
 
 
 def test_a_port_can_be_bound_again_at_once() -> None:

@@ -110,6 +110,23 @@ def test_progress_takes_one_line_of_a_terminal(streams: tuple[io.StringIO, io.St
     assert screen(err.getvalue()) == ["stopping", ""]
 
 
+def test_lines_are_fitted_to_the_terminal(
+    streams: tuple[io.StringIO, io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    reporter = ConsoleReporter(*streams, is_terminal=True)
+    reporter.loading(ModelStatus("a-long-name", WorkerState.STARTING, 1.0))
+    assert streams[1].getvalue() == "a-long-name: checki\r"
+    reporter.error("no model is called /a/path/that/is/long: see there")
+    assert screen(streams[1].getvalue()) == [
+        "error: no model is",
+        "  called",
+        "  /a/path/that/is/long:",
+        "  see there",
+        "",
+    ]
+
+
 def screen(written: str) -> list[str]:
     """Return the lines that a terminal shows: a carriage return goes back to a line's start."""
     lines = []
