@@ -1,8 +1,8 @@
-"""The folder of cached blocks, as every process sees it: what its files are called, whose they are, how they go.
+"""The folder of cached blocks, as every process sees it: the files' names, their clients, and how they are removed.
 
 The engine's block store writes and reads the blocks; the daemon and the command line list and remove them without it.
-It knows neither a block's content nor llama.cpp. File names tell all that an index needs; they name nobody, and without
-the installation's secret nobody can tell from one what was asked.
+It knows neither a block's content nor llama.cpp. File names hold all that an index needs; they name no client, and
+without the installation's secret they do not show what was asked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """What a block's file name tells: its key, how root and parent begin, where its tokens are, how important it is."""
+    """A block's file name, parsed: its key, how root and parent begin, where its tokens are, how important it is."""
 
     root: bytes
     parent: bytes
@@ -56,7 +56,7 @@ class BlockName:
 
     @property
     def short_key(self) -> bytes:
-        """Its key as its children's names tell it."""
+        """Its key as it stands in its children's names."""
         return self.key[:PARENT_BYTES]
 
     @property
@@ -87,7 +87,7 @@ class About:
 
 
 def parse_name(file_name: str) -> BlockName | None:
-    """Return what a file name tells; None where it is no block's."""
+    """Parse a file name; None if it is no block's."""
     match = _NAME.fullmatch(file_name)
     if match is None:
         return None
@@ -133,7 +133,8 @@ def ensure_private(folder: Path) -> None:
 def ensure_secret(state_dir: Path) -> bytes:
     """Return this installation's secret, made on first use; raise ConfigError where others could have read it.
 
-    Whoever of two makes it first wins. One that was cut short by a crash is made again: what it kept is lost.
+    If two processes make it, the first one's counts. One that was cut short by a crash is made again: the blocks sealed
+    with it are lost.
     """
     path = state_dir / SECRET_FILE
     for _ in range(100):
@@ -160,7 +161,7 @@ def ensure_secret(state_dir: Path) -> bytes:
 
 
 def temporary_name() -> str:
-    """Return a name for a file that is being written, which tells by whom."""
+    """Return a name for a file that is being written, with the id of the process."""
     return f"{_TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
 
 
@@ -207,7 +208,7 @@ def _read_about(path: Path) -> About | None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a folder holds of one model and client. `unused_s`: how long nobody has used any of it."""
+    """What a folder holds of one model and client. `unused_s`: how long none of it was used."""
 
     about: About | None
     num_blocks: int
@@ -249,7 +250,7 @@ def list_parts(folder: Path) -> list[Part]:
 
 
 def _store_time(folder: Path) -> float:
-    """Return about what time it is for the store; where it has not said, what the wall clock says."""
+    """Return about the store's time; the wall clock's if the store has not noted its own."""
     now_s = time.time()
     try:
         state = json.loads(read_private(folder / STATE_FILE) or b"")
@@ -261,7 +262,7 @@ def _store_time(folder: Path) -> float:
 def purge(folder: Path, client: str | None = None) -> int:
     """Remove all blocks, or those of one client, and return how many; a block being read is a miss for its reader.
 
-    Blocks of which nothing says whose they are go with every client's. Raise OSError where a file cannot be removed.
+    Blocks of an unknown client are removed with those of any client. Raise OSError where a file cannot be removed.
     """
     if not folder.is_dir():
         return 0

@@ -57,7 +57,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flag_prefix: ClassVar[str] = ""
-    """What its options' flags begin with: nothing, where the option's own name says enough."""
+    """The beginning of its options' flags; empty if the option's own name says enough."""
 
     @field_validator("*")
     @classmethod
@@ -68,7 +68,7 @@ class Section(BaseModel):
 
 
 class ServerConfig(Section):
-    """Where the daemon listens and what it bears."""
+    """Listening addresses and limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback makes a token mandatory, and needs TLS."""
@@ -112,7 +112,7 @@ class ServerConfig(Section):
     @field_validator("allowed_origins")
     @classmethod
     def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse what no browser sends, and what therefore would allow nothing."""
+        """Refuse values that no browser sends, since they would allow nothing."""
         for origin in origins:
             if origin != "null" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
@@ -286,5 +286,5 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what is passed and nothing else: `load_config` reads the environment and the file, and says so."""
+        """Use only the values that are passed: `load_config` reads the environment and the file."""
         return (init_settings,)

@@ -211,6 +211,6 @@ def _complaints(error: ValidationError, sources: Mapping[str, str], options: Map
 
 
 def _where(name: str, source: str) -> str:
-    """Return an option as whoever set it knows it: the flag, the variable, or the file's line and the option's name."""
+    """Return an option in the form in which it was set: the flag, the variable, or the file's line and its name."""
     kind, _, place = source.removesuffix(")").partition(" (")
     return {"environment": place, "file": f"{place}: {name}"}.get(kind, source or name)

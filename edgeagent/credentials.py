@@ -1,4 +1,4 @@
-"""Who holds which token and what it opens: the owner's, in its own file, and those of clients that may do less.
+"""The tokens, their holders and scopes: the owner's, in its own file, and those of clients that may do less.
 
 Of a client's token only the digest is kept. The files may change while the daemon runs: a token that was replaced or
 removed is refused from the next request on, and while a file cannot be trusted every token of ours is.
@@ -59,11 +59,11 @@ OWNER = Client("", frozenset(Scope))
 
 
 class Standing(StrEnum):
-    """What the keys that a request shows are worth."""
+    """The result of checking a request's keys."""
 
     NOTHING = "no key"
     FOREIGN = "another key"
-    HELD = "a token that somebody holds"
+    HELD = "a known token"
     UNKNOWN = "an unknown or removed token"
     UNUSABLE = "a token that cannot be checked"
     SEVERAL = "several keys"
@@ -71,7 +71,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a request shows. `client` and `digest` are of a held token; `reason` says why none can be checked."""
+    """A request's keys, checked. `client` and `digest` are of a known token; `reason` says why none can be checked."""
 
     standing: Standing
     client: Client | None = None
@@ -83,7 +83,7 @@ NOTHING_SHOWN = Shown(Standing.NOTHING)
 
 
 class Keys(Protocol):
-    """What tells whose a token is."""
+    """Finds the holder of a token."""
 
     @property
     def trouble(self) -> str:
@@ -100,7 +100,7 @@ class Keys(Protocol):
         ...
 
     def holder(self, held: bytes) -> Client | None:
-        """Return who holds the token of this digest."""
+        """Return the holder of the token of this digest."""
         ...
 
 
@@ -141,7 +141,7 @@ class KeyRing:
         return self._judge_one(tokens[0])
 
     def holder(self, held: bytes) -> Client | None:
-        """Return who holds the token of this digest; nobody does while a file cannot be trusted."""
+        """Return the holder of the token of this digest; None while a file cannot be trusted."""
         self._refresh()
         return self._find(held)
 
@@ -198,7 +198,7 @@ class KeyRing:
 
 
 def digest(token: bytes) -> bytes:
-    """Return what is kept and compared instead of a token."""
+    """Return the digest that is kept and compared instead of a token."""
     return hashlib.sha256(token).digest()
 
 
@@ -215,7 +215,7 @@ def check_files(state_dir: Path) -> None:
 
 
 def rotate_token(state_dir: Path) -> str:
-    """Replace the owner's token and return it; the old one is dead."""
+    """Replace the owner's token and return it; the old one is no longer valid."""
     token = _new_token()
     write_private(state_dir / TOKEN_FILE, token.encode() + b"\n")
     return token
@@ -245,8 +245,8 @@ def remove_client(state_dir: Path, name: str) -> None:
         known = _read_clients(state_dir)
         others = [(client, held) for client, held in known if client.name != name]
         if len(others) == len(known):
-            names = ", ".join(client.name for client, _ in known) or "nobody"
-            raise ConfigError(f"no client is named {name!r:.80}; there is {names}")
+            names = ", ".join(client.name for client, _ in known)
+            raise ConfigError(f"no client is named {name!r:.80}; there is {names or 'none'}")
         _write_clients(state_dir, others)
 
 

@@ -8,13 +8,13 @@ EdgeAgentError
 ├── NotFound
 │   ├── ModelNotFound
 │   └── ResponseNotFound
-├── Unauthorized · Forbidden       who asks
+├── Unauthorized · Forbidden       the client may not do it
 ├── Overloaded                     a queue or a budget is full; may pass
 ├── ModelLoading                   not ready yet; may pass
 ├── RequestTimeout                 its own deadline passed
 ├── ModelLoadFailed                the file cannot be loaded here
 ├── WorkerCrashed                  the model's process ended under the request
-│   └── ModelChanged               and its file is another one by now
+│   └── ModelChanged               and its file was replaced by another
 ├── BackendUnavailable             nothing can serve it now
 ├── InternalError                  a bug of ours
 ├── ConfigError                    a setting is wrong

@@ -29,7 +29,7 @@ else:
 
 
 def holder(path: Path) -> int | None:
-    """Return the process that holds a file's lock, where the system tells (Linux); None where none does.
+    """Return the process that holds a file's lock, where the system tells (Linux); None if it is free.
 
     It takes no lock itself, not even for a moment: that might hit a daemon's own attempt.
     """

@@ -1,4 +1,4 @@
-"""Paths as people write them."""
+"""Paths as users write them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def with_home(path: Path) -> Path:
-    """Return a path with `~` or `~user` filled in; as it is where nobody has that name: then there is no such file."""
+    """Return a path with `~` or `~user` filled in; unchanged if no user has that name, so that no file is found."""
     with contextlib.suppress(RuntimeError):
         return path.expanduser()
     return path

@@ -1,7 +1,7 @@
-"""The daemon's private files as others see them: who wrote daemon.json, whether that process lives, and its token.
+"""The daemon's private files for other processes: the writer of daemon.json, whether it lives, and its token.
 
-A client believes daemon.json only while the very process that wrote it runs, so that a stranger who took over the port
-of a daemon that died is not sent the token.
+A client believes daemon.json only while the process that wrote it runs, so that another program that took over the port
+of a dead daemon is not sent the token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 class Runtime:
     """A running daemon. `started_at_s` is its process's start in seconds since 1970, as psutil tells it.
 
-    `certificate` is the file of the one it shows, where it speaks TLS: who found it here need trust no other.
+    `certificate` is the file of the one it shows, if it speaks TLS: a client that found it here trusts no other.
     """
 
     pid: int
@@ -57,7 +57,7 @@ def find_daemon(state_dir: Path) -> Runtime | None:
 
 
 def no_daemon(state_dir: Path) -> BackendUnavailable:
-    """Return what to raise where `find_daemon` finds none: that none runs, or why it cannot be found."""
+    """Return the error to raise if `find_daemon` finds none: none runs, or it cannot be found, and why."""
     process = holder(state_dir / LOCK_FILE)
     if not _can_look_into(state_dir):
         message = (

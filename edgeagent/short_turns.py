@@ -2,8 +2,8 @@
 
 llama.cpp's threads spin on every core while they compute. Linux lets a running thread finish its slice (some 3 ms)
 before one that woke up may run, unless that one asked for shorter slices (6.12 and later; before, asking changes
-nothing). It gets no more of the CPU for it, only sooner. Measured on two cores, both computing: an event is delivered
-after 0.7 ms instead of 1.1 ms. Other systems decide by themselves.
+nothing). It gets the CPU sooner, not for longer. Measured on two cores, both computing: an event is delivered after
+0.7 ms instead of 1.1 ms. Other systems decide by themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ask_for_short_turns() -> bool:
         return False
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
-            return False  # somebody chose another policy for it
+            return False  # the user chose another policy for this process
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         if nice < 0:
             return False  # with the flag, which is needed, children would lose that priority

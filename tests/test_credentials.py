@@ -148,10 +148,10 @@ def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
         remove_client(tmp_path, "added")
 
 
-def test_nobody_is_named_where_there_is_nobody(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is nobody"):
+def test_removing_a_client_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is none"):
         remove_client(tmp_path, "kiosk")
-    with pytest.raises(ConfigError, match="there is nobody"):
+    with pytest.raises(ConfigError, match="there is none"):
         remove_client(tmp_path / "none", "kiosk")
 
 

@@ -1,4 +1,4 @@
-"""What the router asks of anything that can generate. It does not know where the tokens come from."""
+"""The protocol of backends, which generate for the router. It does not know where the tokens come from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, Text
 
 
 class Estimate(Struct, frozen=True):
-    """What a backend expects of a request: how full it is, and after how long a refused one may try again."""
+    """A backend's estimate for a request: how full it is, and after how long a refused one may try again."""
 
     backend: str
     is_local: bool
@@ -67,7 +67,7 @@ class Backend(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begin to load what is configured; return without waiting for it."""
+        """Begin to load the configured model; return without waiting for it."""
         ...
 
     async def stop(self) -> None:

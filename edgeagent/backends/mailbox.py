@@ -1,4 +1,4 @@
-"""A request's answer on its way from the worker's pipe to whoever reads it.
+"""A request's answer on its way from the worker's pipe to its reader.
 
 The pipe never waits for a slow reader: where more than `max_steps` are pending they are merged into one, so the reader
 gets fewer, larger steps, and loses nothing.
@@ -69,7 +69,7 @@ class Mailbox:
         return len(self._steps)
 
     def put(self, step: Step) -> None:
-        """Take a step; nothing that follows the end."""
+        """Take a step; steps after the end are ignored."""
         if self._has_ended:
             return
         self.num_tokens += len(step.tokens)

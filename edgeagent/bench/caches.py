@@ -1,4 +1,4 @@
-"""What a prefix cache is worth: after a power cut, for many with one system prompt, for more conversations than fit."""
+"""What a prefix cache saves: after a power cut, for conversations with one system prompt, for more than fit in it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NUM_WARM_ASKS = 3
 TURN_TOKENS = 24
 """The length of a conversation's later turns: an answer, and the next question."""
 SETTLE_S = 7.0
-"""How long a server is left alone until what it writes behind an answer is written."""
+"""How long to wait for a server to write what it keeps of an answer."""
 MAX_SETTLES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an edgeagent keeps of prompts below its KV cells."""
+    """The prompts that an edgeagent keeps below its KV cells."""
 
     memory_bytes: int
     disk_bytes: int
@@ -71,7 +71,7 @@ AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "ne
 
 
 async def restart(target: Target, load: Load, name: str) -> Round:
-    """Ask with one beginning until the server is killed, and again when it is up; no stop announces itself to it."""
+    """Ask with one beginning until the server is killed, without a stop, and again when it is up."""
     if target.server.restart is None:
         raise NotSupported("`restart` kills the server, and so measures only a daemon that it started itself: no URL")
     prompts = [
@@ -101,7 +101,7 @@ DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and
 
 
 async def shared_prefix(target: Target, load: Load, name: str) -> Round:
-    """Begin many conversations with one system prompt. What is kept of them only an edgeagent tells."""
+    """Begin many conversations with one system prompt. Only an edgeagent tells how much it keeps of them."""
     is_told = target.server.kind == "edgeagent"
     system = Turn("system", target.prompts.cold(f"system {name}", load.prompt_tokens))
     questions = [
@@ -166,7 +166,7 @@ async def _begin_conversations(target: Target, load: Load) -> None:
 
 
 def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
-    """Return what is said in a turn (0 is the first, the long one), and all that was said before."""
+    """Return the question of a turn (0 is the first, the long one), and the conversation before it."""
     said = [Turn("user", prompts.cold(f"conversation {lane}", load.prompt_tokens))]
     for at in range(number):
         said.append(Turn("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))
@@ -175,7 +175,7 @@ def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *t
 
 
 async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
-    """Ask what the server may keep, and return when everything arrived."""
+    """Ask a question that the server may keep, and return when the answer is complete."""
     trace = Trace()
     await connection.ask(Ask(prompt, FEW_TOKENS, earlier, is_stored=True), trace)
     return trace

@@ -21,7 +21,7 @@ from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, Mo
 Transport = Literal["ws", "http"]
 
 CONNECT_TIMEOUT_S = 10.0
-# How servers that have it are told to write on past the end of an answer; others would refuse an unknown field.
+# The field that tells servers which have it to write on past the end of an answer; others would refuse it.
 WRITE_ON: dict[str, dict[str, Any]] = {
     "llamacpp": {"ignore_eos": True},
     "vllm": {"ignore_eos": True},
@@ -35,7 +35,7 @@ TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.
 class Server:
     """A server to measure. `kind` is what it says of itself (owned_by of its model); `model` None is its default.
 
-    `restart`, where whoever measures can: ends it as a power cut would, and has it up again under the same URL.
+    `restart`, if the server can be restarted: ends it as a power cut would, and starts it under the same URL.
     """
 
     address: Address
@@ -215,7 +215,7 @@ def _http(server: Server) -> httpx.AsyncClient:
     key = server.address.token
     return httpx.AsyncClient(
         headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
-        # A long prompt takes as long as it takes; who waits has Ctrl-C.
+        # A long prompt may take any time; the user has Ctrl-C.
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         # A proxy from the environment is for the network, not for this machine.
         trust_env=not is_loopback(server.http_base),

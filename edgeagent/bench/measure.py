@@ -12,7 +12,7 @@ from edgeagent.bench.wire import Ask, Trace
 from edgeagent.errors import EdgeAgentError
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, and how many rounds of how many are done."""
+"""Called with the stage, the number of rounds that are done, and the number of all rounds."""
 
 PROBE_WORDS = (16, 80)
 
@@ -32,7 +32,7 @@ class Measurement:
 
 @dataclass(slots=True)
 class Run:
-    """What is to be measured, and in `measurements` what has been."""
+    """The settings of a measurement, and in `measurements` its results."""
 
     servers: Sequence[Server]
     scenarios: Sequence[Scenario]

@@ -1,4 +1,4 @@
-"""The report as a picture: for each metric, how many of the samples were at least how good. Needs the extra `plot`."""
+"""The report as a picture: for each metric, the share of samples that reached each value. Needs the extra `plot`."""
 
 from __future__ import annotations
 

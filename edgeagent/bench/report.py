@@ -1,4 +1,4 @@
-"""What a measurement comes to: tables for people, one object for programs. Formats; does not measure."""
+"""The results of a measurement: tables for people, one object for programs. Formats; does not measure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def as_object(run: Run) -> dict[str, Any]:
 
 
 def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary | None:
-    """Return what one server's samples of a metric come to."""
+    """Return the summary of one server's samples of a metric."""
     return summarize([value for part in measurement.samples(metric, server) for value in part], metric.better)
 
 
@@ -107,7 +107,7 @@ def _heading(run: Run) -> Iterator[str]:
 
 
 def _table(measurement: Measurement, align: Align) -> list[str]:
-    """Return the lines of a scenario's numbers; there is room for what they mean beside those of one server."""
+    """Return the lines of a scenario's numbers; with one server there is room for explanations beside them."""
     rows = _rows(measurement)
     if len(rows) == 1:
         return []
@@ -157,7 +157,7 @@ def _ratio_cells(compared: Ratio | None) -> list[str]:
 
 
 def _notes(measurement: Measurement, run: Run) -> list[str]:
-    """Say what a reader of the numbers must know: what failed, what ended early, what is missing."""
+    """Return warnings about the numbers: what failed, what ended early, what is missing."""
     notes = []
     if measurement.failure is not None:
         notes.append(f"failed: {measurement.failure}")

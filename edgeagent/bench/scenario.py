@@ -54,7 +54,7 @@ Round = Mapping[Metric, list[float]]
 class Scenario:
     """A situation. `prepare` is asked once for each server, unmeasured.
 
-    One that is no default is measured only where it is named; one that `is_once` cannot be repeated.
+    One that is no default is measured only if it is named; one that `is_once` cannot be repeated.
     """
 
     name: str

@@ -12,7 +12,7 @@ Better = Literal["lower", "higher", "neither"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What samples come to. pXX is a promise: XX % of the samples were at least this good."""
+    """A summary of samples. pXX: XX % of the samples were at least this good."""
 
     num_samples: int
     p50: float
@@ -47,7 +47,7 @@ def median(samples: Sequence[float]) -> float:
 
 
 def summarize(samples: Sequence[float], better: Better) -> Summary | None:
-    """Return what samples come to, None without any. Where more is better, p95 is what 95 % reach or exceed."""
+    """Return the summary of samples, None without any. Where more is better, p95 is what 95 % reach or exceed."""
     if not samples:
         return None
     p50, p95, p99 = (quantile(samples, 1 - q if better == "higher" else q) for q in (0.5, 0.95, 0.99))

@@ -93,7 +93,7 @@ class Trace:
 
     @property
     def beyond_prefill_ms(self) -> list[float]:
-        """What of the time to the first text was not the prompt's, as a list of one, or of none."""
+        """The time to the first text without that of the prompt, as a list of one, or of none."""
         return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
 
     def measured(self, event: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class Connection(Protocol):
         ...
 
     async def open(self) -> None:
-        """See to it that the next answer's times have no opening in them."""
+        """Open the connection now, so that the next answer's times do not include it."""
         ...
 
     async def ask(self, ask: Ask, trace: Trace) -> None:

@@ -34,7 +34,7 @@ COMMANDS = {
     "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
     "status": Command("edgeagent.cli.status:status", "Show what the daemon runs and how fast."),
     "stop": Command("edgeagent.cli.status:stop", "Stop the daemon; live requests may finish first."),
-    "reload": Command("edgeagent.cli.status:reload", "Load the model anew, or give one that crashed another chance."),
+    "reload": Command("edgeagent.cli.status:reload", "Load the model again, also after it crashed too often."),
     "pull": Command("edgeagent.cli.models:pull", "Download a model."),
     "list": Command("edgeagent.cli.models:list_models", "List the models on this machine."),
     "bench": Command("edgeagent.cli.bench:bench", "Measure a server, or compare two."),
@@ -101,7 +101,7 @@ def build_app(wanted: str | None) -> typer.Typer:
 def _open_missing_streams() -> None:
     """Let the null device stand for standard streams that are closed (`serve >&- 2>&-`).
 
-    Python has None for them, and their numbers would go to the next files: what prints would write into a socket.
+    Python has None for them, and the next files would get their numbers: prints would go into a socket.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -127,7 +127,7 @@ def _unimported() -> None:
 
 
 def _completing() -> AbstractContextManager[None]:
-    """Return what is around the run of a command: nothing, unless bash asks what a word may become."""
+    """Return the context manager for a command's run: an empty one, unless bash asks for completions."""
     if os.environ.get(COMPLETE_VARIABLE) != "complete_bash":
         return nullcontext()
     from edgeagent.cli.completion import bash_words_joined

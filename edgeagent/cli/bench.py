@@ -52,13 +52,13 @@ def bench(
     """Measure how fast a server answers, over its wire; takes about a minute with a small model.
 
     decode: tokens/s of one stream. ttft: time to the first token of a cold prompt and of one that differs from earlier
-    ones only at its end. parallel: several streams at once. hol: what live streams notice of a long prompt that arrives
+    ones only at its end. parallel: several streams at once. hol: how a long prompt that arrives delays live streams
     (head-of-line blocking). connect: time to the first event on a new and on an open connection. overhead: what the
     server adds to the model's work, before the first token and behind each.
 
-    Where they are named: idle: memory of open WebSockets. restart: a daemon of its own is killed, started again, and
-    asked what begins as before. shared-prefix: many conversations with one system prompt, and the bytes kept of them.
-    conversations: the next turns of many, by turns. These three leave what they asked in the server's prefix cache.
+    Only if named: idle: memory of open WebSockets. restart: a daemon of its own is killed, started again, and asked
+    prompts that begin as before. shared-prefix: many conversations with one system prompt, and the bytes kept of them.
+    conversations: the next turns of many, by turns. These three leave their prompts in the server's prefix cache.
 
     \b
     edgeagent bench                                          the daemon here, everything
@@ -145,7 +145,7 @@ def _address(
 ) -> Iterator[tuple[Address, str | None, Callable[[], None] | None]]:
     """Yield what to measure and the model to ask for: the URL, else the daemon that runs, else one of our own.
 
-    What `is_killed` is always our own, and comes with what kills it and starts it again.
+    A daemon that `is_killed` is always our own, and comes with a function that kills it and starts it again.
     """
     from edgeagent.cli.link import address_of
     from edgeagent.cli.private_daemon import killable_daemon
@@ -177,7 +177,7 @@ def _print(run: Run, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield what shows how far a measurement is, on stderr: a bar on a terminal, elsewhere a line for each stage."""
+    """Yield a display of a measurement's progress on stderr: a bar on a terminal, elsewhere a line for each stage."""
     if not sys.stderr.isatty():
         yield _lines()
         return

@@ -1,6 +1,6 @@
-"""`edgeagent cache`: what is kept of prompts, forgotten on demand, and filled ahead of time.
+"""`edgeagent cache`: show, delete, and fill ahead of time what is kept of prompts.
 
-Looking and purging work without a daemon too, on the folder itself.
+Listing and purging work without a daemon too, on the folder itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: Conf
 def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Forget all prompts, or one client's.
 
-    In memory and on disk. What is being computed goes on.
+    In memory and on disk. Running requests go on.
     """
     settings = _settings(state_dir, config)
     if find_daemon(settings.state_dir) is not None:
@@ -85,7 +85,7 @@ def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile 
             cache_folder.purge(settings.cache_dir, client)
         except OSError as error:
             raise EdgeAgentError(f"cannot remove everything from {settings.cache_dir}: {error.strerror}") from None
-    typer.echo("Forgotten." if client is None else f"Forgotten: what was kept for {client or 'those without a token'}.")
+    typer.echo("Forgotten." if client is None else f"Forgotten: the prompts of {client or 'the owner'}.")
 
 
 @cache_app.command("warm")
@@ -105,7 +105,7 @@ def warm(
     body = {**_prompt(file), "client": client or "", "pin": pin}
     is_user = client is not None and re.fullmatch(r"uid:[0-9]+", client)
     if client and not is_user and client not in {known.name for known in clients(settings.state_dir)}:
-        raise ConfigError(f"no client is named {client!r:.80}, so nobody would find it; see `edgeagent token list`")
+        raise ConfigError(f"no client is named {client!r:.80}; see `edgeagent token list`")
     usage = _call(settings, "/edgeagent/cache/warm", body, WARM_TIMEOUT_S)
     computed = usage["num_prompt_tokens"] - usage["num_cached_tokens"]
     if as_json:

@@ -32,8 +32,8 @@ class Chat:
     """One conversation. `fields` go with every request (model, instructions, temperature ...).
 
     The event loop runs only while an answer does, so that input() and Ctrl-C behave as in any terminal program; a
-    connection that the daemon gave up meanwhile is opened again by the client. `look` says, on a thread of its own, why
-    no answer comes ("builtin: loading 40%"; empty where it is being computed); that is shown on a terminal.
+    connection that the daemon closed meanwhile is opened again by the client. `look` returns, on a thread of its own,
+    why no answer comes ("builtin: loading 40%"; empty while it is being computed); that is shown on a terminal.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Chat:
 
     @asynccontextmanager
     async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
-        """Have the printer show what is waited for whenever nothing comes, where somebody sees it."""
+        """On a terminal, show the reason of the wait whenever no event comes."""
         if not printer.waiting.is_seen:
             yield
             return
@@ -160,7 +160,7 @@ class _Printer:
         self.waiting = PassingLine()
 
     def wait(self, reason: str) -> None:
-        """Show why nothing comes, below what has come; empty: something does."""
+        """Show the reason of the wait below the answer so far; empty: there is no wait."""
         if reason and self._is_in_line and self._is_terminal:
             self._write("\n", dim=False)
         self.waiting.show(reason)

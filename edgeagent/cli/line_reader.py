@@ -30,12 +30,12 @@ class LineReader(Protocol):
 
 
 def make_reader(history_file: Path | None) -> LineReader:
-    """Return what suits the terminal; `history_file` keeps what was typed (None: nothing does)."""
+    """Return the reader that suits the terminal; `history_file` keeps the typed lines (None: they are not kept)."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return PlainReader()
     try:
         return TerminalReader(history_file)
-    except Exception:  # a console that the library cannot draw on (Windows has several kinds), as it finds out itself
+    except Exception:  # a console that the library cannot draw on (Windows has several kinds); it finds that out itself
         return PlainReader()
 
 
@@ -129,7 +129,7 @@ def _keys() -> KeyBindings:
 def _history(file: Path | None) -> History:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    # A folder that cannot be written costs the memory of this session, not the chat.
+    # If the folder cannot be written, this session's lines are not remembered; the chat works.
     if file is None or not _is_ready(file):
         return InMemoryHistory()
     return FileHistory(file)

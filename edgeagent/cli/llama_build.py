@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 
 
 def llama_cpp_commit() -> str:
-    """Return the commit that the installed llama.cpp was built from, or why it cannot be told."""
+    """Return the commit that the installed llama.cpp was built from, or why it is unknown."""
     command = [sys.executable, "-m", "edgeagent.cli.llama_build"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
     if answer.returncode == 0:

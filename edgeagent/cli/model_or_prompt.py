@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-# What names of models are made of, on the hub, in the catalog and in most folders.
+# The characters of models' names on the hub, in the catalog and in most folders.
 _NAME = re.compile(r"[\w.:/\\~@+-]+", re.ASCII)
 _LIKENESS = 0.6
 _MAX_NEAR = 3

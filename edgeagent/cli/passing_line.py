@@ -1,4 +1,4 @@
-"""A line on stderr that the next one takes the place of: what is waited for. Elsewhere than on a terminal, nothing."""
+"""A line on stderr about a wait, which the next one overwrites. It is shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PassingLine:
         """Show a text in place of the one before; an empty one leaves the cursor at the start of an empty line."""
         if not self.is_seen:
             return
-        # A line that the terminal breaks could not be taken back.
+        # A line that the terminal breaks could not be overwritten.
         text = text[: shutil.get_terminal_size().columns - 1]
         if text != self._shown:
             end = "" if text else "\r"

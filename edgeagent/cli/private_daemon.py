@@ -21,7 +21,7 @@ from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
 
 # How often a daemon is asked whether its model is ready: no event tells that. The daemon sets the limit of the wait: it
-# gives a load up that makes no progress (engine.load_timeout_s), and whoever has ended is asked no more.
+# gives a load up that makes no progress (engine.load_timeout_s), and a daemon that has ended is asked no more.
 POLL_S = 0.05
 STOP_TIMEOUT_S = 15.0
 
@@ -63,14 +63,14 @@ def killable_daemon(
 
 
 def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None:
-    """Wait while a daemon loads its model, and tell how far it is; what else is wrong a request is told."""
+    """Wait while a daemon loads its model, and report its progress; other errors are left to the request."""
     with contextlib.suppress(EdgeAgentError):
         while not _is_ready(address, progress):
             time.sleep(POLL_S)
 
 
 def load_in_progress(address: Address) -> str:
-    """Return how far a daemon is with a model that does not answer; empty where it does, or the daemon does not."""
+    """Return the progress of a load; empty if the model answers, or if the daemon does not."""
     told = [""]
     with contextlib.suppress(EdgeAgentError):
         _is_ready(address, told.append)
@@ -78,7 +78,7 @@ def load_in_progress(address: Address) -> str:
 
 
 def kill(daemon: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all it has started, as they stand; returns when none of them is left."""
+    """Kill a process and all it has started, without a stop; return when none of them is left."""
     try:
         workers = psutil.Process(daemon.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -150,7 +150,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """Return the error that the daemon gave as its reason, or else the end of what it wrote."""
+    """Return the error that the daemon printed, or else the end of its output."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     reasons = [line for line in lines if line.startswith("error: ")]
     return reasons[-1].removeprefix("error: ") if reasons else "\n".join(lines[-15:])

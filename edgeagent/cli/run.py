@@ -140,7 +140,7 @@ def _piped() -> str:
 
 
 def _whole(text: str) -> str:
-    """Return text with a question mark for each byte that was none, which Python hands on as half of a character."""
+    """Return text with a question mark for each byte that is no UTF-8, which Python decodes as half of a character."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -32,7 +32,7 @@ def _serve(
 
 
 def _stop_at_end_of_input() -> None:
-    """Stop the daemon when whoever started it is gone: its end of the pipe closes even where no clean-up ran."""
+    """Stop the daemon when the process that started it is gone: its end of the pipe closes even without a clean-up."""
     # Not through sys.stdin: its lock, held by a waiting thread, makes the interpreter abort at exit.
     while os.read(STDIN, 4096):
         pass

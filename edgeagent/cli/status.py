@@ -1,4 +1,4 @@
-"""`edgeagent status`, `reload` and `stop`: the running daemon, looked at, told to load anew, and ended."""
+"""`edgeagent status`, `reload` and `stop`: show the running daemon, load its model again, end it."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def reload(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Load a model anew: one that failed or crashed too often gets another chance, a running one's requests go on."""
+    """Load a model again: one that failed or crashed too often is tried once more, a running one's requests go on."""
     state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
     found = find_daemon(state_dir)
     if found is None:
         raise no_daemon(state_dir)
     path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
     answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
-    typer.echo(f"Loading {answer['model']} anew; `edgeagent status` shows how far it is.")
+    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows how far it is.")
 
 
 def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
@@ -93,7 +93,7 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 
 
 def _is_gone_within(seconds: float, process: psutil.Process) -> bool:
-    # Not Process.wait: it takes a process that ended, but that its parent has not asked about yet, for running.
+    # Not Process.wait: it counts an ended process as running until its parent has collected it.
     deadline = time.monotonic() + seconds
     while _is_running(process):
         if time.monotonic() >= deadline:

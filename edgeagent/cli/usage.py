@@ -1,4 +1,4 @@
-"""What is said to a wrong command line: in one form, with what was meant and what to type instead."""
+"""The errors of a wrong command line: in one form, with the probable meaning and what to type instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-# What other programs of this kind, and habit, call things.
+# Names of commands in other programs of this kind.
 ELSEWHERE = {
     "ps": "`edgeagent status` shows what runs",
     "show": "`edgeagent list` shows the models on this machine, `edgeagent status` the one that runs, and "
@@ -60,7 +60,7 @@ def usage_message(error: typer.TyperException, arguments: Sequence[str]) -> str:
         why = _why(option, bad["why"], arguments)
         return f"{option}: {why} (see `{_path(error)} --help`)" if option else f"{why} (see `{_path(error)} --help`)"
     if no_option := _NO_OPTION.fullmatch(message):
-        # Whatever is like no option is like --help, which the line ends with anyway.
+        # A name unlike all options is most like --help, which the line ends with anyway.
         names = [name for name in (no_option["near"] or "").split(", ") if name not in ("", "--help")]
         near = f"; did you mean {_choice(names)}?" if names else ""
         return f"there is no option {no_option['name']}{near} (see `{_path(error)} --help`)"
@@ -97,7 +97,7 @@ def _choice(names: Sequence[str]) -> str:
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """Return what was typed for an option last."""
+    """Return the last value that was typed for an option."""
     found = None
     for place, argument in enumerate(arguments):
         if argument == option and place + 1 < len(arguments):

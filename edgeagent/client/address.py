@@ -35,7 +35,7 @@ class Address:
             return None
         context = ssl.create_default_context(cafile=self.certificate)
         if self.certificate is not None:
-            # This very certificate, whatever names are in it and whoever signed it.
+            # Only this certificate is trusted; its names and its issuer do not matter.
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
@@ -44,7 +44,7 @@ class Address:
 def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
     """Return where the daemon of this state folder (default: the configured one) listens.
 
-    The runtime file is believed only while the process that wrote it lives, so that whoever took over its port does
+    The runtime file counts only while the process that wrote it lives, so that a program that took over its port does
     not get the token. Raises BackendUnavailable where no daemon runs.
     """
     # An application that names a URL pays for neither of these: pydantic and psutil take a tenth of a second.

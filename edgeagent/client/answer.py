@@ -1,4 +1,4 @@
-"""What a response has said so far, gathered from its events. Knows the events of the wire; does no I/O."""
+"""A response so far, gathered from its events. Knows the events of the wire; does no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Event = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Answer:
-    """The text, reasoning and tool calls of one response, and, once it is finished, what it cost.
+    """The text, reasoning and tool calls of one response, and, once it is finished, its usage and timings.
 
     `status` is the wire's: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (llama-server's
     names) and `edgeagent` (route, reason, milliseconds by stage) are the terminal event's own objects.
@@ -38,7 +38,7 @@ class Answer:
         return self.status != "in_progress"
 
     def add(self, event: Event) -> None:
-        """Take in one event; unknown ones say nothing about the answer."""
+        """Take in one event; unknown ones are ignored."""
         match event.get("type"):
             case "response.created":
                 self.response_id = event["response"]["id"]

@@ -131,7 +131,7 @@ class Client:
 
 
 class Reply:
-    """One response as it arrives: an async iterator over its events, with what they add up to in `answer`.
+    """One response as it arrives: an async iterator over its events, with their sum in `answer`.
 
     A connection that is lost before the daemon began to answer is opened again and the request repeated; afterwards
     the loss is raised, since what was delivered cannot be taken back. After a failed response's terminal event the
@@ -163,7 +163,7 @@ class Reply:
         return self.answer
 
     async def cancel(self) -> Answer:
-        """End the response at the daemon and return what it came to; a finished one is left as it is."""
+        """Cancel the response at the daemon and return its answer; a finished one is left as it is."""
         if self.answer.is_finished:
             return self.answer
         if not self._is_sent:
@@ -242,7 +242,7 @@ def _refusal(address: Address, response: Response) -> EdgeAgentError:
 
 
 def _message(body: bytes | bytearray) -> str | None:
-    """Return what the daemon says in the body of a refusal; whatever else answers there need not say anything."""
+    """Return the error in the body of a refusal; empty if another program than the daemon answered."""
     with suppress(ValueError):
         match json.loads(body):
             case {"error": {"message": str(message)}}:

@@ -1,4 +1,4 @@
-"""Output that never holds the daemon up: lines wait for a thread to write them, and are dropped where nobody reads."""
+"""Output that never blocks the daemon: a thread writes the lines; if the output is not read, they are dropped."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Output(Protocol):
 
 
 def dropped_lines(num: int) -> str:
-    """Return the line that stands for lines that were dropped."""
-    return f"({num} lines were dropped: nobody read them)"
+    """Return the line that replaces dropped lines."""
+    return f"({num} lines were dropped: the output was not read)"
 
 
 class Console:
@@ -45,28 +45,28 @@ class Console:
         self._thread.start()
 
     def write(self, text: str, /) -> None:
-        """Have a text, best a whole line, written soon."""
+        """Queue a text, best a whole line, to be written soon."""
         try:
             self._waiting.put_nowait(text)
         except queue.Full:
             self._num_dropped += 1
-            # Here, for a quick start: it is imported anyway by the time that lines are dropped.
+            # Imported here for a quick start; other modules have imported it by the time that lines are dropped.
             from edgeagent.metrics import log_lines_dropped_total
 
             log_lines_dropped_total.inc()
 
     def flush(self) -> None:
-        """Do nothing: what was written is on its way."""
+        """Do nothing: queued lines are written by the thread."""
 
     def finish(self) -> None:
-        """Wait a moment for what was written, and end the thread."""
+        """Wait a moment for queued lines to be written, and end the thread."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while (text := self._waiting.get()) is not None:
-            # Whoever read the lines may have gone; the daemon stays.
+            # The reader of the lines may have gone; the daemon stays.
             with contextlib.suppress(OSError, ValueError):
                 if self._num_dropped:
                     num_dropped, self._num_dropped = self._num_dropped, 0

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# What a second signal leaves for the worker to go; the end of its pipe ends it anyway.
+# The time that the worker has to end after a second signal; the end of its pipe ends it in any case.
 FORCED_STOP_S = 0.5
-# What was stored is safe already; this is for a disk that hangs.
+# Stored responses are on disk already; this bound is for a disk that hangs.
 STORE_CLOSE_S = 2.0
 
 
@@ -76,7 +76,7 @@ def serve(
 
 
 def _forbid_cores() -> None:
-    """See to it that no core is written should the process fall: it would hold prompts and the token."""
+    """Turn core files off: they would hold prompts and the token."""
     if sys.platform != "win32":
         import resource
 
@@ -87,7 +87,7 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
     try:
         with held(config.state_dir), listening(config.server) as listeners:
             ensure_token(config.state_dir)
-            # A daemon that cannot tell who may do what says so at once, not to the first client.
+            # A daemon whose credential files cannot be trusted fails here, not at the first request.
             check_files(config.state_dir)
             keys = KeyRing(config.state_dir)
             ask_for_short_turns()
@@ -148,7 +148,7 @@ async def _serve(
         if not publication.publish():
             publishing = asyncio.create_task(publication.publish_in_time())
         reporter.listening(runtime, token_file, urls_beyond(listeners.tcp, runtime.url.partition(":")[0]))
-        # From here on, so that the first thing told is where it listens.
+        # Not before, so that the first line says where the daemon listens.
         watch = asyncio.create_task(_watch(router, reporter, stop))
 
     server = make_server(
@@ -172,7 +172,7 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
     import psutil
 
     host, port = server.host, listener.getsockname()[1]
-    # Who listens on every address is reached from here on the loopback one.
+    # A daemon that listens on every address is reached from this machine on loopback.
     name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     certificate = str(server.tls_certificate.absolute()) if server.tls_certificate else None
     url = f"{'https' if certificate else 'http'}://{name}:{port}"
@@ -180,10 +180,10 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
 
 
 async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
-    """Tell the reporter what becomes of the models; raise StartError, and stop, where none ever was of use.
+    """Report the models' states; raise StartError, and stop, if none was ever ready and none can be loaded.
 
-    A daemon whose only model cannot be loaded serves nobody, and whoever started it should hear so by its exit status.
-    One whose model was ready before and fell goes on: the next request tries it again.
+    A daemon whose only model cannot be loaded is of no use, and its exit status should say so. If a model was ready
+    before and failed, the daemon goes on: the next request tries the model again.
     """
     told: dict[str, ModelStatus] = {}
     was_ready = False
@@ -228,30 +228,30 @@ def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:
 
 
 class Stop:
-    """Whether the daemon was asked to stop; asked again, it does not wait for live requests."""
+    """The request to stop the daemon; asked twice, it does not wait for live requests."""
 
     def __init__(self) -> None:
         self._num_requests = 0
         self.is_failure = False
-        """Whether nobody asked: the daemon ends with an error, which says why."""
+        """Whether an error stops the daemon; the error says why."""
 
     def request(self) -> None:
-        """Ask; a signal handler may."""
+        """Ask the daemon to stop; a signal handler may call it."""
         self._num_requests += 1
 
     def fail(self) -> None:
-        """Stop for the sake of an error that is raised."""
+        """Stop the daemon because of an error that is raised."""
         self.is_failure = True
         self.request()
 
     @property
     def is_requested(self) -> bool:
-        """Whether it was asked."""
+        """Whether the daemon was asked to stop."""
         return self._num_requests > 0
 
     @property
     def is_forced(self) -> bool:
-        """Whether it was asked more than once."""
+        """Whether the daemon was asked more than once."""
         return self._num_requests > 1
 
 

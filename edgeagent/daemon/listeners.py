@@ -1,4 +1,4 @@
-"""The sockets that the daemon listens on: what they may be, and whether the address is free."""
+"""The sockets that the daemon listens on: whether they are safe, and whether the address is free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """What clients connect to. The Unix socket is there if one was asked for."""
+    """The listening sockets. The Unix socket is there if one was asked for."""
 
     tcp: socket.socket
     unix: socket.socket | None = None

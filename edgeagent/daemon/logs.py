@@ -1,4 +1,4 @@
-"""What log records look like, and what never gets into them: a line each, named after its request, nobody's words.
+"""The form of log records: a line each, with its request's id, and never with the content of a request.
 
 An exception is shown by its type and its places. Its own text may quote a prompt, and so may what libraries say at
 their lower levels: of those only warnings pass, of some nothing.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edgeagent.daemon.console import Output
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# uvicorn's own words are about what clients did wrong, or an exception's text; api/envelope logs what matters of those.
-# asyncio's name tasks and callbacks with their arguments; `log_unhandled` says instead what went wrong there.
+# uvicorn's messages are about clients' mistakes, or quote exceptions; api/envelope logs what matters of those.
+# asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
 _SILENT = ("uvicorn", "asyncio", "websockets")
 # What may be written beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.
 FIELDS = "fields"
@@ -53,7 +53,7 @@ def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
 
 
 def log_unhandled(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log what nobody awaited or caught in the event loop; for loop.set_exception_handler."""
+    """Log an exception that no code awaited or caught in the event loop; for loop.set_exception_handler."""
     del loop
     _log_unhandled("the event loop", context.get("exception"))
 
@@ -67,7 +67,7 @@ class _Lines(logging.Formatter):
     """What both kinds of lines have in common."""
 
     def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 the library's name
-        """Return an exception's type and places, those of what led to it too, without any exception's text."""
+        """Return an exception's type and places, and those of its causes, without any exception's text."""
         parts: list[str] = []
         error: BaseException | None = ei[1]
         while error is not None and len(parts) < 8:

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a loopback TCP connection, where the system tells.
+"""The user whose process is at the other end of a loopback TCP connection, where the system tells.
 
 Linux answers for one socket by its addresses, over netlink in microseconds, or else in /proc/net/tcp, which is read in
 a thread. Elsewhere psutil looks through this user's own processes: others' sockets it may not see, and need not.
@@ -34,7 +34,7 @@ _PORTS = struct.Struct("!HH")
 _ANSWER = struct.Struct("=BBBB")
 _OWNER = struct.Struct("=IIIII")
 _ID_BYTES = 48
-# What stands for users of another user namespace; it says nothing about who that is.
+# The uid that stands for users of another user namespace; it identifies none of them.
 _OVERFLOW_UIDS = (65534, 2**32 - 1)
 _PROC_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 _NUM_REMEMBERED = 8
@@ -43,7 +43,7 @@ SocketAddress = tuple[str, int]
 
 
 class TcpPeer:
-    """The client of one accepted connection. It is looked up when it is first asked for, and stays who it is."""
+    """The client of one accepted connection. Its user is looked up once, when first asked for."""
 
     def __init__(
         self, client: SocketAddress | None, server: tuple[str, int | None] | None, connection: socket.socket
@@ -54,11 +54,11 @@ class TcpPeer:
         self._user: User | None = None
 
     async def user(self) -> User:
-        """Return whose process it is; it must still have the connection open."""
+        """Return the user of the client's process, which must still have the connection open."""
         if self._user is None:
             user = await self._look_up()
-            # Whose connection is gone may have left its port to somebody else, who was found in its place. While ours
-            # is there, nobody else has the two ports.
+            # If the connection is gone, its port may belong to another process, which was found instead. While the
+            # connection is open, no other socket has the two ports.
             self._user = user if _is_connected(self._connection) else UNKNOWN_USER
         return self._user
 
@@ -81,7 +81,7 @@ def _is_connected(connection: socket.socket) -> bool:
         if sys.platform == "win32":
             connection.getpeername()
             return True
-        # A copy: event loops hand out stand-ins for their sockets, without some methods.
+        # A copy: event loops return stand-ins for their sockets, without some methods.
         with socket.socket(connection.family, connection.type, fileno=os.dup(connection.fileno())) as copy:
             copy.getpeername()
     except OSError:
@@ -113,7 +113,7 @@ def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None
     _, state, _, _ = _ANSWER.unpack_from(answer, at)
     found = answer[at + _ANSWER.size :][: len(addresses)]
     *_, uid, inode = _OWNER.unpack_from(answer, at + _ANSWER.size + _ID_BYTES)
-    # A listener answers for a socket that is gone, and a socket that nobody holds any more counts as root's.
+    # The kernel may return a listener instead of a socket that is gone, and a socket without a process as root's.
     is_it = state in _OPEN and inode != 0 and _is_same(found, addresses)
     return uid if is_it else None
 

@@ -1,6 +1,6 @@
 """The runtime file, by which this user's programs find the daemon: written when it listens, tried again where it fails.
 
-A disk without room for it must not cost an answer: who knows the address is served all the same.
+A full disk must not stop the daemon: clients that know the address are served all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Publication:
-    """What is written of a daemon for its clients to find."""
+    """The runtime file of a running daemon."""
 
     def __init__(self, state_dir: Path, runtime: Runtime) -> None:
         self._state_dir = state_dir

@@ -1,4 +1,4 @@
-"""What the daemon tells who started it: lines on stdout for what is reached, on stderr for all else."""
+"""What the daemon prints: its addresses on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
-    """Gets told what happens, each thing once; `loading` as often as the progress changes."""
+    """Receives the daemon's events, each once; `loading` as often as the progress changes."""
 
     def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
-        """The port is open. `token_file` is where the token is that every client needs, if they do.
+        """The port is open. `token_file` is the file with the token, if every client needs one.
 
         `urls` are those under which other machines reach it.
         """
@@ -40,7 +40,7 @@ class Reporter(Protocol):
         ...
 
     def failed(self, model: ModelStatus) -> None:
-        """A model cannot be loaded, or fell; the daemon goes on."""
+        """A model cannot be loaded, or failed later; the daemon goes on."""
         ...
 
     def stopping(self, num_live: int) -> None:
@@ -100,7 +100,7 @@ class ConsoleReporter:
         self._report(logging.ERROR, f"{model.name} failed: {model.cause or 'no cause is known'}")
 
     def stopping(self, num_live: int) -> None:
-        """Print how many requests are waited for."""
+        """Print how many requests the stop waits for."""
         requests = (
             "1 live request (a second signal ends it)"
             if num_live == 1
@@ -123,8 +123,8 @@ class ConsoleReporter:
         _write(self._err, f"{_folded(line) if self._is_terminal else line}\n")
 
     def _pass(self, text: str) -> None:
-        """Show a text in place of the one before, the cursor at its start: whatever is written next goes over it."""
-        # A line that the terminal breaks could not be taken back.
+        """Show a text in place of the one before, with the cursor at its start: the next output overwrites it."""
+        # A line that the terminal breaks could not be overwritten.
         text = text[: shutil.get_terminal_size().columns - 1]
         if text != self._passing:
             blank = " " * len(self._passing)
@@ -133,7 +133,7 @@ class ConsoleReporter:
 
 
 class LogReporter(ConsoleReporter):
-    """What is reached on stdout, all else as records of the log: for logs that machines read."""
+    """The addresses on stdout, everything else as records of the log: for logs that machines read."""
 
     def _report(self, level: int, line: str) -> None:
         logger.log(level, "%s", line)
@@ -152,7 +152,7 @@ def _folded(line: str) -> str:
 
 
 def _write(stream: Output, text: str) -> None:
-    # Whoever read the lines may have gone; the daemon stays.
+    # The reader of the lines may have gone; the daemon stays.
     with suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()

@@ -55,7 +55,7 @@ def make_server(
 ) -> Server:
     """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too.
 
-    Whoever passes a `history` closes it. `trouble` tells what ails the daemon itself, for its status.
+    The caller closes a `history` that it passes. `trouble` returns what is wrong with the daemon itself.
     """
     server: Server
 
@@ -97,7 +97,7 @@ def make_server(
 
 
 def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | None:
-    """Return what makes the context of TLS, None where none is spoken."""
+    """Return a function that makes the TLS context, None without TLS."""
     certificate = server.tls_certificate
     return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
@@ -112,7 +112,7 @@ class Drain:
         self._reporter = reporter
 
     async def run(self) -> None:
-        """Return once nothing is live and each end is written, or no one wants to wait any longer."""
+        """Return once no request is live and all terminal events are written, or the time for that is over."""
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
         if not self._stop.is_failure:
@@ -179,7 +179,7 @@ class Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
-        """Tell ten times a second whether to stop, measure how late that is, and end what tokens opened that ended."""
+        """Ten times a second: check whether to stop, measure the loop's lag, and end what ended tokens had opened."""
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))

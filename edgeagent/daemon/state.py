@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """What the process's exit status means; 2 is a wrong command line."""
+    """The process's exit status; 2 is a wrong command line."""
 
     OK = 0
     FAILED = 1
@@ -68,7 +68,7 @@ def _make_private(state_dir: Path) -> None:
         if status.st_uid != os.getuid():
             raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
         if status.st_mode & 0o077:
-            # Closed to others it would no longer be what somebody else's things in it need.
+            # Closing it to others could break other programs that have files in it.
             if not (state_dir / LOCK_FILE).exists() and any(state_dir.iterdir()):
                 raise StartError(
                     f"the state folder {state_dir} is open to other users and holds other things; "
@@ -80,7 +80,7 @@ def _make_private(state_dir: Path) -> None:
 
 
 def _warn_of_network(state_dir: Path) -> None:
-    """Say so where the folder is another machine's: its locks and its database may hold here only, or not at all."""
+    """Warn if the folder is on another machine: locks and the database may hold on this machine only, or not at all."""
     folder = state_dir.resolve()
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     kind = next((mounts[parent] for parent in (folder, *folder.parents) if parent in mounts), "")

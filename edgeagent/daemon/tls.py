@@ -10,7 +10,7 @@ _TROUBLE = {9: "is not valid yet", 10: "has expired"}
 
 
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return what to serve TLS 1.2 and later with; raise OSError where the two files do not go together."""
+    """Return a context for TLS 1.2 and later; raise OSError if the two files do not go together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # Python's default, but a system's OpenSSL settings may say otherwise.
     context.minimum_version = ssl.TLSVersion.TLSv1_2

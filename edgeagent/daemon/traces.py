@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of generations, where they are asked for: spans made at the end, of what was measured anyway.
+"""OpenTelemetry traces of generations, if configured: spans made at the end, from times that are measured anyway.
 
 So a token costs nothing more. No content: only names, counts and times, under OpenTelemetry's GenAI conventions. It
 alone imports opentelemetry (the extra `otel`), and only once an endpoint is configured.
@@ -77,8 +77,8 @@ class Tracer:
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
     """Yield each stage with its begin and end: load, render, queue, cache and prefill up to the first token; the rest.
 
-    The worker measures durations; their order is always this one, and what little is between them is nobody's. Of an
-    answer that was resumed the stages before the first token are not known.
+    The worker measures durations; their order is always this one, and the short times between them belong to no stage.
+    If an answer was resumed, the stages before its first token are not known.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):
@@ -142,7 +142,7 @@ def _nanoseconds(seconds: float) -> int:
 
 @contextmanager
 def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
-    """Provide what records traces, None where none are asked for; send the last ones at the end.
+    """Provide the recorder of traces, None if they are not configured; send the last ones at the end.
 
     Raise ConfigError where they are, and the endpoint is no HTTP address or the extra is not installed.
     """
@@ -157,7 +157,7 @@ def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
     try:
         yield Tracer(provider)
     finally:
-        # In a thread of its own: a collector that has gone must not hold the daemon's end up.
+        # In a thread of its own: a collector that has gone must not delay the daemon's end.
         closing = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(FLUSH_S)

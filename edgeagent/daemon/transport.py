@@ -1,6 +1,6 @@
 """uvicorn's two protocols with bounds they lack: connections, header bytes, slow senders, clients that never read.
 
-What needs the scope (Host, Origin, token) is api/security's; here is what costs memory or a socket before there is one.
+Checks of the ASGI scope (Host, Origin, token) are in api/security; here are bounds on what a client costs before that.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_TARGET_BYTES = 8 << 10
 MAX_HANDSHAKE_LINE_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 10.0
-# The session closes a socket that does not drain with a reason of its own; this is for when even that gets stuck.
+# The session closes a socket that does not drain with a reason of its own; this bound is for a close that hangs too.
 SOCKET_STALL_TIMEOUT_S = 11.0
 # A message's size is bounded, the number of its pieces is not: they may be empty.
 MAX_FRAGMENTS = 16_384
-# What a client still sends when its connection has failed is read and dropped for this long: closing at once would
-# reset the connection, and the close frame that says why might be lost.
+# After a connection has failed, its client's data is read and dropped for this long: closing at once would reset the
+# connection, and the close frame with the reason might be lost.
 LINGER_S = 1.0
 GOING_AWAY = 1001
 TOO_BIG = 1009
@@ -80,7 +80,7 @@ class _StallGuard:
 
 
 class _Guarded(asyncio.Protocol):
-    """What both protocols do with their guard `_stall`, which they make."""
+    """The part that both protocols share: each makes a guard `_stall`."""
 
     _stall: _StallGuard
 
@@ -148,7 +148,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Parse what came. A request that asks for a protocol we do not speak is one of HTTP/1.1, and has its body.
+        """Parse received bytes. A request to upgrade to an unknown protocol is treated as HTTP/1.1, and has its body.
 
         The parser stops behind the head of such a request, and would take its body for the next request.
         """
@@ -206,9 +206,9 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         super().on_headers_complete()
 
     def _check_handshake(self) -> None:
-        """Refuse what the WebSocket's protocol would not take: it would read on without an answer.
+        """Refuse a request that the WebSocket's protocol would not answer, but read on for ever.
 
-        The parser waits for the end of a body before it hands over, and nobody reads that body.
+        The parser waits for the end of a body before it hands over, and no code reads that body.
         """
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" \t0")):
@@ -261,7 +261,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def _on_slow_head(self) -> None:
         self._head_timer = None
-        # Bytes behind a request that is being answered are the next one's business, once that has been answered.
+        # Bytes behind a request that is being answered belong to the next one, which is read after the answer.
         if self.cycle is not None and not self.cycle.response_complete:
             self._arm_head_timer()
         else:
@@ -284,7 +284,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # The library found no request in what it was handed, says so to nobody, and would read on for ever.
+            # The library found no request in these bytes. It raises no error, and would read on for ever.
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
             _refuse(self.transport, HTTPStatus.BAD_REQUEST)
 
@@ -307,7 +307,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().send(message)
 
     def handle_parser_exception(self) -> None:
-        """Say why the connection has failed, and let what is on its way run out."""
+        """Send the reason of the failure, and let the client's pending data run out."""
         if self.close_sent:
             return
         if self.conn.close_sent is None:

@@ -1,4 +1,4 @@
-"""Every measurement, named once. Whoever measures calls the object; who exports them asks `metrics.exposition`.
+"""Every measurement, named once. Code that measures calls the object; `metrics.exposition` exports all of them.
 
 The registry is our own: prometheus_client's default one also collects from the interpreter. Labels are bounded: route
 templates, error codes, and names of models that are served, never a client's own words.
@@ -17,7 +17,7 @@ from prometheus_client import (
 
 from edgeagent.metrics.tally import Tally
 
-# A second series for each counter with the time when it was made: nobody asks for it.
+# No second series for each counter with the time when it was made: it is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
 # Memory, descriptors and CPU time of the daemon itself, where the system tells (Linux).
@@ -35,8 +35,8 @@ requests_total = Counter(
 )
 refused_total = Counter(
     "edgeagent_refused_total",
-    "What the daemon's door (connections, Host, Origin, token), a queue or a model turned away, by error code; "
-    "a body that is wrong is among the requests, by its status.",
+    "Requests refused by a check (connections, Host, Origin, token), a queue or a model, by error code; "
+    "wrong bodies count among the requests, by their status.",
     ["reason"],
     registry=REGISTRY,
 )
@@ -115,6 +115,6 @@ loop_lag_seconds = Tally(
 )
 log_lines_dropped_total = Counter(
     "edgeagent_log_lines_dropped_total",
-    "Lines of output that were dropped because nobody read them.",
+    "Lines of output that were dropped because the output was not read.",
     registry=REGISTRY,
 )

@@ -1,4 +1,4 @@
-"""All measurements as Prometheus reads them: what was counted, and what is read off the models at that moment."""
+"""All measurements as Prometheus reads them: counters, and values read from the models at that moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is read rather than counted. A worker's own numbers are as old as its last pong, a second at most."""
+    """Values that are read rather than counted. A worker's numbers are as old as its last pong, a second at most."""
 
     models: Sequence[ModelStatus]
     num_connections: int

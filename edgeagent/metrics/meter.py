@@ -1,4 +1,4 @@
-"""What is measured of one generation, from its acceptance to its end. It sees steps, never what they say."""
+"""The measurements of one generation, from its acceptance to its end. It counts steps and reads no content."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Meter:
 
     @property
     def usage(self) -> Usage:
-        """The counts of the end; where it was none in order, those of what had come."""
+        """The counts of the Finished; without one, those of the steps so far."""
         if self.finished is not None:
             return self.finished.usage
         started = self.started or Started(0, 0)
@@ -67,7 +67,7 @@ class Meter:
         self.ended_s = time.monotonic()
         metrics.live_requests.labels(self.model, "running" if self.has_begun else "waiting").dec()
         end = self.finished.reason.value if self.finished is not None else code
-        # A name that nobody serves is a client's own words.
+        # The name of a model that is not served is a client's own text.
         metrics.generations_total.labels("unknown" if end == ModelNotFound.code else self.model, end).inc()
         if self.has_begun:
             metrics.generation_seconds.labels(self.model).observe(self.ended_s - self.began_s)

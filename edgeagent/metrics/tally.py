@@ -1,6 +1,6 @@
-"""A histogram for what happens at every step: an observation takes 0.2 µs, where the library's takes 2.
+"""A histogram for events of every step: an observation takes 0.2 µs, where the library's takes 2.
 
-It has no lock: the event loop's thread alone observes. Who exports reads it like any other of the registry.
+It has no lock: the event loop's thread alone observes. It is exported like any other metric of the registry.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def build(config: Config) -> Router:
-    """Return the router with its backends, not started. Imports come here, so that naming the package costs nothing."""
+    """Return the router with its backends, not started. The imports are here, to keep the package's own quick."""
     from edgeagent.backends.local import LocalBackend
     from edgeagent.router.router import Router
     from edgeagent.store.gguf import validate_model

@@ -1,4 +1,4 @@
-"""Whether a request is taken now, and by which route. Pure and bounded: a full queue refuses at once."""
+"""Whether a request is accepted now, and on which route. Pure and bounded: a full queue refuses at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgeagent.router.policy import Route
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Take it, on this route."""
+    """Accept on this route."""
 
     route: Route
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Take it not; a place may be free after that time."""
+    """Refuse; retry after `retry_after_s`."""
 
     retry_after_s: float
     num_live: int

@@ -1,6 +1,6 @@
 """Takes each request to a backend: estimates, policy, admission, then the backend's own steps.
 
-It is what the wire calls the service. The decisions are pure functions next door; here are their effects.
+The wire calls it the service. The decisions are pure functions in policy and admission; here are their effects.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Router:
             backend.cancel(request_id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request where the policy says; the terminal event tells where that was, and why.
+        """Run a request where the policy says; the terminal event says where that was, and why.
 
         From the decision to the backend's acceptance nothing is awaited, so that a burst is counted exactly.
         """

@@ -68,7 +68,7 @@ class HubCache:
                 name = path.relative_to(snapshot).as_posix()
                 if name in found or not name.lower().endswith(".gguf") or not is_file_name(name):
                     continue
-                # A link that leads out of the cache, or nowhere, is nobody's download.
+                # A link that leads out of the cache, or nowhere, is no download.
                 with suppress(OSError, RuntimeError):
                     target = path.resolve()
                     if target.is_file() and target.is_relative_to(root):

@@ -47,7 +47,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a model file says of itself. `quant` is the file's label (Q4_K_M), or its commonest tensor type."""
+    """A model file's header. `quant` is the file's label (Q4_K_M), or its commonest tensor type."""
 
     path: Path
     version: int

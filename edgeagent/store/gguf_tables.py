@@ -1,4 +1,4 @@
-"""Reads the two tables of a GGUF header, metadata and tensors, within limits. What the values mean is gguf.py's.
+"""Reads the two tables of a GGUF header, metadata and tensors, within limits. gguf.py interprets the values.
 
 The rules are those of llama.cpp's own reader (gguf.cpp).
 """
@@ -15,8 +15,8 @@ from edgeagent.store.tensor_types import TENSOR_TYPES
 MAX_KEYS = 8192
 MAX_KEY_BYTES = 1024
 MAX_TEXT_BYTES = 1 << 20
-# llama.cpp compares each tensor's name with all before it, so the time grows with the square; it refuses what a layer
-# has too many only after that. The largest known models have some 2,100 tensors, 34 a layer.
+# llama.cpp compares each tensor's name with all before it, so the time grows with the square; only after that does it
+# refuse a layer with too many. The largest known models have some 2,100 tensors, 34 a layer.
 MAX_TENSORS = 1 << 14
 MAX_TENSORS_PER_LAYER = 128
 MAX_TENSORS_OUTSIDE_LAYERS = 1024

@@ -144,7 +144,7 @@ class Puller:
         return 0
 
     def _bring(self, file: RemoteFile, meter: Meter) -> None:
-        """Make one file complete, verified and published, whoever else is doing the same."""
+        """Make one file complete, verified and published, even if other processes do the same."""
         blob, partial = self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._cache.lock(file.repo, file.sha256), lambda: meter.show("waiting", file, 0)):
@@ -157,7 +157,7 @@ class Puller:
             self._verified.note(pointer, file.sha256)
 
     def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
-        """Say whether a blob, perhaps another program's, is what its name promises."""
+        """Whether a blob, perhaps another program's, has the content that its name promises."""
         if not blob.is_file() or blob.stat().st_size != file.size:
             return False
         return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
@@ -213,7 +213,7 @@ def _wish(name: str) -> _Wish | None:
 
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the file's lock, which huggingface_hub takes too; a holder that dies lets go of it."""
+    """Hold the file's lock, which huggingface_hub takes too; it is released if its holder dies."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path.parent.mkdir(parents=True, exist_ok=True)

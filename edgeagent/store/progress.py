@@ -1,4 +1,4 @@
-"""How far a pull is, as values; drawing them is the caller's."""
+"""The progress of a pull, as values; the caller draws them."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Library:
                 return ResolvedModel(name, model.paths, self._draft(entry.draft))
 
     def holds(self, name: str) -> bool:
-        """Whether a model that is called by its name is here, unverified; of paths nothing is told."""
+        """Whether a model that is called by its name is here, unverified; False for a path."""
         try:
             match parse_name(name):
                 case BuiltinName():

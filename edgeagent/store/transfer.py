@@ -51,8 +51,8 @@ class Transfer:
     def fetch(self, file: RemoteFile, partial: Path, on_bytes: Callable[[int], None]) -> None:
         """Complete the partial file to the announced size; `on_bytes` is told how large it is.
 
-        Raise StoreError or what huggingface_hub raises for what another try would not mend; StoreError after
-        MAX_FRUITLESS_TRIES in a row that brought no byte.
+        Raise StoreError, or huggingface_hub's error, if another try would not help; StoreError after
+        MAX_FRUITLESS_TRIES in a row without a byte.
         """
         num_fruitless = 0
         while (have := _size(partial)) < file.size:
@@ -125,7 +125,7 @@ class Transfer:
         self, answer: httpx2.Response, file: RemoteFile, partial: Path, start: int, on_bytes: Callable[[int], None]
     ) -> None:
         have, unchecked = start, 0
-        # Unbuffered: what arrived is the kernel's at once, so that a killed pull loses nothing.
+        # Unbuffered: received bytes go to the kernel at once, so that a killed pull loses nothing.
         with partial.open("ab" if start else "wb", buffering=0) as sink:
             on_bytes(start)
             for chunk in answer.iter_raw():

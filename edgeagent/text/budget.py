@@ -1,4 +1,4 @@
-"""What one rendering of a template may use (operations, text, time), and how large a result is before it is made."""
+"""The budget of one rendering of a template (operations, text, time), and the sizes of results before they are made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIMPLE_FORMAT = re.compile(r"(?:[^%]|%[sdi%])*")
 
 
 class Budget:
-    """What one rendering may still use; raises SecurityError when it is spent."""
+    """The rest of one rendering's budget; raises SecurityError when it is spent."""
 
     def __init__(self) -> None:
         self._num_operations = 0

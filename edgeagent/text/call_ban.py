@@ -58,8 +58,8 @@ class BannedText:
 
 
 def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[BannedText, ...]:
-    """Return what opens a call in this format: one pass over the vocabulary, so keep the result."""
-    # Half a marker would be read aloud as well; up to the underscore none occurs in other text.
+    """Return the texts that open a call in this format: one pass over the vocabulary, so keep the result."""
+    # Half a marker would be shown as well; up to the underscore none occurs in other text.
     marker = call_opener(tool_format).partition("_")[0] + "_"
     banned = [BannedText(marker.encode(), vocabulary)]
     if tool_format is ToolFormat.LLAMA:
@@ -76,7 +76,7 @@ class CallBan:
         self._states: list[bytes | None] = [b""] * len(banned)
 
     def copy(self) -> CallBan:
-        """Return a constraint in the same state that goes its own way."""
+        """Return an independent copy of the constraint."""
         twin = CallBan(self._vocabulary, self._banned)
         twin._states = list(self._states)
         return twin

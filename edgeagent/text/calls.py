@@ -1,6 +1,6 @@
 """The syntax of tool calls, one reader for each format.
 
-A reader is sent the text after the opening marker, one character at a time; it tells a sink what it finds, raises
+A reader is sent the text after the opening marker, one character at a time; it passes its findings to a sink, raises
 MalformedError when this is no call, and returns text that it read too far.
 """
 

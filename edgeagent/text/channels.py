@@ -77,7 +77,7 @@ class ChannelParser:
 
     @property
     def num_held(self) -> int:
-        """How many of the characters fed last have not become anything yet, and may still be content."""
+        """How many of the characters fed last are not assigned to a channel yet, and may still be content."""
         if self._call is None:
             return len(self._buffer)
         is_begun = self.num_calls > self._call.num_calls_before
@@ -91,7 +91,7 @@ class ChannelParser:
         return self._take_parts()
 
     def finish(self) -> tuple[Part, ...]:
-        """Return what was held back; nothing more will come. A call that was cut short stays as far as it came."""
+        """Return the text that was held back; nothing more will come. A call that was cut short is kept so far."""
         while self._call is not None:
             call = self._call
             if self._sink.is_open or (self.num_calls > call.num_calls_before and "{" not in call.unread):
@@ -109,7 +109,7 @@ class ChannelParser:
         return self._take_parts()
 
     def drop_opening(self) -> None:
-        """Forget a call that has its marker and not yet its name: it was on its way, and nobody can use that much."""
+        """Forget a call that has its marker but no name yet: without a name it is of no use."""
         call = self._call
         if call is not None and call.opening.strip() and not self._sink.is_open:
             self._call, self._buffer = None, ""
@@ -221,7 +221,7 @@ class ChannelParser:
         return False
 
     def _reject_call(self, call: _Region) -> None:
-        """Turn what the reader has not accounted for back into text: its opening is content, the rest is read again."""
+        """Turn the text that the reader did not use back into text: its opening is content, the rest is read again."""
         self._call = None
         self._put_back("".join(call.unread))
         if self.num_calls == call.num_calls_before:
@@ -245,7 +245,7 @@ class _Region:
 
 
 class _Sink:
-    """Turns what a reader finds into parts."""
+    """Turns a reader's findings into parts."""
 
     def __init__(self, parts: list[Part], tool_names: frozenset[str], new_call_id: Callable[[], str]) -> None:
         self._parts = parts

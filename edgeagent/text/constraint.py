@@ -1,4 +1,4 @@
-"""The state of one answer that has to look like something: which tokens may come next.
+"""The state of one answer with a required form: which tokens may come next.
 
 Free text costs nothing: where only calls are constrained, the grammar wakes up when a call's marker has been generated
 and sleeps again when the call is over.
@@ -23,7 +23,7 @@ _SPACE = b" \t\r\n"
 
 
 class TokenTools(Protocol):
-    """What constraints of one vocabulary share."""
+    """The parts that constraints of one vocabulary share."""
 
     vocabulary: Vocabulary
     end_tokens: list[int]
@@ -95,7 +95,7 @@ class Constraint:
             self._text_matcher = text_prototype and text_prototype.deep_copy()
 
     def copy(self) -> Constraint:
-        """Return a constraint in the same state that goes its own way."""
+        """Return an independent copy of the constraint."""
         twin = Constraint(self._tokens, self._plan, self._prototype, self._text_prototype)
         twin._text_matcher = self._text_matcher and self._text_matcher.deep_copy()
         twin._matcher = self._matcher and self._matcher.deep_copy()
@@ -123,8 +123,9 @@ class Constraint:
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, shape (num_tokens,); None when all may. A new array each time.
 
-        Where the answer may be a call or JSON text, and the model would begin with something else (`likeliest`), it
-        means to answer: of both beginnings it might find that of a call less unlikely, and would call for no reason.
+        If the answer may be a call or JSON text, and the model would begin with something else (`likeliest`), the text
+        grammar applies: otherwise the beginning of a call may be less unlikely than JSON, and the model would call for
+        no reason.
         """
         num_tokens = self._tokens.vocabulary.num_tokens
         if self._is_over:
@@ -181,7 +182,7 @@ class Constraint:
         return self._matcher.compute_ff_tokens()
 
     def _follow_text(self, piece: bytes, tokens: list[int]) -> None:
-        """Take generated text to the text grammar as well; forget that once the answer has begun, whatever it is."""
+        """Feed generated text to the text grammar as well; drop that grammar once the answer has begun."""
         if self._text_matcher is not None and (piece.strip() or not self._text_matcher.consume_tokens(tokens)):
             self._text_matcher = None
 

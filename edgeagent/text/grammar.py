@@ -1,4 +1,4 @@
-"""Compiles what an answer has to look like into constraints on tokens, with llguidance."""
+"""Compiles the required form of an answer into constraints on tokens, with llguidance."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class GrammarCompiler:
     ) -> Constraint | CallBan | None:
         """Return the constraint of a request; None where anything may be written.
 
-        has_called: the conversation holds calls, which a model imitates. Where it may call nothing, it cannot open one.
+        has_called: the conversation holds calls, which a model imitates. If no call is allowed, it cannot open one.
         Raises InvalidRequest for a format, InvalidToolSchema for tools, that cannot be followed.
         """
         usable = callable_tools(tools, tool_choice)
@@ -175,7 +175,7 @@ class GrammarCompiler:
         return matcher
 
     def _refusal(self, why: str, output_format: OutputFormat, tools: Sequence[Tool]) -> InvalidRequest:
-        """Return the error for schemas that the compiler refused: whose it is, and where in it, if that shows."""
+        """Return the error for schemas that the compiler refused: the format or tool, and the place, if it is known."""
         error: InvalidRequest | None = None
         if isinstance(output_format, JsonSchemaFormat):
             found = self._fault(output_format.schema, is_strict=output_format.strict)

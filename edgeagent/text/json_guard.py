@@ -52,7 +52,7 @@ class TokenStarts:
 
 
 class JsonGuard:
-    """Follows one JSON text and tells which tokens would take it out of bounds. Text around the JSON does no harm."""
+    """Follows one JSON text and finds the tokens that would leave the bounds. It ignores text around the JSON."""
 
     def __init__(self, starts: TokenStarts) -> None:
         self._starts = starts
@@ -66,7 +66,7 @@ class JsonGuard:
         self._num_repeats, self._last_in_string = 0, 0
 
     def copy(self) -> JsonGuard:
-        """Return a guard in the same state that goes its own way."""
+        """Return an independent copy of the guard."""
         twin = JsonGuard(self._starts)
         twin._is_in_string, twin._is_escaped = self._is_in_string, self._is_escaped
         twin._is_exponent, twin._num_digits = self._is_exponent, self._num_digits
@@ -80,7 +80,7 @@ class JsonGuard:
         return self._is_in_string and not self._is_escaped
 
     def refuses(self, token: int) -> bool:
-        """Whether a token may leave the bounds; where it does, `narrowed` knows, which sees what else may come."""
+        """Whether a token may leave the bounds; `narrowed`, which sees all allowed tokens, decides whether it does."""
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:
@@ -111,7 +111,7 @@ class JsonGuard:
         return only if only.any() else mask
 
     def _with_usual_space(self, mask: Mask) -> Mask:
-        """Return the mask with white space where models have seen it: not before separators, no line behind a colon."""
+        """Return the mask with usual white space only: none before separators, no line break behind a colon."""
         starts = self._starts
         if self._last == ord(":"):
             return _without(mask, starts.lines)

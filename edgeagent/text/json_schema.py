@@ -74,7 +74,7 @@ def _check_depth(schema: object) -> None:
 
 
 def _checked(schema: Any) -> Any:
-    """Return a schema without what is only an annotation to us, or what would be an option of the compiler's."""
+    """Return a schema without keywords that are only annotations to us, or that would be options of the compiler's."""
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")
@@ -101,7 +101,7 @@ def _with_format(schema: Schema) -> Schema:
 
 
 def _with_named_keys(schema: Schema) -> Schema:
-    """Return the schema with `propertyNames` said in words that the compiler knows, where that says the same."""
+    """Return the schema with `propertyNames` in keywords that the compiler knows, where they mean the same."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
         return schema

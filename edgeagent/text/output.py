@@ -78,7 +78,7 @@ class OutputStream:
         return tuple(logprob for _, logprob in self._unsaid)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
-        """Return what these tokens bring. `logprobs` are empty or one for each token, None where it was said before.
+        """Return the deltas of these tokens. `logprobs` are empty or one for each token, None for one sent before.
 
         When `stopped` is set afterwards, a stop string is complete: `num_tokens` were used and no more should come.
         """
@@ -89,7 +89,7 @@ class OutputStream:
         return self._take_deltas()
 
     def cut(self) -> tuple[Delta, ...]:
-        """Return what was held back where generation was cut off: half the opening of a call is no answer."""
+        """Return the text that was held back when generation was cut off, without half the opening of a call."""
         if self.stopped is None:
             self._channels.drop_opening()
         return self.finish()

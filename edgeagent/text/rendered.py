@@ -1,4 +1,4 @@
-"""Keeps what clients wrote apart from what a template wrote, from before it is rendered until it is tokens.
+"""Keeps clients' text apart from the template's own, from before a prompt is rendered until it is tokens.
 
 Text of a client's that spells a control token is marked, so that it becomes plain text tokens and never, say, a turn of
 its own. The mark goes behind the first character of what spells the token: trimming, comparing and splitting by the
@@ -38,8 +38,8 @@ class Rendered:
 class Marker:
     """Marks control tokens' texts in the strings of one prompt and finds the marks again in the rendered text.
 
-    `foreign` finds what is marked in the words of users and tools: control tokens' texts, and those that stand for
-    calls, results and reasoning. An assistant's words hold these by right, and templates look for them there.
+    `foreign` finds the texts to mark in users' and tools' messages: control tokens' texts, and those that stand for
+    calls, results and reasoning. An assistant's messages may hold these, and templates look for them there.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Marker:
         return pattern.sub(lambda match: match[0][0] + self._sentinel + match[0][1:], text)
 
     def split(self, text: str) -> Pieces:
-        """Take the marks out of a text; what they stood in becomes pieces of its own, which are not trusted."""
+        """Take the marks out of a text; marked texts become pieces of their own, which are not trusted."""
         if not self._is_needed:
             return ((text, True),)
         head, *tails = text.split(self._sentinel)
@@ -82,14 +82,14 @@ class Marker:
 
 
 def control_pattern(control_texts: Collection[str] | None) -> re.Pattern[str]:
-    """Return what finds these texts; None: whatever looks like the text of a control token."""
+    """Return a pattern for these texts; None: for any text that looks like a control token's."""
     if control_texts is None:
         return _LOOKS_LIKE_CONTROL
     return any_of(filter(None, map(str.strip, control_texts)))
 
 
 def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
-    """Return the tokens of a rendered prompt: the template's control tokens are control tokens, no one else's are.
+    """Return the tokens of a rendered prompt: only the template's own control tokens become control tokens.
 
     The text is cut only around text that would become a foreign control token, since a cut changes how its neighbours
     merge into tokens. The beginning token comes once, be it from the template or from the vocabulary.

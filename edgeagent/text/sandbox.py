@@ -63,7 +63,7 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
 
 
 class TemplateRaisedError(Exception):
-    """The template called raise_exception: these are its words."""
+    """The template called raise_exception, with this message."""
 
 
 class RawJson(dict[str, Any]):
@@ -126,7 +126,7 @@ def _filter(node: nodes.Expr, name: str, arguments: Sequence[nodes.Expr] = ()) -
 
 
 def _comparable(node: nodes.Expr) -> nodes.Expr:
-    """Return what accounts for a value that is about to be compared or hashed."""
+    """Return a call that charges the budget for a value that is about to be compared or hashed."""
     return node if isinstance(node, nodes.Const) else _filter(node, "_comparable")
 
 

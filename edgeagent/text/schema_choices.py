@@ -36,7 +36,7 @@ def _exclude_one_another(root: Schema, branches: list[Any]) -> bool:
 
 
 def _target(root: Schema, branch: Any) -> Schema:
-    """Return what a branch is, or refers to; an empty schema, which takes anything, where that is not clear."""
+    """Return a branch, or the schema it refers to; an empty schema, which takes anything, if that is not clear."""
     for _ in range(8):
         if not isinstance(branch, dict):
             return {}
@@ -76,7 +76,7 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _values(schema: Any) -> set[str]:
-    """Return the texts that a schema takes where it names them; none where it takes others."""
+    """Return the texts that a schema takes, if it lists them; none if it takes others too."""
     if not isinstance(schema, dict):
         return set()
     values = [schema["const"]] if "const" in schema else schema.get("enum")

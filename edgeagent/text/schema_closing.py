@@ -39,7 +39,7 @@ class TooManyReferencesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What is known of an object's keys, in order; whether `properties` gives any; whether others are allowed too."""
+    """An object's known keys, in order; whether `properties` gives any; whether others are allowed too."""
 
     names: tuple[str, ...] = ()
     has_properties: bool = False
@@ -52,9 +52,9 @@ class _Keys:
 def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
     """Return the schema with every object closed that gives `properties` and leaves `additionalProperties` out.
 
-    Names that only `required` gives stay possible. What allOf, anyOf, oneOf and a $ref beside other keywords say of one
-    object is put together first. Paths within the schema stay what they are. `effort` is counted on for the schemas of
-    one request. Raise TooManyReferencesError.
+    Names that only `required` gives stay possible. The keys that allOf, anyOf, oneOf and a $ref beside other keywords
+    give to one object are joined first. Paths within the schema do not change. `effort` is shared by the schemas of one
+    request. Raise TooManyReferencesError.
     """
     return _Closer(schema, effort or Effort()).close_root()
 
@@ -95,7 +95,7 @@ def _is_index(step: str) -> bool:
 
 
 class Effort:
-    """How much work the schemas of one request have made: a small one can be written that takes minutes."""
+    """The work that the schemas of one request have made; without a bound a small schema could take minutes."""
 
     def __init__(self) -> None:
         self._num_visits = self._num_names = 0
@@ -146,7 +146,7 @@ class _Closer:
         return self._close_joined(schema, _Keys())
 
     def _close_joined(self, schema: Schema, outer: _Keys) -> Schema:
-        """Return a schema closed to its own names and to those of `outer`, which is said of the same object."""
+        """Return a schema closed to its own names and to those of `outer`, which describes the same object."""
         forks: list[list[Any]] = []
         keys = outer | self._joined_keys(schema, forks, set())
         if forks:
@@ -155,13 +155,13 @@ class _Closer:
         if not keys.has_properties or keys.is_open:
             return opened
         if outer == _Keys() and not any(key in schema for key in ("type", "$ref", "allOf", "enum", "const")):
-            # Who gives properties means an object; without a type the grammar would take any other value too.
+            # A schema with properties means an object; without a type the grammar would take any other value too.
             opened = {"type": "object", **opened}
         self._effort.name(keys.names)
         return _closed(opened, keys.names)
 
     def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
-        """Return for each list of branches, by its id, what is said of the same object beside it."""
+        """Return for each list of branches, by its id, the other keys of the same object."""
         names = [self._all_names(fork) for fork in forks]
         num_forks = Counter(chain.from_iterable(names))
         others: dict[int, _Keys] = {}
@@ -174,8 +174,8 @@ class _Closer:
     def _open(self, schema: Schema, others: dict[int, _Keys]) -> Schema:
         """Return a schema that is put together with others: objects in its values are closed, it is not.
 
-        `others` tells for each list of branches, by its id, what else is said of the same object; branches that it does
-        not have stay open.
+        `others` has for each list of branches, by its id, the other keys of the same object; branches that it does not
+        have stay open.
         """
         result: Schema = {}
         for key, value in map_schemas(
@@ -199,7 +199,7 @@ class _Closer:
         return self._close(branch) if others == _Keys() else self._close_joined(branch, others)
 
     def _joined_keys(self, schema: Schema, forks: list[list[Any]], seen: set[str]) -> _Keys:
-        """Return what is said of an object's keys whatever branch holds, and add the lists of branches to `forks`.
+        """Return an object's keys that hold in every branch, and add the lists of branches to `forks`.
 
         Branches behind a reference count as one.
         """
@@ -250,7 +250,7 @@ class _Closer:
 
 
 def _keys_of(key: str, value: Any) -> _Keys:
-    """Return what one keyword says of an object's keys."""
+    """Return the keys that one keyword gives to an object."""
     match key:
         case "properties" if isinstance(value, dict):
             return _Keys(tuple(value), has_properties=True)

@@ -1,8 +1,8 @@
 """Where a conversation that is too long for its context can be cut, so that its next turns are cut at the same place.
 
-A prompt is found again in the prefix cache as far as it begins alike. So what is dropped from the front goes in steps
-of a size that does not depend on the conversation's end: the place stays the same for many turns, until the next step
-is due, and only then is the rest computed anew. What is rendered, and how many tokens fit, it does not know.
+The prefix cache finds a prompt again as far as it begins alike. So the front is dropped in steps of a size that does
+not depend on the conversation's end: the cut stays the same for many turns, until the next step is due, and only then
+is the rest computed again. It does not know what is rendered, or how many tokens fit.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from edgeagent.types import Message
 
 
 def text_of(message: Message) -> str:
-    """Return all that is said in a message, for who measures it."""
+    """Return all text of a message, for measuring it."""
     parts = [message.content, message.reasoning]
     parts += [text for call in message.tool_calls for text in (call.name, call.arguments)]
     return "\n".join(filter(None, parts))
 
 
 def num_items(messages: Sequence[Message]) -> int:
-    """Return as how many items a client knows messages: reasoning, text and calls are items of their own."""
+    """Return the number of a client's items in messages: reasoning, text and calls are items of their own."""
     parts = (bool(each.reasoning) + bool(each.content) + len(each.tool_calls) for each in messages)
     return sum(max(1, num) for num in parts)
 
 
 def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
-    """Return the conversation without what comes before a place, but for system messages and the last of the user's."""
+    """Return the conversation without the messages before a place, but with system messages and the user's last one."""
     last = _last_of_user(messages)
     kept = (index for index, message in enumerate(messages) if index >= place or index == last or _is_system(message))
     return tuple(messages[index] for index in kept)
@@ -35,9 +35,9 @@ def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
 def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
     """Return where to cut, from the first place to the last one possible: the first behind each step of this size.
 
-    `size` is that of a message, the same each time. A cut is in front of something that the user says, since templates
-    want a conversation to begin so, and then, as all of that but the last is gone, in front of an answer to it. A call
-    and its result stay together. The last thing that was said or done stays.
+    `size` returns a message's size, the same each time. A cut is in front of a user's message, since templates want a
+    conversation to begin so; if only the last of those is left, in front of an answer to it. A call and its result stay
+    together. The last message stays.
     """
     places: list[int] = []
     due, num_dropped, previous = step, 0, 0

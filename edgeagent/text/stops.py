@@ -25,7 +25,7 @@ class StopMatcher:
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is safe to show and the stop string it ran into, if any.
+        """Return the text that is safe to show, and the stop string that ends it, if any.
 
         Text that could begin a stop string is held back until it is known not to. After a match feed nothing more.
         """

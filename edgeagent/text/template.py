@@ -1,4 +1,4 @@
-"""Renders a conversation with a model's own chat template, and finds out what that template can by trying it.
+"""Renders a conversation with a model's own chat template, and tries out what that template can do.
 
 A conversation that the template refuses is rearranged to what it takes, where nothing is lost by that.
 """
@@ -69,8 +69,8 @@ _RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name=
 class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
-    `control_texts` are the texts of the vocabulary's control tokens; without them whatever looks like one is kept from
-    being one. `marker_texts` are further texts that become tokens, which users and tools must not write. See
+    `control_texts` are the texts of the vocabulary's control tokens; without them any text that looks like one is kept
+    from being one. `marker_texts` are further texts that become tokens, which users and tools must not write. See
     vocabulary.SpecialTexts.
     """
 
@@ -192,7 +192,7 @@ class ChatTemplate:
 
     @cached_property
     def _style(self) -> Style:
-        """What the template takes, found by rendering probes."""
+        """The style that the template takes, found by rendering probes."""
         style = Style()
         if "probe-user" not in (self._try([_USER], style=style) or self._try([_SYSTEM, _USER], style=style) or ""):
             parts = Style(content_parts=True)

@@ -1,4 +1,4 @@
-"""What the text layer asks of a model's vocabulary. It does not know who implements it."""
+"""What the text layer asks of a model's vocabulary. It does not know the implementation."""
 
 from __future__ import annotations
 

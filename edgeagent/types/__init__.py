@@ -5,7 +5,7 @@ msgspec encodes tagged unions of structs only. Field names are the wire names on
 is the client's business (tool parameters, schemas, arguments) travel as JSON text.
 """
 
-from msgspec.structs import replace  # these values with some fields changed, for all who have them
+from msgspec.structs import replace  # these values with some fields changed
 
 from edgeagent.types.deltas import (
     Delta,

@@ -1,4 +1,4 @@
-"""What a backend yields for a request, and what it is counted by."""
+"""What a backend yields for a request, with its counts and times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Usage(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """A stream that lost its place went on elsewhere, or on the place's successor, after so many output tokens."""
+    """A stream went on at another place, or with its place's successor, after so many output tokens."""
 
     source: str
     target: str
@@ -72,7 +72,7 @@ class Timings(Struct, frozen=True):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the place that gave the first token is gone, and with it what is known of the stages before."""
+        """Whether the worker that gave the first token is gone, and with it the times of the stages before."""
         return bool(self.handovers) and self.handovers[-1].num_tokens > 0
 
 
@@ -140,7 +140,7 @@ Delta = Started | PromptProgress | PromptText | TextDelta | ReasoningDelta | Too
 
 
 class Step(Struct, frozen=True):
-    """What one engine step brought a request: deltas in order, the token ids behind them, and when (time.monotonic)."""
+    """One engine step's output for a request: deltas in order, their token ids, and the time (time.monotonic)."""
 
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()

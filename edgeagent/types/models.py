@@ -64,7 +64,7 @@ class ModelInfo(Struct, frozen=True):
 
 
 class CacheStatus(Struct, frozen=True):
-    """What a tier of the prefix cache holds and has done since it began.
+    """What a tier of the prefix cache holds, and its counts since it began.
 
     `num_dropped` counts offers that were not taken; `read_bytes_per_s` is measured, 0: nothing was read; `trouble`: why
     nothing is kept at the moment.
@@ -114,7 +114,7 @@ class WorkerStatus(Struct, frozen=True):
 
 
 class WorkerState(StrEnum):
-    """A worker's life."""
+    """The states of a worker."""
 
     STOPPED = "stopped"
     STARTING = "starting"

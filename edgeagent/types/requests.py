@@ -126,8 +126,8 @@ class SamplingParams(Struct, frozen=True):
 class CachePolicy(Struct, frozen=True):
     """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field.
 
-    Without `persist` nothing of it goes to disk; with `pin` its prompt stays until it is purged. `lane` names the
-    conversation that it goes on with, where there is one that waits for it: what it leaves stays until the next turn.
+    Without `persist` nothing of it goes to disk; with `pin` its prompt stays until it is purged. `lane` names its
+    conversation, if it has one: the prompt then stays until the next turn.
     """
 
     read: bool = True

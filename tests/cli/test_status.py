@@ -198,7 +198,7 @@ def test_reload_names_the_model(
     _found(monkeypatch, daemon)
     daemon.answers["/edgeagent/reload?model=a%2Fb"] = (202, {"status": "reloading", "model": "a/b"})
     assert main(["reload", "a/b"]) == 0
-    assert capsys.readouterr().out == "Loading a/b anew; `edgeagent status` shows how far it is.\n"
+    assert capsys.readouterr().out == "Loading a/b again; `edgeagent status` shows how far it is.\n"
     assert daemon.asked[-1] == ("POST", "/edgeagent/reload?model=a%2Fb", "Bearer secret")
 
 

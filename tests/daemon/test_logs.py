@@ -33,7 +33,7 @@ def test_console_lines_hold_no_control_characters() -> None:
 
 def test_dropped_lines_are_told_in_json() -> None:
     fields = json.loads(dropped_record(3))
-    assert (fields["level"], fields["message"]) == ("warning", "(3 lines were dropped: nobody read them)")
+    assert (fields["level"], fields["message"]) == ("warning", "(3 lines were dropped: the output was not read)")
 
 
 def test_json_lines() -> None:
