@@ -32,8 +32,10 @@ class PassingLine:
         if not self.is_seen:
             return
         # A line that the terminal breaks could not be overwritten.
-        text = text[: shutil.get_terminal_size().columns - 1]
+        width = shutil.get_terminal_size().columns - 1
+        text = text[:width]
         if text != self._shown:
-            end = "" if text else "\r"
-            print(f"\r{text:<{len(self._shown)}}", end=end, file=sys.stderr, flush=True)  # noqa: T201
+            # The whole line is emptied: the terminal may have written ^C behind the text.
+            line = f"{text:<{len(self._shown)}}" if text else f"{'':{width}}\r"
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)  # noqa: T201
             self._shown = text

@@ -200,7 +200,8 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
             before = told.get(model.name)
             if before is None or (before.state, before.progress) != (model.state, model.progress):
                 told[model.name] = model
-                _tell(model, reporter, is_news=before is None or before.state is not model.state)
+                if not (stop.is_requested and model.state is WorkerState.STARTING):
+                    _tell(model, reporter, is_news=before is None or before.state is not model.state)
         is_loading = any(model.state is WorkerState.STARTING for model in models)
         await asyncio.sleep(WATCH_LOADING_S if is_loading or not models else WATCH_S)
 

@@ -17,10 +17,11 @@ class Terminal(io.StringIO):
 
 def test_each_text_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "10")
     with PassingLine() as line:
         for text in ("loading", "ready", "ready"):
             line.show(text)
-    assert terminal.getvalue() == "\rloading\rready  \r     \r"
+    assert terminal.getvalue() == "\rloading\rready  \r         \r"
 
 
 def test_it_is_no_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:

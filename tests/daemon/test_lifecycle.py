@@ -207,6 +207,18 @@ def test_where_it_listens_is_told_before_how_far_the_load_is(tmp_path: Path) -> 
     assert told[-2:] == ["failed", "stopping"]
 
 
+def test_a_load_that_a_stop_ends_is_told_no_more(tmp_path: Path) -> None:
+    class Stopping(RecordingReporter):
+        def loading(self, model: ModelStatus) -> None:
+            super().loading(model)
+            signal.raise_signal(signal.SIGTERM)
+
+    reporter, config = Stopping(), Config(state_dir=tmp_path, server=ServerConfig(port=0))
+    with listeners.listening(config.server) as found:
+        asyncio.run(lifecycle._run(config, found, OwnerKey(TOKEN), reporter, lambda _: SlowToLoad()))
+    assert [event.split()[0] for event in reporter.events].count("loading") == 1
+
+
 @pytest.mark.parametrize("host", ["256.1.1.1", "nowhere.invalid", "192.0.2.1"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(StartError, match="cannot listen on") as refused:
