@@ -2,7 +2,7 @@
 
 A response is a row, and its place in a chain a segment: the items that it added, and the segment that it continued. So
 a conversation is stored once, however long its chain; a segment stays as long as a response or another segment needs
-it. Everything is bounded: rows, bytes and age; the least recently used response goes first.
+it. Everything is bounded: rows, bytes and age. For room, the partition that has most loses its least recently used.
 """
 
 from __future__ import annotations
@@ -43,6 +43,17 @@ WITH RECURSIVE chain (id, parent, num_input, items, depth) AS (
     SELECT s.id, s.parent, s.num_input, s.items, depth + 1 FROM segments s JOIN chain ON s.id = chain.parent
 )
 SELECT num_input, items FROM chain ORDER BY depth DESC
+"""
+
+# Of equal partitions the one whose oldest response was used least recently comes first.
+_COUNTS = "SELECT partition, count(*) FROM responses GROUP BY partition ORDER BY min(used)"
+_SIZES = """
+SELECT r.partition, sum(length(r.body) + length(s.items)) FROM responses r JOIN segments s ON s.id = r.segment
+GROUP BY r.partition ORDER BY min(r.used)
+"""
+_FIRST_TO_GO = """
+SELECT r.id, length(r.body) + length(s.items) FROM responses r JOIN segments s ON s.id = r.segment
+WHERE r.partition = ? AND r.used < ? ORDER BY r.used LIMIT 1
 """
 
 
@@ -161,6 +172,10 @@ class ResponseDatabase:
                 self._execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
             raise DamagedError(f"its format is {version}, not {VERSION}")
+        # No part of the format: a daemon that does not know an index keeps it up all the same. It only saves time, so a
+        # disk that has no room for it is no reason to read nothing.
+        with suppress(sqlite3.OperationalError):
+            self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
         self._num_responses, self._num_bytes = self._count()
         (self._last_use,) = self._execute("SELECT coalesce(max(used), 0) FROM responses").fetchone()
         with self._transaction():
@@ -177,10 +192,23 @@ class ResponseDatabase:
         oldest_s = self._clock() - self._limits.max_age_s
         for (response_id,) in self._execute("SELECT id FROM responses WHERE created_s < ?", oldest_s).fetchall():
             self._remove(response_id)
-        while self._num_responses > self._limits.max_responses or (
-            self._num_bytes > self._limits.max_bytes and self._num_responses > 1
-        ):
-            (response_id,) = self._execute("SELECT id FROM responses ORDER BY used LIMIT 1").fetchone()
+        self._make_room(lambda: self._num_responses > self._limits.max_responses, _COUNTS)
+        self._make_room(lambda: self._num_bytes > self._limits.max_bytes, _SIZES)
+
+    def _make_room(self, is_full: Callable[[], bool], measures: str) -> None:
+        """Remove the least recently used of the partition that has most, until it is enough; the last one used stays.
+
+        Without regard to partitions, one client could push out what others keep.
+        """
+        held: dict[str, int] = dict(self._execute(measures).fetchall()) if is_full() else {}
+        while is_full() and held:
+            most = max(held, key=held.__getitem__)
+            row = self._execute(_FIRST_TO_GO, most, self._last_use).fetchone()
+            if row is None:
+                del held[most]
+                continue
+            response_id, num_bytes = row
+            held[most] -= 1 if measures is _COUNTS else num_bytes
             self._remove(response_id)
 
     def _remove(self, response_id: str) -> None:

@@ -156,6 +156,37 @@ def test_other_partitions_see_nothing_and_can_remove_nothing() -> None:
     assert store.find_items(["msg_a_in", "msg_a_out", "msg_x"], "alice").keys() == {"msg_a_in", "msg_a_out"}
 
 
+def partitions(store: ResponseDatabase) -> list[str]:
+    """Return whose response each row is."""
+    return [partition for (partition,) in store._execute("SELECT partition FROM responses ORDER BY used")]
+
+
+def named(names: str, partition: str, text: str = "") -> list[StoredResponse]:
+    """Return responses that continue nothing."""
+    return [StoredResponse(name, (said(f"{name}_in", text),), (), 0, None, partition) for name in names]
+
+
+def test_who_stores_much_pushes_out_its_own() -> None:
+    store = database(max_responses=6)
+    add(store, *named("ab", "quiet"), *named("cdefghijk", "loud"))
+    assert [store.body(name, "quiet") is not None for name in "ab"] == [True, True]
+    assert [name for name in "cdefghijk" if store.body(name, "loud")] == list("hijk")
+    # With a third there are as many as its share, and not one less of who has less.
+    add(store, *named("lmn", "third"))
+    assert sorted(partitions(store)) == ["loud"] * 2 + ["quiet"] * 2 + ["third"] * 2
+
+
+def test_bytes_too() -> None:
+    store = database(max_bytes=10_000)
+    add(store, *named("ab", "quiet"))
+    for number, name in enumerate("cdefgh"):
+        add(store, *named(name, "loud", noise(number, 6000)))
+    assert [store.body(name, "quiet") is not None for name in "ab"] == [True, True]
+    # The last one is never what has to go, though its partition has most.
+    add(store, *named("z", "third", noise(9, 30_000)))
+    assert partitions(store) == ["third"]
+
+
 def test_what_is_removed_is_gone_from_the_files_too(tmp_path: Path) -> None:
     store, secret = database(tmp_path / "r"), noise(3, 400)
     store.add(StoredResponse("a", (said("a"),), ()), secret.encode())
