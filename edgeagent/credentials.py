@@ -92,7 +92,7 @@ class Keys(Protocol):
 
     @property
     def revision(self) -> object:
-        """What differs after every change of who holds what."""
+        """A value that differs after every change of tokens, holders or scopes."""
         ...
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
@@ -119,7 +119,7 @@ class KeyRing:
 
     @property
     def revision(self) -> object:
-        """What differs after every change of who holds what."""
+        """A value that differs after every change of tokens, holders or scopes."""
         self._refresh()
         return self._revision
 

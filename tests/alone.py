@@ -1,7 +1,7 @@
 """Where tests run side by side (`pytest -n`), one that measures time runs alone: its mark `alone` keeps the others out.
 
-Each test holds the room while it runs, all others' together or alone. Whoever wants it alone waits with the turn in its
-hand, so that no other overtakes it for ever.
+Each test holds the room while it runs, together with others or alone. A test that needs it alone keeps new ones out
+while it waits, so that they do not overtake it for ever.
 """
 
 from __future__ import annotations

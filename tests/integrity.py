@@ -91,7 +91,7 @@ def _(tier: HostTier) -> None:
     assert children == sorted(tier._entries)
     for entry in tier._entries.values():
         block = entry.block
-        # What the tier below loses may leave orphans here, which nobody finds and which go in their turn.
+        # A block that the tier below loses may leave orphans here; no lookup finds them, and they are evicted later.
         assert block.parent == block.root or block.parent in tier._entries or tier._below is not None
         assert tier._may_go(entry) == (entry.item is not None)
         assert (block.key in tier._backlog) <= entry.is_offered

@@ -1,4 +1,4 @@
-"""The key ring and the clients' file: who holds what, and what the numbers are."""
+"""The key ring and the clients' file: tokens, their holders and scopes, and the limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of the design, checked on the source: who may import whom, and which library belongs to whom."""
+"""The layers of the design, checked on the source: which package may import which, and the owner of each library."""
 
 from __future__ import annotations
 

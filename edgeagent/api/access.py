@@ -1,4 +1,4 @@
-"""Who may ask for what: the scope that each path needs, and the one decision, from all that is known of the asker.
+"""Access: the scope that each path needs, and the one decision, from all that is known of the asker.
 
 A path that is not in the table needs everything. The table sees the path that the router sees, `scope["path"]`.
 docs/access.md states the same rule in words; a test holds the two together.

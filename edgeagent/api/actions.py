@@ -1,4 +1,4 @@
-"""What a session asks of the socket around it, in order."""
+"""The actions that a session returns, which its socket performs in order."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from edgeagent.api.request_id import begin_request
 logger = logging.getLogger(__name__)
 
 WEBSOCKET = "WS"
-"""What stands for the method of a WebSocket."""
+"""The method under which WebSockets are counted."""
 OTHER = "other"
 METHODS = frozenset({"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", WEBSOCKET})
 

@@ -15,7 +15,7 @@ from edgeagent.types import Message, Role, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class MessageItem:
-    """Something said. `phase` is a client's mark on assistant messages; it is kept, not interpreted."""
+    """A message. `phase` is a client's mark on assistant messages; it is kept, not interpreted."""
 
     id: str
     role: Role
@@ -25,7 +25,7 @@ class MessageItem:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningItem:
-    """What the model thought; empty where the client replays only a summary's or another service's ciphertext."""
+    """The model's reasoning; empty where the client replays only a summary's or another service's ciphertext."""
 
     id: str
     text: str
@@ -43,7 +43,7 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class CallOutputItem:
-    """What the client's function returned."""
+    """The result of a client's function."""
 
     id: str
     call_id: str

@@ -31,7 +31,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a line, or the whole body, has of the answer."""
+    """The fields that a line, or the whole body, has for the answer."""
 
     text: str = ""
     thinking: str = ""

@@ -34,7 +34,7 @@ _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
 _ALLOW_HEADERS = b"authorization, *"
 _EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
-_OF_NOBODY = "many pages have it, so none can be allowed by it; serve the page from an address of its own"
+_NULL_ADVICE = "many pages have this origin, so it cannot be allowed; serve the page from an address of its own"
 # The types of programs that do not declare their body: none, or the one that `curl -d` adds by itself.
 _UNSAID_TYPES: tuple[list[bytes], ...] = ([], [b"application/x-www-form-urlencoded"])
 
@@ -125,7 +125,7 @@ class Policy:
 
 def _foreign_page(header: str, value: bytes) -> RefusalError:
     subject = f"the {header} {value[:128].decode('latin-1')!r}"
-    advice = _OF_NOBODY if value == b"null" else "an owner can add it to server.allowed_origins"
+    advice = _NULL_ADVICE if value == b"null" else "an owner can add it to server.allowed_origins"
     return RefusalError(Forbidden(f"{subject} may not use this daemon; {advice}"), subject=subject)
 
 

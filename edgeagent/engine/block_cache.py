@@ -174,7 +174,7 @@ class BlockCache:
             self._sweep_at = _MIN_SWEEP + 2 * len(self._tree)
 
     def purge(self, partition: str | None) -> int:
-        """Forget a partition's blocks (None: everyone's) in all tiers; return how many."""
+        """Forget a partition's blocks (None: those of all) in all tiers; return how many."""
         self._num_purges[partition] += 1
         root = None if partition is None else self._root(partition)
         self.refresh()

@@ -28,13 +28,13 @@ _FACTORS = {
 }
 # Priority of a block that the tier below keeps too, as a part of what it would be otherwise: a read brings it back.
 _KEPT_BELOW = 0.5
-# What waits for the tier below keeps at most this part of all from being evicted.
+# Blocks that wait for the tier below are kept from eviction up to this part of all bytes.
 PENDING_SHARE = 0.5
 # The depth at which attention to what came before costs about as much again as everything else in a step.
 _DEPTH_THAT_DOUBLES = 4096
 # A partition that was not used for so long has no claim to a share.
 _STALE_S = 600.0
-# What is held for lanes takes at most this part of all.
+# Blocks that are held for lanes take at most this part of all bytes.
 _HELD_SHARE = 0.5
 
 _Item = tuple[float, int, BlockKey]

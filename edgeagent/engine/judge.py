@@ -1,4 +1,4 @@
-"""What a step's logits say: which tokens come next, which guesses stand, how likely the prompt's own tokens were.
+"""What follows from a step's logits: the next tokens, the guesses that stand, the prompt's own log probabilities.
 
 It records computed tokens with their cells and knows one work at a time; the engine plans which sequences run.
 """

@@ -44,7 +44,7 @@ class Restoring:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is of a prompt: `length` tokens in cells, then blocks `to_restore`; `known` are all its blocks."""
+    """The cached part of a prompt: `length` tokens in cells, then blocks `to_restore`; `known` are all its blocks."""
 
     length: int
     to_restore: list[Link]

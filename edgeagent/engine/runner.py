@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes logits: llama.cpp (`engine.llama`) or a test's fake.
+"""The protocol of runners, which compute logits for the engine: llama.cpp (`engine.llama`) or a test's fake.
 
 A runner has cells of memory shared by `num_sequences` sequence slots. It computes batches and forgets; which tokens are
 where is known to the engine alone. Positions count from 0 in each sequence.

@@ -146,7 +146,7 @@ class Saver:
             self._drop(seq_id)
 
     def purge(self, partition: str | None) -> int:
-        """Forget a partition's idle prefixes and blocks (None: everyone's); return how many blocks went."""
+        """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
         for seq_id in self.cells.idle_ids:
             if partition is None or self.cells.partition(seq_id) == partition:
                 self._drop(seq_id)

@@ -71,7 +71,7 @@ class Sequence:
 
     ledger:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens)
     A waiting sequence has no seq_id and num_computed 0. What it first found cached stays `num_cached`, even where it is
-    preempted and finds more, or less, when it is its turn again.
+    preempted and finds more, or less, when it is admitted again.
     """
 
     spec: SequenceSpec

@@ -1,7 +1,7 @@
 """Brings one file of the hub to disk: resumes, retries, and never writes more than was announced.
 
 huggingface_hub answers where the file is, with which headers, and lends its HTTP client. Its own hf_hub_download is not
-used: it keeps no partial file from one process to the next, and it publishes a file before anyone has hashed it.
+used: it keeps no partial file from one process to the next, and it publishes a file without hashing it.
 """
 
 from __future__ import annotations

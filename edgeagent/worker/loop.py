@@ -1,4 +1,4 @@
-"""The worker's main thread: which requests there are, and what the engine makes of them. Commands in, frames out.
+"""The worker's main thread: it runs requests on the engine. Commands in, frames out.
 
 Every request that comes in is answered by exactly one end, whatever becomes of it. It knows queues, neither pipes nor
 threads.
@@ -83,7 +83,7 @@ Command = Submit | Cancel | Ask | Drop | Stop | PromptReady | PromptRefused | Te
 
 
 class Worker:
-    """The main thread's state: which requests there are and what the engine makes of them."""
+    """The main thread's state: the live requests, and the engine that runs them."""
 
     def __init__(self, host: Host, frames: Frames) -> None:
         self._host = host

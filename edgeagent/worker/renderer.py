@@ -238,8 +238,8 @@ def _ended(number: int, cpu_s: float) -> InvalidRequest:
 def _fail(why: str, keeper: int) -> NoReturn:
     """End the worker: without its renderer it is of no use, and another one goes on with its streams.
 
-    A keeper runs nothing of the model's, and no other can be started in the sandbox. So whoever killed it has killed
-    the worker, which ends by the same signal: that does not count as the model's crash.
+    A keeper runs nothing of the model's, and no other can be started in the sandbox. So a kill of the keeper is a kill
+    of the worker, which ends by the same signal: that does not count as the model's crash.
     """
     sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
     sys.stderr.flush()

@@ -134,7 +134,7 @@ class LoadWatch:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What a ready worker owes: steps while it `is_busy`, an end since a cancel, an answer since a question.
+    """What is expected of a ready worker: steps while it `is_busy`, an end since a cancel, an answer since a question.
 
     The times only name what is waited for; they are not compared with the clock.
     """

@@ -68,5 +68,5 @@ def test_whatever_may_pass_says_when_to_try_again(cls: type[EdgeAgentError]) -> 
     headers = error_headers(cls("x"))
     assert ("retry-after" in headers) is (http_status(cls("x")) in (429, 503))
     assert ("retry-after" in headers) is SHAPES[cls].may_pass
-    # And nobody is told to try again what cannot pass, or to wait for what they are told not to try.
+    # And no client is told to try again what cannot pass, or to wait for what it is told not to try.
     assert not ("retry-after" in headers and headers.get("x-should-retry") == "false")

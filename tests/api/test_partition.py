@@ -1,4 +1,4 @@
-"""Whose cache a prompt goes to: the credential says it at every route, and no field of a body."""
+"""The cache partition of a prompt: the credential decides it at every route, never a field of a body."""
 
 from __future__ import annotations
 

@@ -517,7 +517,7 @@ def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
     assert client.take(client.session.expire(Expiry.by_age(3600))) == []
     assert client.closed == []
     events = client.finish(client.started[0])
-    # The one that waited is refused, and so is whoever listens without having asked.
+    # The create that waited is refused, and so is a connection that sent none.
     assert kinds(events)[-3:] == ["completed", "error", "error"]
     assert events[-1]["error"] == {
         "message": "Responses websocket connection limit reached (60 minutes). "

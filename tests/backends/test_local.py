@@ -235,7 +235,7 @@ MAX_FAULTS = 8
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_accepted_request_ends_once_under_random_faults(make: Make, seed: int) -> None:
-    """Crashes, freezes, cancels, closes and deadlines at random: nobody waits for ever, nobody hears two ends."""
+    """Crashes, freezes, cancels, closes and deadlines at random: each request ends, and only once."""
     chance = random.Random(seed)
     backend = make(parallel=4, max_waiting=8, max_crashes=10_000, pong_timeout_s=0.5, stop_grace_s=0.05)
     await backend.start()
@@ -245,7 +245,7 @@ async def test_every_accepted_request_ends_once_under_random_faults(make: Make, 
         await asyncio.sleep(0.01)
         (status,) = backend.models()
         if status.state is WorkerState.READY and status.pid and num_faults < MAX_FAULTS and chance.random() < 0.3:
-            with contextlib.suppress(ProcessLookupError):  # it has just died, and nobody has noticed yet
+            with contextlib.suppress(ProcessLookupError):  # it has just died, and the supervisor has not noticed yet
                 os.kill(status.pid, chance.choice(FAULTS))
             num_faults += 1
     for client in clients:

@@ -1,4 +1,4 @@
-"""`edgeagent serve`: the configuration that reaches the daemon, and the end with whoever started it."""
+"""`edgeagent serve`: the configuration that reaches the daemon, and its end with the process that started it."""
 
 from __future__ import annotations
 

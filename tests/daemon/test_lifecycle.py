@@ -156,7 +156,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
             out, err = process.communicate(timeout=30)
         assert (process.returncode, out) == (ExitCode.PORT_TAKEN, "")
         assert f"port {port} on 127.0.0.1 is taken" in err and "--port" in err
-        # A client finds nobody, and so does not show the squatter its token.
+        # A client finds no daemon, and so does not show the squatter its token.
         assert find_daemon(tmp_path) is None
 
 

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a TCP connection: three ways of asking, and what they must not be fooled by."""
+"""The user at the other end of a TCP connection: three ways of asking, and what they must not be fooled by."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_linux_tells_the_user(told: Told, host: str) -> None:
 @LINUX
 @pytest.mark.parametrize("told", [netlink, proc])
 def test_who_has_closed_is_nobody(told: Told) -> None:
-    """The kernel counts a socket that nobody holds as root's, and a listener on the port is somebody else."""
+    """The kernel counts a socket without a process as root's, and a listener on the port is another socket."""
     with connected() as (client, server):
         addresses = ends(server)
         client.close()

@@ -182,7 +182,7 @@ def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_spans_reach_a_collector() -> None:
-    """Over OTLP/HTTP, to a collector that is only a socket; what it gets names the spans and quotes nobody."""
+    """Over OTLP/HTTP, to a collector that is only a socket; what it gets names the spans and has no content."""
     got = asyncio.Event()
     bodies: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""What many conversations begin with: kept once, written at once; and what a lane waits with stays."""
+"""A beginning that many conversations share: kept once, written at once; and a lane's latest response stays."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_where_blocks_end() -> None:
 
 
 class TestLanes:
-    """A lane waits with its latest response, however many others come meanwhile."""
+    """A lane's latest response stays, however many others come meanwhile."""
 
     def test_the_latest_response_stays_and_the_one_before_does_not(self) -> None:
         kept = Kept(num_cells=700, host_bytes=16_000)

@@ -81,7 +81,7 @@ class Life:
         return sequence
 
     def be_idle(self) -> None:
-        """Do what a worker does while nobody asks, until nothing is left to do."""
+        """Do what an idle worker does, until nothing is left to do."""
         while self.engine.has_work or self.engine.rest_s is not None:
             if self.engine.has_work:
                 self.engine.step()

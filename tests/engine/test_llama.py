@@ -99,7 +99,7 @@ class TestMemory:
 
 
 class TestFilling:
-    """A CPU's batches are filled up with tokens of no meaning, which nobody notices."""
+    """A CPU's batches are filled up with padding tokens, which change no result."""
 
     @pytest.fixture(autouse=True)
     def quantized(self, monkeypatch: pytest.MonkeyPatch) -> None:

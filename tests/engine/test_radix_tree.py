@@ -55,7 +55,7 @@ def test_agrees_with_a_dictionary(operations: list[tuple[str, int, list[int] | i
     assert (lengths[0] if lengths else 0) == best
     for length, holder in found:
         assert plain[holder][:length] == query[:length]
-    # Whoever shares all of the longest prefix is found, and whoever ends earlier on its path.
+    # Every holder that shares all of the longest prefix is found, and every one that ends earlier on its path.
     expected = {h for h, tokens in plain.items() if best and common(tokens, query) == best}
     expected |= {h for h, tokens in plain.items() if tokens and tokens == query[: len(tokens)]}
     assert {holder for _, holder in found} == expected

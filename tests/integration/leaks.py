@@ -60,7 +60,7 @@ def holdings(daemon: Daemon) -> Holdings:
 
 
 def purge(daemon: Daemon) -> None:
-    """Let the caches forget everything: what is in use after that, nobody can give back."""
+    """Let the caches forget everything: whatever is in use after that has leaked."""
     command = ["cache", "purge", "--state-dir", str(daemon.state_dir)]
     subprocess.run([sys.executable, "-m", "edgeagent", *command], check=True, capture_output=True)
 

@@ -84,7 +84,7 @@ class Machine:
         return self._host.engine.status().host.num_bytes
 
     def idle(self) -> None:
-        """Let the engine do what it does while nobody asks."""
+        """Let the engine do what it does while idle."""
         while self._host.engine.has_work:
             self._host.engine.step()
 
@@ -217,7 +217,7 @@ def test_the_folder_of_an_older_version_is_a_miss_and_stays_in_order(
     old = {path.name for path in folder.glob("*.kv")}
     for path in folder.glob("*.about"):
         path.write_text('{"model": "tiny", "client": ""}')
-    for path in folder.glob("*.kv"):  # one of a format that nobody reads any more
+    for path in folder.glob("*.kv"):  # one of a format that is not read any more
         content = bytearray(path.read_bytes())
         content[8:10] = b"\0\0"
         path.write_bytes(content)

@@ -221,7 +221,7 @@ class TestTemplates:
         ordinary = chat(small).json()["choices"][0]["message"]["content"]
         reply = chat(small, **fields)
         if "chat_template" in fields:
-            # A field that nobody reads is ignored, as unknown fields are.
+            # A field that is not read is ignored, as unknown fields are.
             assert reply.status_code == 200
             assert reply.json()["choices"][0]["message"]["content"] == ordinary
         else:

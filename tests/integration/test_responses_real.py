@@ -209,7 +209,7 @@ async def test_a_chain_outlives_the_daemon(tmp_path: Path) -> None:
             secret = await last(connection)
             await connection.response.create(model="builtin", input="Hello, my name is Robin.", temperature=0)
             first = await last(connection)
-            # Whoever has seen the end may go on from it, however soon the daemon dies.
+            # A client that has seen the end may go on from it, however soon the daemon dies.
             daemon.process.kill()
     finally:
         daemon.process.kill()

@@ -53,7 +53,7 @@ def choose(trials: Sequence[Trial], sample: int, seed: int) -> list[Trial]:
 
 
 def is_harmless(trial: Trial) -> bool:
-    """Return whether somebody has looked at the change and found that it changes nothing that matters."""
+    """Return whether the change was reviewed and found to change nothing that matters."""
     return (trial.path.as_posix(), trial.line, trial.mutant.text) in HARMLESS
 
 

@@ -1,4 +1,4 @@
-"""Changes that no test notices, that somebody has looked at, and that change nothing that matters; with the reason."""
+"""Changes that no test notices, and that a review found to change nothing that matters; with the reason."""
 
 from __future__ import annotations
 

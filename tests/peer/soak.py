@@ -239,7 +239,7 @@ async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
 
 
 async def at_rest(daemon: Daemon) -> Holdings:
-    """Look once everybody has gone; raise TimeoutError where somebody never does."""
+    """Look once all clients have gone; raise TimeoutError if one never does."""
     await asyncio.sleep(SETTLE_S)
     async with asyncio.timeout(120):
         return await settled(daemon)

@@ -2,8 +2,8 @@
 
 Caches fill first, and killed workers begin anew; so growth is judged over the second half alone, in which no worker is
 killed: by how much the lowest look of its last third lies above that of its first. The lowest, since an allocator gives
-back freed memory now and then; where thirds are shorter than such a wave it only informs. What is left when everybody
-has gone is compared with what there was before, and of KV cells none may be left once the cache was told to forget.
+back freed memory now and then; where thirds are shorter than such a wave it only informs. What is left when all clients
+have gone is compared with what there was before, and of KV cells none may be left once the cache was told to forget.
 """
 
 from __future__ import annotations

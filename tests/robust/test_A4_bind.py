@@ -139,7 +139,7 @@ def test_another_network_namespace_does_not_reach_it(tmp_path: Path) -> None:
 
 @LINUX
 def test_its_own_hosts_beyond_loopback(tmp_path: Path) -> None:
-    """The address that a connection came in on, and the machine's names; nobody else's."""
+    """The address that a connection came in on, and the machine's names; no other."""
     found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == 2]
     name = socket.gethostname().lower()
     short = name.partition(".")[0]

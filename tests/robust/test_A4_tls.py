@@ -108,7 +108,7 @@ def overheard(files: Files) -> Iterator[tuple[str, list[bytes]]]:
 
 
 async def ask_in_every_way(address: Address) -> None:
-    """Ask with each of our clients; each must find nobody that it can trust."""
+    """Ask with each of our clients; each must refuse the certificate."""
     with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
         ask(address, "/edgeagent/status")
     with pytest.raises(EdgeAgentError):
@@ -144,7 +144,7 @@ async def test_clients_accept_what_is_right(authority: Path, good: Files, monkey
 
 
 async def test_an_expired_certificate_of_our_own(tmp_path: Path, expired: Files) -> None:
-    """The daemon says so at its start; who pinned it refuses it all the same."""
+    """The daemon says so at its start; a client that pinned it refuses it all the same."""
     tls, key = expired
     with (
         serving(tmp_path / "state", "--tls-certificate", str(tls), "--tls-key", str(key)) as daemon,

@@ -1,4 +1,4 @@
-"""A8: who takes a real worker over finds no network, no programs, no files but the model's, no way to other processes.
+"""A8: a real worker that is taken over finds no network, no programs, no files but the model's, no other processes.
 
 Tried as the user that runs the tests and, where that is root, as an ordinary user too: there the kernel's own rules are
 weakest, since files and processes around are that user's. A6, the worker's side: its environment holds no token.

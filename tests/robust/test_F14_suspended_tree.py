@@ -1,4 +1,4 @@
-"""F14: the machine sleeps, and wakes: nobody is called hung, streams go on, and no answer is lost."""
+"""F14: the machine sleeps, and wakes: no worker is called hung, streams go on, and no answer is lost."""
 
 from __future__ import annotations
 

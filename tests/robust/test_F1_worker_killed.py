@@ -52,7 +52,7 @@ async def test_what_dies_with_every_worker_ends_and_says_how_much_was_delivered(
 
 
 async def test_kills_in_quick_succession_end_no_stream(tmp_path: Path) -> None:
-    """Each worker is killed before it gives a token; nobody but who kills is to blame."""
+    """Each worker is killed from outside before it gives a token; no request is to blame."""
     async with faulty(tmp_path, parallel=2) as victim, AsyncExitStack() as stack:
         sockets = [await stack.enter_async_context(victim.socket()) for _ in range(NUM_STREAMS)]
         streams = [

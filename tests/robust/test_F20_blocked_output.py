@@ -1,4 +1,4 @@
-"""F20: nobody reads the daemon's output, or its disk is full: it serves on, and nothing waits for a line."""
+"""F20: the daemon's output is not read, or its disk is full: it serves on, and nothing waits for a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row F7, the prefix cache on disk: a full, broken or read-only disk turns writing off, says so, and stops nobody."""
+"""Row F7, the prefix cache on disk: a full, broken or read-only disk turns writing off and says so; requests go on."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def broken(_request: GenerateRequest) -> Iterator[Act]:
 
 
 def spoilt(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the body with each field in turn of a wrong type, and one that nobody knows."""
+    """Yield the body with each field in turn of a wrong type, and one unknown field."""
     for name in body:
         yield {**body, name: {CANARY: [CANARY]}}
     yield {**body, CANARY: CANARY}

@@ -30,7 +30,7 @@ WORD = "x" * 1000
 
 
 class Talker:
-    """A backend that talks without end to the one who does not listen, and briefly to others; it counts its words."""
+    """A backend whose answer to the slow reader has no end, and to others is short; it counts its words."""
 
     def __init__(self) -> None:
         self.num_words = 0

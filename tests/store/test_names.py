@@ -131,7 +131,7 @@ def test_hostile_names_are_refused(name: str) -> None:
 
 
 @given(st.text(max_size=60))
-@example("~0")  # nobody's home
+@example("~0")  # no user's home
 def test_any_text_is_a_name_or_refused(name: str) -> None:
     try:
         meaning = parse_name(name)

@@ -1,4 +1,4 @@
-"""Whose prompt is prepared next."""
+"""Which request's prompt is prepared next."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Keeper:
 
     @property
     def obstacle(self) -> str | None:
-        """What is in the way of the folder's own files, without which blocks are kept all the same."""
+        """Why the folder's own files cannot be written; blocks are kept without them."""
         return self._ledger.obstacle or self._obstacle
 
     def open(self) -> None:
@@ -354,7 +354,7 @@ class Keeper:
 
     def _remove(self, blocks: Iterable[Held]) -> None:
         for held in blocks:
-            self._index.remove(held.name.key)  # before its file: nobody is to look for what is going
+            self._index.remove(held.name.key)  # before its file: no lookup may find a block whose file is being removed
             self._files.remove(held.name.file_name)
 
     def _label(self, root: bytes) -> None:

@@ -85,7 +85,7 @@ Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
 @dataclass(slots=True)
 class _Waiting:
-    """A write that is not done; `due_s` is None once nothing but its turn is waited for."""
+    """A write that is not done; `due_s` is None once it may be written at any time."""
 
     epoch: int
     importance: Importance

@@ -37,7 +37,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Times:
-    """A machine's clocks: one that nobody can set, and the one on the wall."""
+    """A machine's clocks: one that cannot be set, and the wall clock."""
 
     ticks: Clock = field(default_factory=Clock)
     wall: Clock = field(default_factory=lambda: Clock(1_700_000_000.0))
