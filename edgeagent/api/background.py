@@ -6,7 +6,7 @@ A follower reads from the response itself (api/replay), so a slow follower, or o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -17,10 +17,11 @@ from edgeagent.api import sse
 from edgeagent.api.context import Context
 from edgeagent.api.events import TERMINAL, Progress
 from edgeagent.api.generation import steps_of
+from edgeagent.api.grants import until_revoked
 from edgeagent.api.live_turns import LiveTurn
 from edgeagent.api.replay import events_after, last_number
 from edgeagent.api.turn import Turn, unexpected
-from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Unauthorized
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
@@ -69,22 +70,35 @@ def tell(response: dict[str, Any], after: int) -> Response:
 
 
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
-    is_over = False
-    while not is_over:
-        change = live.change
-        for event in events_after(live.turn.events.progress, after):
-            is_over = event["type"] in TERMINAL
+    """Yield the events until the response is over, or the follower's token is: another may have made the response.
+
+    A stream that ends before the response has no terminal event; whoever asks for the rest learns why.
+    """
+    is_over = is_revoked = False
+
+    def end() -> None:
+        nonlocal is_revoked
+        is_revoked = True
+        live.note()
+
+    with suppress(Unauthorized), until_revoked(end):
+        while not is_over:
+            change = live.change
+            for event in events_after(live.turn.events.progress, after):
+                is_over = event["type"] in TERMINAL
+                if is_over:
+                    # A client that has seen the end may continue from it.
+                    await live.over.wait()
+                if is_revoked:
+                    return
+                yield sse.event(event, event["type"])
+                after = event["sequence_number"]
             if is_over:
-                # A client that has seen the end may continue from it.
-                await live.over.wait()
-            yield sse.event(event, event["type"])
-            after = event["sequence_number"]
-        if is_over:
-            yield sse.DONE
-        elif live.over.is_set():
-            return  # the daemon is stopping
-        else:
-            await change.wait()
+                yield sse.DONE
+            elif is_revoked or live.over.is_set():
+                return  # or the daemon is stopping
+            else:
+                await change.wait()
 
 
 async def _tell(progress: Progress, after: int) -> AsyncGenerator[bytes, None]:

@@ -141,6 +141,20 @@ async def test_work_in_the_background_ends_with_its_token(daemon: Running, tmp_p
     assert found["status"] in ("incomplete", "cancelled")
 
 
+async def test_who_follows_what_another_made_is_cut_off_too(daemon: Running, tmp_path: Path) -> None:
+    """The owner made it without a token, so it goes on; the token that only follows it has ended."""
+    url, owner = f"{daemon.url}/v1/responses", bearer(ensure_token(tmp_path))
+    made = (await daemon.http.post(url, json={"input": "x", "background": True})).json()
+    async with daemon.http.stream("GET", f"{url}/{made['id']}?stream=true", headers=owner) as answer:
+        lines = answer.aiter_lines()
+        while await anext(lines) != "event: response.output_text.delta":
+            pass
+        rotate_token(tmp_path)
+        assert [line async for line in lines if line.startswith("event: ")] == []
+    assert (await daemon.http.get(f"{url}/{made['id']}", headers=owner)).status_code == 401
+    assert (await daemon.http.get(f"{url}/{made['id']}")).json()["status"] == "in_progress"
+
+
 async def test_the_owners_token_too(daemon: Running, tmp_path: Path) -> None:
     async with aclosing(stream(daemon, ensure_token(tmp_path))) as events:
         while (await anext(events))["type"] != "response.output_text.delta":
