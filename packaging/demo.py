@@ -99,10 +99,10 @@ class _Waiting:
         self._said = ""
 
     def __call__(self, text: str) -> None:
-        title = text.partition(",")[0]
-        if title != self._said:
-            print(f"{title[:1].upper()}{title[1:]} ...", flush=True)
-            self._said = title
+        stage = text.rstrip("0123456789% ")
+        if stage != self._said:
+            print(f"{stage} ...", flush=True)
+            self._said = stage
 
 
 if __name__ == "__main__":

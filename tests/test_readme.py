@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from edgeagent.cli import main
 from edgeagent.cli.config import options_table
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +71,26 @@ def test_the_commands_on_the_first_screen_are_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"make ([a-z][\w-]*)", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_lines_of_prose_fit_a_window() -> None:
+    long = [line for line in README.splitlines() if len(line) > 122 and not line.startswith("|")]
+    assert not long, long
+
+
+COMMANDS = sorted(set(re.findall(r"^edgeagent ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_line_is_understood(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command)
+    assert main([words[0], "--help"]) == 0
+    options = capsys.readouterr().out.split()
+    assert {word for word in words if word.startswith("--")} <= set(options)
+
+
+def test_enough_command_lines_are_checked() -> None:
+    assert len(COMMANDS) >= 10
 
 
 FIGURES = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
