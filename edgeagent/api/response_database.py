@@ -196,7 +196,7 @@ class ResponseDatabase:
         self._make_room(lambda: self._num_bytes > self._limits.max_bytes, _SIZES)
 
     def _make_room(self, is_full: Callable[[], bool], measures: str) -> None:
-        """Remove the least recently used of the partition that has most, until it is enough; the last one used stays.
+        """Remove the least recently used of the partition that has most, while it is full; the last one used stays.
 
         Without regard to partitions, one client could push out what others keep.
         """

@@ -242,7 +242,7 @@ def _refusal(address: Address, response: Response) -> EdgeAgentError:
 
 
 def _message(body: bytes | bytearray) -> str | None:
-    """Return the error in the body of a refusal; empty if another program than the daemon answered."""
+    """Return the message in the body of a refusal; None if it is not one of the daemon's."""
     with suppress(ValueError):
         match json.loads(body):
             case {"error": {"message": str(message)}}:

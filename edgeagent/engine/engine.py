@@ -90,7 +90,7 @@ class Engine:
         self._num_added = 0
         self._num_steps = 0
         self._was_interrupted = False  # the latest step
-        self._was_put_off = False  # the latest step, for a command
+        self._was_put_off = False  # whether the latest step gave way to a command
         self._unsettled: list[tuple[Sequence, int]] = []  # what the latest step computed, from which position on
         self._unsettled_s = 0.0  # that step's duration
         # Read by other threads (a benign race), of the running decode: whether it is long enough to be interrupted,

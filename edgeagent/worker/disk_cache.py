@@ -14,7 +14,7 @@ from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
 _MIN_CLOSE_S = 1.0  # also for who drains nothing: the end of a conversation takes no longer to write
-# A trouble that lasts or comes and goes is told once an hour, another one a minute later.
+# A trouble that lasts, or comes and goes, is logged once an hour; another one after a minute.
 _SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
 
 
 class TroubleLog:
-    """Tells the log why a worker keeps no prompts on disk, or fewer: a worker itself cannot write to it."""
+    """Logs why a worker keeps no prompts on disk, or fewer: a worker itself cannot write to the log."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -54,7 +54,7 @@ class TroubleLog:
         self._told_at_s = float("-inf")
 
     def note(self, status: WorkerStatus, now_s: float) -> None:
-        """Log what a worker's status says of its disk cache, if it is wrong and not told lately."""
+        """Log the trouble that a worker's status reports of its disk cache, unless it was logged lately."""
         if status.disk_cache is None or status.disk_cache.trouble is None:
             return
         trouble = one_line(status.disk_cache.trouble)

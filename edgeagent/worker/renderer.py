@@ -182,7 +182,7 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
-        """Take note of the processes that ended since the last question, so that none of them counts as a try of it."""
+        """Note the processes that ended since the last question, so that none of them counts as a try of the next."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 

@@ -517,7 +517,7 @@ def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
     assert client.take(client.session.expire(Expiry.by_age(3600))) == []
     assert client.closed == []
     events = client.finish(client.started[0])
-    # The create that waited is refused, and so is a connection that sent none.
+    # The create that waited is refused; the last error is for a client that only listens.
     assert kinds(events)[-3:] == ["completed", "error", "error"]
     assert events[-1]["error"] == {
         "message": "Responses websocket connection limit reached (60 minutes). "

@@ -86,7 +86,7 @@ class Files:
                 os.close(descriptor)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name, at once, in place of what had it; raise IsADirectoryError where a folder has it."""
+        """Rename a file atomically, over a file of that name; raise IsADirectoryError if a folder has the name."""
         try:
             (self.folder / name).replace(self.folder / new_name)
         except OSError as error:
@@ -157,7 +157,7 @@ class Files:
         return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
 
     def in_the_way(self, name: str) -> str:
-        """Return what to say of a folder that has the name of a file, and what to do."""
+        """Return the error of a folder that has the name of a file, and what to do."""
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:

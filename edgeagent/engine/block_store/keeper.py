@@ -264,7 +264,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change a name in the folder, and know of that; what another process changed before is still to be seen."""
+        """Change a name in the folder; an earlier change by another process still leads to a scan."""
         is_seen = self._files.changed_ns() == self._seen_ns
         yield
         if is_seen:

@@ -69,7 +69,7 @@ class Ledger:
         self._looked_at_s = 0.0
         self._latest: _State | None = None  # of this process, for where the file cannot be kept
         self.obstacle: str | None = None
-        """Why what is agreed on is kept in memory alone; None if it is not."""
+        """Why the agreed state is kept in memory only; None if it is on disk."""
         self.read_bytes_per_s = 0.0
 
     @property

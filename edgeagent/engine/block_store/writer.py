@@ -246,7 +246,7 @@ class Writer:
             self._settling[block.key] = None
 
     def _forget_withdrawn(self) -> None:
-        """Forget the writes whose blocks were taken back: on a full disk their turn never comes."""
+        """Forget the writes whose blocks were taken back: on a full disk they would never be reached."""
         for key in self._waiting.keys() - self.pending.keys():
             self._settling.pop(key, None)
             del self._waiting[key]
