@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -87,7 +88,15 @@ def test_unused_ones_go_after_a_long_pause_and_use(tmp_path: Path) -> None:
     assert store.stats().num_blocks == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"now_s": NaN}', b"[" * 50_000])
+def _state(**fields: float) -> bytes:
+    times = {"now_s": 1.7e9, "wall_s": 1.7e9, "allowance_bytes": 0.0, "allowance_at_s": 1.7e9, "read_bytes_per_s": 0.0}
+    return json.dumps(times | fields).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"\xff", b'{"now_s": NaN}', b"[" * 50_000, _state(now_s=1e300), _state(now_s=1e18)],
+)
 def test_without_a_known_time_all_begin_anew_in_their_order(tmp_path: Path, content: bytes) -> None:
     times, folder = Times(), tmp_path / "cache"
     close_now(_filled(folder, times))

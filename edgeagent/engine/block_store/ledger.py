@@ -26,6 +26,8 @@ from edgeagent.runtime_file import read_private
 _HOUR_S = 3600.0
 # A process takes its share of the allowance in pieces, and loses at most one when it dies.
 _GRANT_PART = 1 / 32
+# No file system can keep later times, nor can an operating system be given them.
+_NO_TIME_S = 2.0**33
 _LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
 
 
@@ -152,7 +154,8 @@ class Ledger:
             state = _State(**{name: float(fields[name]) for name in _State.__slots__})
         except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return state if all(math.isfinite(value) and value >= 0 for value in asdict(state).values()) else None
+        has_times = max(state.now_s, state.wall_s, state.allowance_at_s) < _NO_TIME_S
+        return state if has_times and all(0 <= value < math.inf for value in asdict(state).values()) else None
 
     def _write(self, state: _State) -> None:
         name = cache_folder.temporary_name()
