@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -129,10 +130,23 @@ def _keys() -> KeyBindings:
 def _history(file: Path | None) -> History:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class LenientHistory(FileHistory):
+        """Lines in a file. If it cannot be written any more, or read, the chat goes on without."""
+
+        def load_history_strings(self) -> Iterable[str]:
+            try:
+                return list(super().load_history_strings())
+            except OSError:
+                return []
+
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):
+                super().store_string(string)
+
     # If the folder cannot be written, this session's lines are not remembered; the chat works.
     if file is None or not _is_ready(file):
         return InMemoryHistory()
-    return FileHistory(file)
+    return LenientHistory(file)
 
 
 def _is_ready(file: Path) -> bool:
@@ -144,10 +158,10 @@ def _is_ready(file: Path) -> bool:
         with os.fdopen(descriptor, "r+b") as stream:
             if os.name == "posix":
                 os.fchmod(descriptor, 0o600)
-            content = stream.read()
-            if len(content) > MAX_HISTORY_BYTES:
+            if stream.seek(0, os.SEEK_END) > MAX_HISTORY_BYTES:
+                stream.seek(-MAX_HISTORY_BYTES // 2, os.SEEK_END)
                 # An entry begins with an empty line and a comment.
-                _, _, kept = content[-MAX_HISTORY_BYTES // 2 :].partition(b"\n\n#")
+                _, _, kept = stream.read().partition(b"\n\n#")
                 stream.seek(0)
                 stream.write(b"\n#" + kept)
                 stream.truncate()

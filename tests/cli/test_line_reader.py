@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from edgeagent.cli import line_reader
-from edgeagent.cli.line_reader import PlainReader, is_open, make_reader, unquoted
+from edgeagent.cli.line_reader import PlainReader, TerminalReader, is_open, make_reader, unquoted
 
 
 def typing(monkeypatch: pytest.MonkeyPatch, *lines: str | BaseException) -> None:
@@ -127,3 +130,19 @@ def test_a_history_that_cannot_be_kept_costs_no_chat(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
     (tmp_path / "file").touch()
     line_reader._history(tmp_path / "file" / "history").store_string("secret")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
+def test_a_history_that_cannot_be_kept_any_more_costs_its_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    history = tmp_path / "history"
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        reader = TerminalReader(history)
+        history.unlink()
+        history.mkdir()
+        for question in ("hello", "again"):
+            keys.send_text(f"{question}\r")
+            assert reader.read() == question
+    output = capfd.readouterr()
+    assert output.out + output.err == "", "no error is shown"
