@@ -11,12 +11,11 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from edgeagent.engine.admission import Admission
+from edgeagent.engine.background import BackgroundWork
 from edgeagent.engine.block_cache import BlockCache, no_blocks
-from edgeagent.engine.chores import Chores
 from edgeagent.engine.context_advice import longer_context
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.intake import Intake
-from edgeagent.engine.judge import Judge, Output
 from edgeagent.engine.proposals import Drafter, Proposals
 from edgeagent.engine.restorer import Restorer
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
@@ -24,6 +23,7 @@ from edgeagent.engine.saver import Saver
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.status import EngineStatus
+from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
 
@@ -76,15 +76,15 @@ class Engine:
         self._saver = Saver(runner, blocks or no_blocks(), clock)
         self._restorer = Restorer(runner, self._saver, clock)
         self._cells = self._saver.cells
-        self._intake = Intake(runner, self._saver, self._restorer, self._cost_model, clock)
+        self._admission = Admission(runner, self._saver, self._restorer, self._cost_model, clock)
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         guesser = drafter(self._cost_model) if drafter is not None else None
         self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
-        self._judge = Judge(runner, self._cells, self._proposals, clock)
+        self._verifier = Verifier(runner, self._cells, self._proposals, clock)
         # A recurrent state that a step left half updated is lost, with its whole prefix; a window may have moved on.
         self._can_be_interrupted = runner.memory_kind is MemoryKind.FULL_ATTENTION
-        self._chores = [Chores(saver, clock) for saver in self._savers]
+        self._background = [BackgroundWork(saver, clock) for saver in self._savers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._num_added = 0
@@ -101,7 +101,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running) or not all(chores.is_done for chores in self._chores)
+        return bool(self._waiting or self._running) or not all(work.is_done for work in self._background)
 
     def refresh(self) -> None:
         """Add all blocks on disk to the tree; lookups do so little by little."""
@@ -180,14 +180,14 @@ class Engine:
         for sequence in by_share(self._waiting.values(), self._running.values()):
             if len(self._running) >= self._max_running:
                 break
-            if self._intake.must_wait(sequence, self._running.values()):
+            if self._admission.must_wait(sequence, self._running.values()):
                 continue
-            if not self._intake.claim(sequence, is_alone=not self._running):
+            if not self._admission.claim(sequence, is_alone=not self._running):
                 break
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
             self._saver.shed()  # before it is restored: into the lowest cells, then
-            outputs += self._advance_intake(sequence)
+            outputs += self._advance_admission(sequence)
         return outputs
 
     def _restore_running(self) -> list[Output]:
@@ -195,13 +195,13 @@ class Engine:
         outputs = []
         for sequence in by_urgency(self._running.values()):
             if sequence.restoring is not None:
-                outputs += self._advance_intake(sequence)
+                outputs += self._advance_admission(sequence)
         return outputs
 
-    def _advance_intake(self, sequence: Sequence) -> list[Output]:
+    def _advance_admission(self, sequence: Sequence) -> list[Output]:
         restoring = sequence.restoring
         num_before = 0 if restoring is None else restoring.num_tokens
-        is_ready = self._intake.advance(sequence, self._restore_budget_s)
+        is_ready = self._admission.advance(sequence, self._restore_budget_s)
         # A block that came back is progress, as a step is: a slow disk is no hang.
         self._num_steps += restoring is not None and restoring.num_tokens > num_before
         if not is_ready:
@@ -258,7 +258,7 @@ class Engine:
         self._unsettled_s = self._clock() - started_s
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
         self._cost_model.observe(num_tokens, depth, self._unsettled_s)
-        return outputs + self._judge_all(works, started_s)
+        return outputs + self._verify_all(works, started_s)
 
     def settle(self) -> None:
         """Save states and blocks that the latest step made; `step` and `admit` begin with it if it was not called.
@@ -270,10 +270,10 @@ class Engine:
         for sequence, start in self._unsettled:
             # One that has ended left its cells as an idle prefix, which is read out whole.
             if self._running.get(sequence.id) is sequence:
-                self._intake.checkpoint(sequence, start)
+                self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
-        for chores in self._chores:
-            chores.run_beside(self._unsettled_s)
+        for work in self._background:
+            work.run_beside(self._unsettled_s)
 
     def close(self) -> None:
         """Save what a tier can keep after the process ends; afterwards no method is called."""
@@ -313,10 +313,10 @@ class Engine:
             restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
             self._restorer.wait(restorings, _LOAD_WAIT_S)
             return
-        for chores in self._chores:
-            chores.run_idle()
+        for work in self._background:
+            work.run_idle()
 
-    def _judge_all(self, works: Items[Work], started_s: float) -> list[Output]:
+    def _verify_all(self, works: Items[Work], started_s: float) -> list[Output]:
         """Return the outputs of a batch whose decode began at `started_s`: drafts verified, next tokens sampled."""
         outputs = []
         row = 0
@@ -325,7 +325,7 @@ class Engine:
             if sequence.marks.prefill_s == 0.0:
                 sequence.marks.prefill_s = started_s
             in_prompt = sequence.num_output == 0
-            output = self._judge.judge(work, row)
+            output = self._verifier.verify(work, row)
             row += work.num_logits
             if output.is_last:
                 self._end(sequence)
@@ -348,7 +348,7 @@ class Engine:
             self._forget_states()
             names = list(self._running)
         for name in names:
-            self._judge.rewind(self._running[name])
+            self._verifier.rewind(self._running[name])
 
     def _forget_states(self) -> None:
         """Empty all sequences, whether they were in the batch that was interrupted or not.
@@ -393,4 +393,4 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None
         self._proposals.release(sequence)
-        self._intake.release(sequence)
+        self._admission.release(sequence)

@@ -1,6 +1,6 @@
 """Tokens proposed ahead for a step: what a grammar leaves no choice about, else what the drafter guesses.
 
-Whether they stand is for the target's logits to say; see engine.judge.
+Whether they stand is for the target's logits to say; see engine.verification.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.folder import Limits
 from edgeagent.engine.block_store.format import Seal
-from edgeagent.engine.block_store.keeper import Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.worker.protocol import DiskCache

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from edgeagent.engine.judge import Output
 from edgeagent.engine.sampling import Logprob
+from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError
 from edgeagent.text.output import OutputStream
 from edgeagent.types import (

@@ -6,9 +6,9 @@ import math
 import random
 
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.judge import Output
 from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.verification import Output
 from edgeagent.types import SamplingParams
 from tests.fakes import FakeRunner, next_token
 from tests.integrity import check_integrity

@@ -11,8 +11,8 @@ from edgeagent.bench.stats import median
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
 from edgeagent.engine.block_cache import BlockCache
 from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.folder import Limits
 from edgeagent.engine.block_store.format import Seal
-from edgeagent.engine.block_store.keeper import Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.policy import Held
 from edgeagent.engine.block_store.store import BlockStore

@@ -17,9 +17,9 @@ from queue import Empty
 
 from edgeagent.cache_folder import About
 from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.folder import Folder, Limits
 from edgeagent.engine.block_store.format import BadBlock, Seal
 from edgeagent.engine.block_store.index import Index
-from edgeagent.engine.block_store.keeper import Keeper, Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.policy import ReadRate
 from edgeagent.engine.block_store.writer import Close, Discard, Introduce, Raise, Sweep, Touch, Write, Writer
@@ -50,8 +50,8 @@ class BlockStore:
         self._limits = limits
         self._ticks = ticks
         self._index = Index()
-        self._keeper = Keeper(files, self._index, ledger, limits, ticks=ticks)
-        self._writer = Writer(files, seal, self._index, self._keeper, ticks=ticks)
+        self._folder = Folder(files, self._index, ledger, limits, ticks=ticks)
+        self._writer = Writer(files, seal, self._index, self._folder, ticks=ticks)
         self._rate = ReadRate()
         self._end_by_s = float("inf")
         # Written by the engine's thread.
@@ -159,15 +159,15 @@ class BlockStore:
             num_misses=self._num_misses,
             num_offered=self._num_offered,
             num_dropped=self._num_refused + self._writer.num_lost,
-            num_evicted=self._keeper.num_evicted,
+            num_evicted=self._folder.num_evicted,
             read_bytes_per_s=self._rate.bytes_per_s or self._ledger.read_bytes_per_s,
-            trouble=self.trouble or self._keeper.shortage or self._keeper.obstacle or self._ledger.thrift,
+            trouble=self.trouble or self._folder.shortage or self._folder.obstacle or self._ledger.thrift,
         )
 
     @property
     def trouble(self) -> str | None:
         """Why nothing is written at the moment, in words; None if all is well."""
-        return self._keeper.trouble
+        return self._folder.trouble
 
     @property
     def num_written(self) -> int:

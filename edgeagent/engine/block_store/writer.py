@@ -1,4 +1,4 @@
-"""The writer's thread: takes commands off a queue, and has the keeper write blocks, what matters most first.
+"""The writer's thread: takes commands off a queue, and writes blocks through `Folder`, what matters most first.
 
 A block that is not full waits until its conversation has been quiet for a while: as long as it goes on, the next turn
 brings a longer block in its place. A block also waits while the disk takes nothing, or the hour's allowance is used up.
@@ -18,9 +18,9 @@ from queue import Empty, SimpleQueue
 
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, About, BlockName
 from edgeagent.engine.block_store.files import Files
+from edgeagent.engine.block_store.folder import Folder, Outcome
 from edgeagent.engine.block_store.format import BadBlock, Seal, file_bytes, head_bytes
 from edgeagent.engine.block_store.index import Index
-from edgeagent.engine.block_store.keeper import Keeper, Outcome
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Block, BlockKey, Head, Importance
 
 _TICK_S = 1.0
@@ -95,11 +95,11 @@ class _Waiting:
 class Writer:
     """Carries out commands. `run` is a thread's; attributes without an underscore are set or read by others too."""
 
-    def __init__(self, files: Files, seal: Seal, index: Index, keeper: Keeper, *, ticks: Callable[[], float]) -> None:
+    def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, ticks: Callable[[], float]) -> None:
         self._files = files
         self._seal = seal
         self._index = index
-        self._keeper = keeper
+        self._folder = folder
         self._ticks = ticks
         self._waiting: dict[BlockKey, _Waiting] = {}
         self._settling: dict[BlockKey, None] = {}  # those with a due time, in the order in which they are due
@@ -136,21 +136,21 @@ class Writer:
                 pass
         except Exception as error:  # the thread's edge: a cache that broke must not take the model with it
             traceback.print_exc()
-            self._keeper.trouble = f"the block store broke: {error!r}"
+            self._folder.trouble = f"the block store broke: {error!r}"
             self.is_stalled = self.is_broken = True
             self.opened.put(None)
             self.closed.put(None)
 
     def open(self) -> None:
         """Look at what is there."""
-        self._keeper.open()
+        self._folder.open()
         self._is_open = True
         self._announce()
         self.opened.put(None)
 
     def _announce(self) -> None:
         """Give out the heads of blocks that a scan found."""
-        self._keeper.has_found = False
+        self._folder.has_found = False
         for held in sorted(self._index.all(), key=lambda held: held.name.start):
             if held.is_announced:
                 continue
@@ -193,8 +193,8 @@ class Writer:
                     return False
         self._end_settling(everything=False)
         self._write_next()
-        self._keeper.tick(is_idle=self.commands.empty() and not self._can_write)
-        if self._keeper.has_found:
+        self._folder.tick(is_idle=self.commands.empty() and not self._can_write)
+        if self._folder.has_found:
             self._announce()
         return True
 
@@ -203,18 +203,18 @@ class Writer:
             case Write(key):
                 self._await(command, self.pending.get(key))
             case Touch(keys):
-                self._keeper.touch(keys)
+                self._folder.touch(keys)
             case Raise(key, importance):
                 self._raise(key, importance)
             case Discard(key):
                 if key in self._waiting:
                     self._end(key)
                 else:
-                    self._keeper.discard(key)
+                    self._folder.discard(key)
             case Introduce(root, about):
-                self._keeper.introduce(root, about)
+                self._folder.introduce(root, about)
             case Sweep():
-                self._keeper.sweep()
+                self._folder.sweep()
             case Close():
                 self._write_rest()
                 return False
@@ -228,7 +228,7 @@ class Writer:
             if self.is_stalled:
                 break
         self.num_lost += len(self._waiting)
-        self._keeper.close()
+        self._folder.close()
         self.closed.put(None)
 
     def _await(self, command: Write, block: Block | None) -> None:
@@ -269,21 +269,21 @@ class Writer:
     def _raise(self, key: BlockKey, importance: Importance) -> None:
         waiting = self._waiting.get(key)
         if waiting is None:
-            self._keeper.set_importance(key, importance)
+            self._folder.set_importance(key, importance)
         elif importance > waiting.importance:
             waiting.importance = importance
             self._push(key, importance)
 
     def _write_next(self) -> None:
         """Write the next block, after its ancestors."""
-        self.is_stalled = self._keeper.trouble is not None
+        self.is_stalled = self._folder.trouble is not None
         while self._turns and not self.is_stalled:
             rank, _, key = self._turns[0]
             waiting = self._waiting.get(key)
             if waiting is None or -rank != waiting.importance or waiting.due_s is not None:
                 heapq.heappop(self._turns)  # done, or it has another place
                 continue
-            if not self._keeper.may_write(waiting.importance):
+            if not self._folder.may_write(waiting.importance):
                 self.is_stalled = True
                 return
             self._write_chain(key)
@@ -335,7 +335,7 @@ class Writer:
             len(block.tokens),
             int(waiting.importance),
         )
-        return self._keeper.write(name, self._seal.encode(block), file_bytes(block), waiting.epoch)
+        return self._folder.write(name, self._seal.encode(block), file_bytes(block), waiting.epoch)
 
     def _rest(self, worked_s: float) -> None:
         """Leave the processor to the threads that compute tokens: they wait for each other at every layer."""

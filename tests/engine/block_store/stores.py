@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgeagent.engine.block_store.files import Buffer, Files
+from edgeagent.engine.block_store.folder import Limits
 from edgeagent.engine.block_store.format import Seal
-from edgeagent.engine.block_store.keeper import Limits
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.block_store.writer import Close

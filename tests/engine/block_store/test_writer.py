@@ -11,8 +11,8 @@ import pytest
 
 from edgeagent.cache_folder import BlockName
 from edgeagent.engine.block_store import writer as writer_module
+from edgeagent.engine.block_store.folder import Outcome
 from edgeagent.engine.block_store.format import file_bytes
-from edgeagent.engine.block_store.keeper import Outcome
 from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.blocks import Block, Importance
 from tests.engine.block_store.stores import (
@@ -100,13 +100,13 @@ def test_what_waits_is_written_at_the_end(tmp_path: Path, store: BlockStore) -> 
 
 def test_what_matters_most_is_written_first(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[bytes] = []
-    write = store._keeper.write
+    write = store._folder.write
 
     def noted(name: BlockName, *rest: Any) -> Outcome:
         written.append(name.key)
         return write(name, *rest)
 
-    monkeypatch.setattr(store._keeper, "write", noted)
+    monkeypatch.setattr(store._folder, "write", noted)
     chains = [make_chain(2, seed=seed) for seed in range(3)]
     for chain, importance in zip(chains, (Importance.ONCE, Importance.IDLE, Importance.SYSTEM), strict=True):
         for block in chain:

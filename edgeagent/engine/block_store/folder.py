@@ -58,7 +58,7 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB"
 
 
-class Keeper:
+class Folder:
     """The folder's one writer in this process; other processes may have theirs."""
 
     def __init__(

@@ -20,7 +20,7 @@ _MAX_SAVES_AT_ONCE = 4
 _IDLE_BUDGET_S = 0.003  # until commands are looked at again
 
 
-class Chores:
+class BackgroundWork:
     """Spends spare time on one saver's work."""
 
     def __init__(self, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:

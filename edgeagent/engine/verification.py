@@ -39,7 +39,7 @@ class Output:
         return self.finish_reason is not None or self.error is not None
 
 
-class Judge:
+class Verifier:
     """Turns decoded works into outputs."""
 
     def __init__(self, runner: Runner, cells: PrefixCache, proposals: Proposals, clock: Callable[[], float]) -> None:
@@ -48,7 +48,7 @@ class Judge:
         self._proposals = proposals
         self._clock = clock
 
-    def judge(self, work: Work, row: int) -> Output:
+    def verify(self, work: Work, row: int) -> Output:
         """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
         sequence, output = work.sequence, Output(work.sequence)
         if work.num_scored:

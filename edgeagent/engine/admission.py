@@ -22,7 +22,7 @@ _MAX_STEPWISE = 512
 _MIN_SHARED = 32
 
 
-class Intake:
+class Admission:
     """Claims, restores and joins for one runner."""
 
     def __init__(
