@@ -146,6 +146,11 @@ class HostTier:
             self._look_below()
         return self._is_waiting
 
+    @property
+    def was_waiting(self) -> bool:
+        """Whether the last block that came found no room until the tier below has written more."""
+        return self._is_waiting
+
     def discard(self, key: BlockKey) -> None:
         """See BlockTier; here and below."""
         entry = self._entries.get(key)

@@ -155,14 +155,16 @@ class Saver:
     def close(self) -> None:
         """Read out what is unsaved, and hand everything that is kept to the tier below."""
         for seq_id in tuple(self._unsaved):
-            while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on:
+            while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
                 pass
             self._forget(seq_id)
         self.blocks.host.close()
 
-    @property
     def _below_goes_on(self) -> bool:
-        return self.blocks.below is not None and self.blocks.below.wait_written()
+        """Wait until the tier below has written something; whether there may be room now."""
+        below = self.blocks.below
+        # Nothing to wait for can also mean that everything has just been written.
+        return below is not None and (below.wait_written() or not self.blocks.host.is_waiting)
 
     def _save_evicted(self, seq_id: int) -> None:
         if seq_id in self._unsaved:
@@ -210,7 +212,8 @@ class Saver:
         self._last_save_s = self._clock() - started_s
         if is_kept:
             return _Saved.MORE
-        return _Saved.LATER if self.blocks.host.is_waiting else _Saved.REFUSED
+        # As it was then: there may be room by now.
+        return _Saved.LATER if self.blocks.host.was_waiting else _Saved.REFUSED
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
         """Return the chain that a sequence's next block extends, brought up to date.

@@ -101,7 +101,7 @@ def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int =
     host = HostTier(host_bytes, below=store)
     store.expect(block_tokens, int(host_bytes * PENDING_SHARE))
     blocks = BlockCache(Keyring(b"fake", SECRET), host, store, can_cut=True, block_tokens=block_tokens)
-    thread = threading.Thread(target=store.run)
+    thread = threading.Thread(target=store.run, daemon=True)
     thread.start()
     store.wait_until_open(10)
     engine = Engine(HeavyRunner(token_bytes), max_running=2, blocks=blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 
@@ -296,6 +297,33 @@ def test_streams_go_on_while_another_waits_for_the_disk() -> None:
     engine.cancel("live")
     engine.cancel("b")
     check_integrity(engine)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_close_saves_all_whenever_the_tier_below_has_written(seed: int) -> None:
+    chance = random.Random(seed)
+
+    class QuickTier(FakeTier):
+        """Writes a block between any two looks at it, and never has to be waited for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.written: set[bytes] = set()
+
+        def is_pending(self, key: bytes) -> bool:
+            if chance.random() < 0.3:
+                self.written.add(key)
+            return key not in self.written
+
+        def wait_written(self) -> bool:
+            self.written.update(self.blocks)
+            return False
+
+    below = QuickTier()
+    engine = make_engine(FakeRunner(num_cells=4096), below=below, host_bytes=6_000)
+    ask(engine, "a", prompt_of(3500))
+    engine.close()
+    assert sum(len(block.tokens) for block in below.blocks.values()) >= 3500
 
 
 def test_a_cancel_in_the_middle_of_a_restore_leaves_nothing_open() -> None:
