@@ -35,7 +35,7 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
         ("run -p x --temperature 5", "--temperature: must be 2 or less, not '5' (see `edgeagent run --help`)"),
         ("status --xyzzy", "there is no option --xyzzy (see `edgeagent status --help`)"),
         ("serve a b c", "too many arguments: b c (see `edgeagent serve --help`)"),
-        ("pull", "missing argument 'NAME...' (see `edgeagent pull --help`)"),
+        ("pull", "missing argument 'NAME' (see `edgeagent pull --help`)"),
     ],
 )
 def test_wrong_lines(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
