@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -48,6 +49,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted."""
     _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Answers and file names have characters that a terminal or a pipe (on Windows, of cp1252) cannot take.
+        sys.stdout.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments == ["--version"]:  # what people type first at any program
         arguments = ["version"]

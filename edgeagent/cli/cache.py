@@ -120,7 +120,7 @@ def _prompt(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no text in UTF-8: {error}") from None
+        raise ConfigError(f"{file} is no text in UTF-8 (its byte {error.start} is not)") from None
     if not text.strip():
         raise ConfigError(f"{file} is empty")
     if file.suffix.lower() != ".json":

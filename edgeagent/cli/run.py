@@ -110,7 +110,7 @@ def run(
 def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
     answer = chat.answer(question, None if as_json else sys.stdout)
     if as_json:
-        print(json.dumps(_answer_body(answer), ensure_ascii=False))  # noqa: T201
+        print(json.dumps(_answer_body(answer)))  # noqa: T201
     if answer.status == "cancelled":
         raise typer.Exit(130)
 

@@ -169,6 +169,7 @@ def test_warm_with_a_file_that_is_none(tmp_path: Path, content: bytes, capsys: p
     (tmp_path / "prompt.json").write_bytes(content)
     assert run(tmp_path, "warm", str(tmp_path / "prompt.json")) == 2
     assert run(tmp_path, "warm", str(tmp_path / "missing.txt")) == 2
+    assert "codec" not in capsys.readouterr().err
 
 
 def test_what_needs_a_daemon_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

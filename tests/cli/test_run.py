@@ -138,6 +138,20 @@ def test_without_a_daemon_one_is_started_with_the_configured_model(
     assert started == [["mine.gguf"]]
 
 
+@pytest.mark.parametrize(
+    ("flags", "printed"), [([], b"Caf? ?\n"), (["--json"], b'"text": "Caf\\u00e9 \\ud83e\\udd8a"')]
+)
+def test_what_the_output_cannot_show_is_marked(
+    flags: list[str], printed: bytes, start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "Café 🦊")))
+    _running(monkeypatch, stub, "builtin")
+    output = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(output, encoding="ascii", write_through=True))
+    assert main(["run", "-p", "Hi", *flags]) == 0
+    assert printed in output.getvalue()
+
+
 def test_an_empty_pipe_is_no_chat(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run"]) == 2
     captured = capsys.readouterr()
