@@ -290,13 +290,14 @@ def is_browser(scope: AsgiScope) -> bool:
 def is_page(scope: AsgiScope) -> bool:
     """Whether a web page may have made a browser send this: true for a browser, unless its user typed the address.
 
-    Node's fetch is no browser, though it sends Sec-Fetch-Mode as browsers do; a browser sends Sec-Fetch-Site as well.
+    Then the browser navigates there; an extension's fetch comes from no site either. Node's fetch is no browser, though
+    it sends Sec-Fetch-Mode as browsers do; a browser sends Sec-Fetch-Site as well.
     """
-    sites = values(scope, b"sec-fetch-site")
+    is_typed = values(scope, b"sec-fetch-site") == [b"none"] and values(scope, b"sec-fetch-mode") == [b"navigate"]
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"sec-fetch-mode"]
     if not is_browser({**scope, "headers": headers}):
         return False
-    return sites != [b"none"] or bool(values(scope, b"origin"))
+    return not is_typed or bool(values(scope, b"origin"))
 
 
 def values(scope: AsgiScope, name: bytes) -> list[bytes]:

@@ -173,7 +173,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         super().on_message_begin()
         cast(dict[str, Any], self.scope)[PEER_KEY] = self._peer
         self._num_head_bytes = 0
-        self._num_field_bytes = 0
+        self._num_field_bytes = self._num_trailers = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -181,9 +181,13 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        """Take a header. A field behind the body is not one (RFC 9110, section 6.5); it counts towards the bounds."""
+        if self._is_in_head:
+            super().on_header(name, value)
+        else:
+            self._num_trailers += 1
         self._num_field_bytes += len(name) + len(value)
-        if self._num_field_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+        if self._num_field_bytes > MAX_HEADER_BYTES or len(self.headers) + self._num_trailers > MAX_HEADERS:
             self._refuse_in_callback(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:

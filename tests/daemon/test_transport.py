@@ -16,7 +16,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Running, exchange, read_reply, running
+from tests.daemon.running import TOKEN, Running, exchange, read_reply, running
 from tests.robust.frames import CLOSE, FIN, close, open_websocket, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,6 +135,26 @@ class TestOtherUpgrades:
         for headers, status in ((["X-A: b"] * 100, 431), (["Content-Length: 1", "Transfer-Encoding: chunked"], 400)):
             reply = await exchange(daemon.port, request(daemon, "POST /v1/chat/completions", *H2C, *headers))
             assert reply.status == status
+
+
+class TestTrailers:
+    """Fields behind a chunked body, which pass by whatever in front of the daemon looks at headers."""
+
+    def asked(self, daemon: Running, *trailers: str) -> bytes:
+        chunked = b"%x\r\n%b\r\n0\r\n" % (len(HI), HI)
+        end = "".join(f"{line}\r\n" for line in (*trailers, "")).encode()
+        return request(daemon, "POST /v1/chat/completions", "Transfer-Encoding: chunked", body=chunked + end)
+
+    async def test_they_are_no_headers(self) -> None:
+        async with running(FakeBackend(), Config(server=ServerConfig(token_required=True))) as daemon:
+            assert (await exchange(daemon.port, self.asked(daemon, f"Authorization: Bearer {TOKEN}"))).status == 401
+        async with running(FakeBackend()) as daemon:
+            for trailer in ("Host: evil.example", "Origin: http://evil.example", "Content-Encoding: gzip", "X: y"):
+                assert (await exchange(daemon.port, self.asked(daemon, trailer))).status == 200
+
+    @pytest.mark.parametrize("trailers", [["X: y"] * 100, ["X: " + "y" * (17 << 10)]])
+    async def test_they_are_bounded(self, daemon: Running, trailers: list[str]) -> None:
+        assert (await exchange(daemon.port, self.asked(daemon, *trailers))).status == 431
 
 
 class TestBehindAnAnswer:
