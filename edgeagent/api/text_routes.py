@@ -53,7 +53,7 @@ async def tokenize(request: Request) -> Response:
     with_pieces = bool(body.with_pieces)
     query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False, with_pieces)
     answer = await _ask(request, body.model, query)
-    # Of a long text there are a quarter of a million: the loop does not wait for that.
+    # A long text has a quarter of a million tokens: the loop does not wait for that.
     json = await asyncio.to_thread(_tokens_json, answer, with_pieces=with_pieces)
     return Response(json, media_type="application/json")
 

@@ -304,7 +304,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send; a client that the protocol has closed by itself, for pings without an answer, say, has left."""
+        """Send. If the protocol has closed the connection (for pings without an answer), the client has left."""
         await self.writable.wait()
         if self.close_sent and message["type"] == "websocket.send":
             raise ClientDisconnected

@@ -213,7 +213,7 @@ class Engine:
         return [output]
 
     def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
-        """Advance all sequences by one batch and return what came of it.
+        """Advance all sequences by one batch and return the outputs.
 
         An interrupted batch (see Runner.decode) returns nothing and loses nothing: its tokens are planned again, and
         the next step cannot be interrupted. So at least every other step ends, however many cancels come. A long step

@@ -30,7 +30,7 @@ _FACTORS = {
 _KEPT_BELOW = 0.5
 # Blocks that wait for the tier below are kept from eviction up to this part of all bytes.
 PENDING_SHARE = 0.5
-# The depth at which attention to what came before costs about as much again as everything else in a step.
+# The depth at which attention to earlier tokens costs about as much as all else in a step.
 _DEPTH_THAT_DOUBLES = 4096
 # A partition that was not used for so long has no claim to a share.
 _STALE_S = 600.0

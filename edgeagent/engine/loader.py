@@ -19,7 +19,7 @@ class BlockLoader:
         self._num_wanted: dict[BlockKey, int] = {}
         self._sizes: dict[BlockKey, int] = {}
         self.num_bytes = 0
-        """Of all blocks that are asked for and not taken yet."""
+        """Bytes of all blocks that are asked for and not taken yet."""
         self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
         self._thread.start()
 

@@ -27,7 +27,7 @@ _CHECKPOINT_SHARE = 8
 
 
 class _Saved(Enum):
-    """What became of an attempt to read out a block."""
+    """The outcome of an attempt to read out a block."""
 
     MORE = "there may be another"
     ALL = "nothing was left to read"

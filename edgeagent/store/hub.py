@@ -153,7 +153,7 @@ class Puller:
                 self._download(file, partial, meter)
                 partial.replace(blob)
             pointer = self._cache.publish(file.repo, file.commit, file.name, file.sha256)
-            # The same record where the pointer is a link; its own where links are not to be had.
+            # The same record where the pointer is a link; its own where links cannot be made.
             self._verified.note(pointer, file.sha256)
 
     def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:

@@ -1,8 +1,8 @@
 """Keeps clients' text apart from the template's own, from before a prompt is rendered until it is tokens.
 
-Text of a client's that spells a control token is marked, so that it becomes plain text tokens and never, say, a turn of
-its own. The mark goes behind the first character of what spells the token: trimming, comparing and splitting by the
-template then work as ever on everything else.
+A client's text that spells a control token is marked, so that it becomes plain text tokens and never a turn of its own.
+The mark goes behind the first character of what spells the token: trimming, comparing and splitting by the template
+then work as usual on all other text.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
     """Return the tokens of a rendered prompt: only the template's own control tokens become control tokens.
 
     The text is cut only around text that would become a foreign control token, since a cut changes how its neighbours
-    merge into tokens. The beginning token comes once, be it from the template or from the vocabulary.
+    merge into tokens. BOS comes once, from the template or from the vocabulary.
     """
     plain: dict[str, list[int] | None] = {}
     runs: list[tuple[str, list[int] | None]] = []

@@ -1,7 +1,6 @@
 """The worker's main thread: it runs requests on the engine. Commands in, frames out.
 
-Every request that comes in is answered by exactly one end, whatever becomes of it. It knows queues, neither pipes nor
-threads.
+Every request ends exactly once, whatever happens. It knows queues, neither pipes nor threads.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Queries:
 
     @staticmethod
     def has_id(some_id: str) -> bool:
-        """Whether this is a question's id, be it open or not."""
+        """Whether this is a question's id, open or not."""
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:

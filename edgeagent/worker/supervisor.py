@@ -134,7 +134,7 @@ class Supervisor:
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Accept a request; its answer, error or end goes to the sink.
 
-        Raise BackendUnavailable or the load's error where no worker is to be had, InvalidRequest where the request
+        Raise BackendUnavailable or the load's error if there can be no worker, InvalidRequest where the request
         cannot be passed on.
         """
         self._check_available()

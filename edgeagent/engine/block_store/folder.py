@@ -47,7 +47,7 @@ class Limits:
 
 
 class Outcome(Enum):
-    """What became of an attempt to write a block."""
+    """The outcome of an attempt to write a block."""
 
     WRITTEN = "it is there"
     LATER = "the disk, or the hour's allowance, takes nothing at the moment"

@@ -35,7 +35,7 @@ class Index:
         self._epochs: dict[bytes, int] = {}
         self._epoch = 0  # of all partitions
         self.num_bytes = 0
-        """Of all blocks that are there, forgotten ones included until their files are gone."""
+        """Bytes of all blocks that are there, forgotten ones included until their files are gone."""
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -131,7 +131,7 @@ class Ledger:
         return True
 
     def _settle(self, wanted_bytes: float) -> None:
-        """Agree with the others: give back, take what is wanted as far as there is, and write it down."""
+        """Share the allowance with other processes: give back, take up to what is left, and write that down."""
         state = self._read() or self._latest
         limit, now_s = float(self._bytes_per_hour), self.now_s
         if state is None:

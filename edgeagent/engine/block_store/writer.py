@@ -2,7 +2,7 @@
 
 A block that is not full waits until its conversation has been quiet for a while: as long as it goes on, the next turn
 brings a longer block in its place. A block also waits while the disk takes nothing, or the hour's allowance is used up.
-The writer leaves the processor alone while tokens are computed, the less so the more waits to be written.
+While tokens are computed the writer rests, for a shorter time the more waits to be written.
 """
 
 from __future__ import annotations
