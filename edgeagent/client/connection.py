@@ -221,11 +221,18 @@ async def _open(address: Address) -> ClientConnection:
         raise _refusal(address, refused.response) from None
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise BackendUnavailable(
-            f"no daemon answers at {address.websocket_url} ({error}); start one with `edgeagent serve`",
+            f"no daemon answers at {address.websocket_url} ({_reason(error)}); start one with `edgeagent serve`",
             retry_after_s=RETRY_DELAYS_S[0],
         ) from None
     except InvalidURI as error:
         raise BackendUnavailable(f"{address.websocket_url} is no WebSocket address: {error}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return why a connection could not be opened; asyncio would show a refusal's address as Python writes it."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return str(error) or "no answer in time"
 
 
 def _refusal(address: Address, response: Response) -> EdgeAgentError:

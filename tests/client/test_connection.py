@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from edgeagent.client import connect, connection, function_output
@@ -218,5 +220,20 @@ async def test_a_refusal_in_other_words_is_told_by_its_status(body: str) -> None
 
 
 async def test_no_daemon_says_what_to_do(unused_tcp_port: int) -> None:
-    with pytest.raises(BackendUnavailable, match="edgeagent serve"):
+    with pytest.raises(BackendUnavailable, match=r"responses \(connection refused\); start one with `edgeagent serve`"):
         await connect(f"http://127.0.0.1:{unused_tcp_port}").open()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(TimeoutError(), "no answer in time"), (socket.gaierror(-2, "Name or service not known"), "Name or service")],
+)
+async def test_why_a_daemon_cannot_be_reached_is_said_in_words(
+    error: OSError, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(connection, "open_websocket", fail)
+    with pytest.raises(BackendUnavailable, match=reason):
+        await connect("http://nowhere").open()
