@@ -18,7 +18,7 @@ VARIABLE = "ROTATING_TESTS"
 OFF = "off"
 NAME = "rotated"
 # Slow tests that are said to take this long together, on two quiet cores; one by one no longer than MAX_TEST_S.
-BUDGET_S = 30.0
+BUDGET_S = 20.0
 MAX_TEST_S = 15.0
 # One in so many property tests tries other examples than its usual ones.
 PART = 4

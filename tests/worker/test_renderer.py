@@ -318,15 +318,17 @@ def test_none_outlives_its_worker(opened: Any) -> None:
 @LINUX
 def test_it_can_do_nothing_else() -> None:
     """A renderer has the worker's sandbox, and not even the model's files."""
+    before = renderers()
     make = start_renderers(1, is_enclosed=True)
     template = make(Open(0, None, "", "", "", (), ()))
     assert isinstance(template, RemoteTemplate)
-    keeper = next(each for each in psutil.Process().children() if each.children())
-    (child,) = keeper.children()
+    mine = [each for each in renderers() if each not in before]
+    (child,) = [each for each in mine if not each.children()]
     status = Path(f"/proc/{child.pid}/status").read_text(encoding="ascii")
     assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE) and re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
     template.close()
-    psutil.wait_procs([keeper], timeout=10)
+    _, alive = psutil.wait_procs(mine, timeout=10)
+    assert not alive
 
 
 def test_without_processes_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
