@@ -47,6 +47,7 @@ class Admission:
         if sequence.follows is not None:
             leader, length = sequence.follows
             if leader.seq_id is not None and leader.num_computed < length and leader in running:
+                leader.is_raised = leader.is_raised or sequence.is_raised
                 return True
             sequence.follows = None
         best: tuple[int, Sequence] | None = None

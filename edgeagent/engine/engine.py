@@ -30,6 +30,7 @@ from edgeagent.types import FinishReason, MemoryKind, Tier
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_STEP_S = 0.03
 _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
+_MAX_STALL_S = 60.0  # while others, more urgent ones or other clients', are served
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
 _WAIT_FOR_DISK_S = 0.05  # until the disk may have taken what fills the memory
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
@@ -158,6 +159,7 @@ class Engine:
             min_prompt_chunk=self._runner.min_prompt_chunk,
         )
         self._num_added += 1
+        sequence.advanced_s = self._clock()
         self._waiting[spec.id] = sequence
         return sequence
 
@@ -176,6 +178,7 @@ class Engine:
         `step` does so too; called before it, the cached part of a prompt can be reported before the prompt is computed.
         """
         self.settle()
+        self._raise_one()
         outputs = self._restore_running()
         for sequence in by_share(self._waiting.values(), self._running.values()):
             if len(self._running) >= self._max_running:
@@ -189,6 +192,16 @@ class Engine:
             self._saver.shed()  # before it is restored: into the lowest cells, then
             outputs += self._advance_admission(sequence)
         return outputs
+
+    def _raise_one(self) -> None:
+        """Put a sequence that has not got further for a minute before all others, until it ends.
+
+        One at a time: more urgent requests cannot keep it out for ever, and wait for one of its kind at most.
+        """
+        live = (*self._running.values(), *self._waiting.values())
+        if len(live) > 1 and not any(sequence.is_raised for sequence in live):
+            latest = min(live, key=lambda sequence: sequence.advanced_s)
+            latest.is_raised = self._clock() - latest.advanced_s >= _MAX_STALL_S
 
     def _restore_running(self) -> list[Output]:
         """Restore blocks of running sequences, and return the sequences that are ready to be computed."""
@@ -327,6 +340,8 @@ class Engine:
             in_prompt = sequence.num_output == 0
             output = self._verifier.verify(work, row)
             row += work.num_logits
+            if sequence.num_computed > sequence.farthest:
+                sequence.farthest, sequence.advanced_s = sequence.num_computed, started_s
             if output.is_last:
                 self._end(sequence)
             has_news = output.tokens or output.prompt_logprobs or (in_prompt and sequence.spec.reports_progress)

@@ -71,13 +71,17 @@ def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> 
     return Work(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
 
 
+def _rank(sequence: Sequence) -> int:
+    return -1 if sequence.is_raised else _RANK[sequence.tier]
+
+
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences by tier, then arrival."""
-    return sorted(sequences, key=lambda sequence: (_RANK[sequence.tier], sequence.order))
+    """Return sequences by tier, raised ones first, then arrival."""
+    return sorted(sequences, key=lambda sequence: (_rank(sequence), sequence.order))
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
-    """Return sequences in the order in which they get a place: tier, then fair shares, then arrival.
+    """Return sequences in the order in which they get a place: raised ones, tier, then fair shares, then arrival.
 
     The first sequence of a client comes with the first ones of the other clients, however many it has: those of its own
     that are `running`, or come before in this order, count. Each client has a partition of its own.
@@ -85,7 +89,7 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
     for sequence in by_urgency(sequences):
-        ranked.append((_RANK[sequence.tier], places[sequence.spec.partition], sequence.order, sequence))
+        ranked.append((_rank(sequence), places[sequence.spec.partition], sequence.order, sequence))
         places[sequence.spec.partition] += 1
     return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
 

@@ -88,6 +88,9 @@ class Sequence:
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
     tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent one that waits for its prompt
+    farthest: int = 0  # the largest `num_computed` so far, since `advanced_s`
+    advanced_s: float = 0.0
+    is_raised: bool = False  # before all tiers: others kept it from getting further for long
     follows: tuple[Sequence, int] | None = None  # waits until that one has computed so many tokens
     restoring: Restoring | None = None  # while blocks of its beginning are still to come
     restore_started_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling import Sampler, resolve
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import DraftModel
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
-from tests.fakes import FakeRunner, FakeTier, next_token, warm_costs
+from tests.fakes import FakeClock, FakeRunner, FakeTier, next_token, warm_costs
 from tests.integrity import check_integrity
 
 END = 0
@@ -374,6 +375,31 @@ def test_no_more_run_than_a_batch_has_tokens() -> None:
     engine.step()
     assert engine.status().num_running == 8
     assert len(run(engine)) == 16
+
+
+@pytest.mark.parametrize(
+    ("num_urgent", "num_prompt", "num_output"),
+    [(1, 200, 20), (4, 20, 20), (3, 120, 1)],
+    ids=["takes its cells", "takes its place", "takes its share of a step"],
+)
+def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prompt: int, num_output: int) -> None:
+    clock, names = FakeClock(), itertools.count()
+    runner = FakeRunner(end_token=-1, num_cells=1024, max_batch=64)
+    engine = Engine(runner, max_running=4, costs=warm_costs(64, 0.05), clock=clock)
+    long = engine.add(SequenceSpec("long", [1 + i % 40 for i in range(900)], greedy(), max_tokens=3))
+    urgent: list[Sequence] = []
+    while engine.has_work and clock.now_s < 120:
+        urgent = [sequence for sequence in urgent if sequence.num_output < num_output]
+        while len(urgent) < num_urgent and long.num_output < 3:
+            number = next(names)
+            prompt = [1 + (7 * number + 3 * i) % 47 for i in range(num_prompt)]
+            spec = SequenceSpec(f"{number}", prompt, greedy(), max_tokens=num_output, tier=Tier.REALTIME)
+            urgent.append(engine.add(spec))
+        engine.step()
+        check_integrity(engine)
+        clock.advance(0.5)
+        assert sum(sequence.is_raised for sequence in (long, *urgent)) <= 1
+    assert long.num_output == 3
 
 
 class TestForced:
