@@ -33,9 +33,9 @@ class PassingLine:
             return
         # A line that the terminal breaks could not be overwritten.
         width = shutil.get_terminal_size().columns - 1
-        text = text[:width]
+        text = text[: width - len("^C")]
         if text != self._shown:
-            # The whole line is emptied: the terminal may have written ^C behind the text.
+            # The whole line is emptied: the terminal may have written ^C after the text.
             line = f"{text:<{len(self._shown)}}" if text else f"{'':{width}}\r"
             print(f"\r{line}", end="", file=sys.stderr, flush=True)  # noqa: T201
             self._shown = text

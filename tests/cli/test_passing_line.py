@@ -28,7 +28,7 @@ def test_it_is_no_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "10")
     PassingLine().show("starting the daemon")
-    assert terminal.getvalue() == "\rstarting "
+    assert terminal.getvalue() == "\rstartin"
 
 
 def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
