@@ -78,6 +78,8 @@ NEEDS: dict[str, Scope | None] = {
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
 _FETCH_PREFIX = b"sec-fetch-"
+# They come along from files of variables that are not a shell's.
+_QUOTES = b"\"'"
 _INFER_ONLY = frozenset({Scope.INFER})
 
 
@@ -312,7 +314,7 @@ def bearer_tokens(scope: AsgiScope) -> list[bytes]:
     """
     tokens = []
     for value in values(scope, b"authorization"):
-        words = value.split()
+        words = [word.strip(_QUOTES) for word in value.split()]
         if words and words[0].lower() == b"bearer":
             tokens.append(b" ".join(words[1:]))
         elif words and words[-1].startswith(TOKEN_PREFIX.encode()):

@@ -62,7 +62,9 @@ async def test_a_token_opens_the_routes_of_its_scopes(
                 assert b"scope" in reply.body
 
 
-@pytest.mark.parametrize("form", ["{}", "Basic {}", "Token {}", "Bearer\t{}", "Bearer: {}", "bearer  {}  "])
+@pytest.mark.parametrize(
+    "form", ["{}", "Basic {}", "Token {}", "Bearer\t{}", "Bearer: {}", "bearer  {}  ", "Bearer '{}'", '"{}"']
+)
 async def test_a_token_in_a_wrong_form_is_no_missing_one(locked: Running, form: str) -> None:
     """Without a token its program could ask for more, if the daemon's user runs it."""
     shown = f"Authorization: {form.format(TOKENS[frozenset({Scope.INFER})])}"
