@@ -207,9 +207,9 @@ def need_of(path: str) -> Scope | None:
 def client_of(connection: HTTPConnection) -> str:
     """Return the asker's partition: "" for the owner, a client's name, `uid:1001` for another user of this machine.
 
-    Stored responses and cached prompts are kept apart by it.
+    Stored responses and cached prompts are kept apart by it. What was not judged has no client, and raises KeyError.
     """
-    name: str = connection.scope.get(CLIENT_KEY, "")
+    name: str = connection.scope[CLIENT_KEY]
     return name
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from starlette.requests import HTTPConnection
 from websockets.asyncio.client import connect
 
-from edgeagent.api.access import OWN_USER, User
+from edgeagent.api.access import OWN_USER, User, client_of
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
 from edgeagent.daemon.peers import TcpPeer
@@ -89,6 +90,11 @@ async def test_without_a_token_the_user_says_whose_it_is(
             while json.loads(await socket.recv())["type"] != "response.completed":
                 pass
         assert last_partition(daemon) == partition
+
+
+async def test_what_was_not_judged_is_not_the_owners() -> None:
+    with pytest.raises(KeyError):
+        client_of(HTTPConnection({"type": "http"}))
 
 
 @pytest.mark.parametrize("name", ["uid:1001", "uid:unknown", ":"])
