@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -26,6 +27,9 @@ HINT = "(Ctrl-C again or Ctrl-D leaves)"
 QUIET_S = 1.0
 """How long no event comes before the daemon is asked why."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+# A terminal obeys these: an answer could change its title, its clipboard or the lines above.
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+_CONTROLS[ord("\r")] = ""  # of a line's end, mostly
 
 
 class Chat:
@@ -182,9 +186,11 @@ class _Printer:
         if self._output is None:
             return
         if dim != self._is_dim:
-            self._output.write(DIM if dim else f"{PLAIN}\n")
+            # A dumb terminal would show the escapes themselves.
+            begin, end = ("", "") if os.environ.get("TERM") == "dumb" else (DIM, PLAIN)
+            self._output.write(begin if dim else f"{end}\n")
             self._is_dim = dim
-        self._output.write(text)
+        self._output.write(text.translate(_CONTROLS) if self._is_terminal else text)
         self._output.flush()
         self._wrote = True
         self._is_in_line = not text.endswith("\n")

@@ -195,9 +195,32 @@ def test_ctrl_c_where_nothing_is_typed_hints_and_then_leaves(
     assert [event["input"] for event in stub.received] == ["Hi"]
 
 
-def test_reasoning_is_dim_on_a_terminal_and_absent_from_a_file(
-    start_stub: StartStub, start_chat: Callable[..., Chat]
+def test_an_answer_cannot_command_the_terminal(start_stub: StartStub, start_chat: Callable[..., Chat]) -> None:
+    text = "a\x1b]0;title\x07\tb\x9b2J\rc\n"
+    stub = start_stub(*[sending(text_events("resp_1", text))] * 2)
+    chat = start_chat(stub)
+    terminal, file = Terminal(), io.StringIO()
+    chat.answer("?", terminal)
+    chat.answer("?", file)
+    assert terminal.getvalue() == "a\ufffd]0;title\ufffd\tb\ufffd2Jc\n\n"
+    assert file.getvalue() == f"{text}\n"
+
+
+def test_reasoning_has_no_escapes_where_they_would_be_shown(
+    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    created, delta, completed = text_events("resp_1", "42")
+    thought = {"type": "response.reasoning_text.delta", "delta": "hmm"}
+    terminal = Terminal()
+    start_chat(start_stub(sending([created, thought, delta, completed]))).answer("?", terminal)
+    assert terminal.getvalue() == "hmm\n42\n"
+
+
+def test_reasoning_is_dim_on_a_terminal_and_absent_from_a_file(
+    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     created, delta, completed = text_events("resp_1", "42")
     thought = {"type": "response.reasoning_text.delta", "delta": "hmm"}
     stub = start_stub(*[sending([created, thought, delta, completed])] * 2)
