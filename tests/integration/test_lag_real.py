@@ -25,8 +25,8 @@ pytestmark = pytest.mark.alone
 numbers = itertools.count()
 
 
-def tokenize(*, with_pieces: bool = False) -> bytes:
-    return json.dumps({"content": ("word " * (MIB // 5))[:MIB], "with_pieces": with_pieces}).encode()
+def tokenize() -> bytes:
+    return json.dumps({"content": ("word " * (MIB // 5))[:MIB], "with_pieces": True}).encode()
 
 
 def render() -> bytes:
@@ -56,7 +56,6 @@ Make = Callable[[], bytes]
 
 ACTIVITIES: list[tuple[str, Make]] = [
     ("/tokenize", tokenize),
-    ("/tokenize", partial(tokenize, with_pieces=True)),
     ("/apply-template", render),
     ("/v1/chat/completions", compile_schema),
     ("/v1/chat/completions", compute_and_keep),

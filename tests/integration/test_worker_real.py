@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,14 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
     made: list[LocalBackend] = []
 
     def make_one(
-        path: Path | None = None, validate: Callable[[Path], object] = validate_model, **engine: object
+        path: Path | None = None,
+        validate: Callable[[Path], object] = validate_model,
+        patience: Patience = PATIENCE,
+        **engine: object,
     ) -> LocalBackend:
         files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
         config = Config(engine=EngineConfig(threads=1, **engine))  # type: ignore[arg-type]
-        pool = Pool(config, lambda _: files, validate, patience=PATIENCE)
+        pool = Pool(config, lambda _: files, validate, patience=patience)
         made.append(LocalBackend(config.engine, pool))
         return made[-1]
 
@@ -232,7 +235,7 @@ async def test_three_kills_close_together_lose_no_stream(make: Make, num_streams
 
 
 async def test_a_frozen_worker_is_noticed_and_replaced(make: Make) -> None:
-    backend = make()
+    backend = make(patience=replace(PATIENCE, pong_timeout_s=1.0))
     await backend.start()
     before = await tokens_of(backend, ask(max_tokens=300))
     frozen = pid_of(backend)

@@ -23,8 +23,6 @@ from tests.robust.lag import assert_in_time, assert_never_late, post
 
 MIB = 1 << 20
 
-pytestmark = pytest.mark.alone
-
 
 def brief() -> FakeBackend:
     """Return a backend whose answers are short: what is asked is long enough."""
@@ -89,6 +87,7 @@ async def test_frames(name: str) -> None:
         await assert_never_late(act)
 
 
+@pytest.mark.alone
 async def test_looking_at_models_and_checking_them(tmp_path: Path) -> None:
     """A large file is hashed, and the folder of models read, in threads."""
     content = b"GGUF" + bytes(100 * MIB)
