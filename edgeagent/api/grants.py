@@ -43,6 +43,11 @@ class Grant:
             if not self._ends:
                 self._grants.discard(self)
 
+    def check(self) -> None:
+        """Raise Unauthorized if the token no longer opens this: for work that begins long after it was judged."""
+        if not self._grants.is_held(self):
+            raise revoked()
+
     def revoke(self) -> None:
         """End all that is held, soon; a failure of that does not reach the caller."""
         self.is_revoked = True
@@ -70,6 +75,10 @@ class Grants:
     def discard(self, grant: Grant) -> None:
         """Watch a grant's token no longer."""
         self._live.discard(grant)
+
+    def is_held(self, grant: Grant) -> bool:
+        """Whether a grant's client still holds its token, with the same scopes."""
+        return self._keys.holder(grant.held) == grant.client
 
     def check(self) -> None:
         """End the grants of tokens that were removed, or whose holder or scopes have changed."""

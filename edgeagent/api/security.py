@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgeagent import metrics
 from edgeagent.api.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_browser, template_of, values
 from edgeagent.api.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
-from edgeagent.api.grants import GRANT, Grants
+from edgeagent.api.grants import GRANT, Grant, Grants
 from edgeagent.api.hosts import Hosts
 from edgeagent.api.refusal_log import RefusalLog
 from edgeagent.config import ServerConfig
@@ -195,8 +195,23 @@ class Security:
             await _answer_preflight(send, admission.origin)
             return
         # Set for every request, also to nothing: the server begins a connection's next one in the context of the last.
-        GRANT.set(self._grants.open(admission.shown))
+        grant = self._grants.open(admission.shown)
+        GRANT.set(grant)
+        if grant is not None and scope["type"] == "http" and has_body(scope):
+            receive = _while_held(receive, grant)
         await self._app(scope, receive, _with_cors(send, admission.origin))
+
+
+def _while_held(receive: Receive, grant: Grant) -> Receive:
+    """Judge the token again once the body is there: it may take minutes, and the token may end meanwhile."""
+
+    async def receive_held() -> Message:
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            grant.check()
+        return message
+
+    return receive_held
 
 
 def _hide_token(scope: Scope, send: Send) -> tuple[Scope, Send]:

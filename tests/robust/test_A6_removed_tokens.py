@@ -32,7 +32,7 @@ from edgeagent.errors import Unauthorized
 from edgeagent.runtime_file import TOKEN_FILE, write_private
 from edgeagent.types import GenerateRequest, Started, TextAnswer, TextDelta, TextQuery
 from tests.backends.fake import Act, FakeBackend, Gate
-from tests.daemon.running import Running, running
+from tests.daemon.running import Running, read_reply, running
 
 # Long enough for any machine: what does not come is what fails.
 LIMIT_S = 30.0
@@ -161,6 +161,23 @@ async def test_the_owners_token_too(daemon: Running, tmp_path: Path) -> None:
             pass
         rotate_token(tmp_path)
         assert [event async for event in events][-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.parametrize(("path", "body"), [("/edgeagent/cache/purge", "{}"), ("/v1/responses", '{"input": "x"}')])
+async def test_a_body_that_comes_after_its_token_has_ended(
+    daemon: Running, tmp_path: Path, path: str, body: str
+) -> None:
+    token = add_client(tmp_path, "kiosk", list(Scope))
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    head = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{daemon.port}", f"Authorization: Bearer {token}"]
+    head += ["Content-Type: application/json", f"Content-Length: {len(body)}", "Expect: 100-continue", "", ""]
+    writer.write("\r\n".join(head).encode())
+    # It asks for the body once it has admitted the request.
+    assert (await read_reply(reader)).status == 100
+    remove_client(tmp_path, "kiosk")
+    writer.write(body.encode())
+    assert (await read_reply(reader)).status == 401
+    writer.close()
 
 
 async def test_the_next_request_of_a_connection_is_judged_by_itself(daemon: Running, tmp_path: Path) -> None:
