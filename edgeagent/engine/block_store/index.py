@@ -43,7 +43,14 @@ class Index:
     def find(self, key: BlockKey) -> Held | None:
         """Return a block that is held and not forgotten."""
         held = self._blocks.get(key)
-        return held if held is not None and held.epoch == self.epoch(held.name.root) else None
+        if held is None or held.is_unreadable:
+            return None
+        return held if held.epoch == self.epoch(held.name.root) else None
+
+    def find_unreadable(self, key: BlockKey) -> Held | None:
+        """Return a block that is there and cannot be read."""
+        held = self._blocks.get(key)
+        return held if held is not None and held.is_unreadable else None
 
     def all(self) -> list[Held]:
         """Return all blocks, forgotten ones included."""
@@ -89,7 +96,7 @@ class Index:
     def replace(self, found: Iterable[Found], epochs: Epochs) -> list[BlockName]:
         """Agree with what a scan found, and return the names of blocks that are there twice.
 
-        What was known already keeps its later time of use and its epoch.
+        What was known already keeps its later time of use, its epoch and what was seen of its file.
         """
         former, doubles = self._blocks, []
         blocks: dict[BlockKey, Held] = {}
@@ -102,8 +109,11 @@ class Index:
                     continue
             used_s = each.used_s if known is None else max(each.used_s, known.used_s)
             epoch = epochs.of(each.name.root) if known is None else known.epoch
-            is_announced = known is not None and known.is_announced
-            blocks[key] = Held(each.name, each.num_bytes, used_s, epoch, is_announced)
+            held = Held(each.name, each.num_bytes, used_s, epoch)
+            # One that could not be read may have been replaced since.
+            if known is not None and not (known.is_unreadable and each.used_s > known.used_s):
+                held.is_announced, held.is_unreadable = known.is_announced, known.is_unreadable
+            blocks[key] = held
         self._blocks = blocks
         self.num_bytes = sum(held.num_bytes for held in blocks.values())
         return doubles

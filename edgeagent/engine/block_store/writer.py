@@ -160,7 +160,7 @@ class Writer:
             except OSError:
                 continue  # the next look tries again
             except (ValueError, BadBlock):
-                pass  # damaged, or another installation's: a miss
+                held.is_unreadable = True
             held.is_announced = True
 
     def work(self) -> None:
