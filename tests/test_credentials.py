@@ -101,6 +101,7 @@ def test_trouble_is_told_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.L
     assert ring.trouble == ""
     write_private(tmp_path / CLIENTS_FILE, b"null")
     with caplog.at_level(logging.WARNING):
+        assert CLIENTS_FILE in ring.trouble
         assert [standing(ring, token) for _ in range(3)] == [Standing.UNUSABLE] * 3
         assert str(tmp_path) in ring.trouble
         reason = ring.judge([token.encode()]).reason

@@ -17,7 +17,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from edgeagent import metrics
 from edgeagent.api.access import PEER_KEY
-from edgeagent.api.security import MAX_HEADER_BYTES, MAX_HEADERS
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.daemon.unix import is_stranger
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
     from websockets.frames import Frame
 
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16 << 10
 MAX_TARGET_BYTES = 8 << 10
 # The WebSocket library reads no longer line of a handshake.
 MAX_HANDSHAKE_LINE_BYTES = 8 << 10

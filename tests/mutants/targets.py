@@ -30,6 +30,7 @@ _ACCESS = (
     "tests/robust/test_A7_scopes.py",
     "tests/robust/test_A6_files.py",
     "tests/robust/test_A1_access_table.py",
+    "tests/robust/test_A2_token_compare.py",
 )
 _REMOVED = ("tests/robust/test_A6_removed_tokens.py", "tests/robust/test_A7_other_users.py")
 _STORE = ("tests/engine/block_store", "tests/test_defaults.py")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgeagent.api import access
-from edgeagent.api.access import NEEDS, PEER_KEY, Asker, Listener, User, decide
+from edgeagent.api.access import NEEDS, PEER_KEY, Access, Asker, Listener, User, decide
 from edgeagent.api.app import create_app
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import (
@@ -148,6 +148,34 @@ SETTINGS = [
     Setting(Listener.LOOPBACK, UNTOLD),
     Setting(Listener.LOCKED, OWN),
 ]
+
+
+class CountingPeer:
+    """Counts how often the system is asked for its user."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    async def user(self) -> User:
+        self.num_asked += 1
+        return OWN
+
+
+async def test_the_user_is_looked_up_only_where_the_decision_needs_it(tmp_path: Path) -> None:
+    held = ensure_token(tmp_path)
+
+    async def num_asked(path: str, key: str, *, is_token_required: bool = False) -> int:
+        peer = CountingPeer()
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        scope = {"type": "http", "path": path, "headers": headers, "server": ("127.0.0.1", PORT), PEER_KEY: peer}
+        await Access(KeyRing(tmp_path), is_token_required=is_token_required).judge(scope)
+        return peer.num_asked
+
+    assert await num_asked("/v1/models", "") == 1
+    assert await num_asked("/v1/models", "sk-unused") == 1
+    assert await num_asked("/v1/models", held) == 0
+    assert await num_asked("/health", "") == 0
+    assert await num_asked("/v1/models", "", is_token_required=True) == 0
 
 
 def make_keys(folder: Path) -> dict[str, tuple[list[str], Standing, frozenset[Scope]]]:
