@@ -279,15 +279,17 @@ def _damaged_head(folder: Path) -> Path:
     return file
 
 
-def test_a_block_whose_beginning_is_damaged_is_written_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("importance", [Importance.IDLE, Importance.SYSTEM])
+def test_a_block_whose_beginning_is_damaged_is_written_anew(tmp_path: Path, importance: Importance) -> None:
     folder, file = _plant(tmp_path, _content())
     assert _damaged_head(folder) == file
     store = make_store(folder)
     store.work()
     assert store.num_bytes(BLOCK.key) is None and not list(store.take_found(9))
-    store.offer(BLOCK, Importance.IDLE)
+    store.offer(BLOCK, importance)
     store.work()
     assert is_same(store.read(BLOCK.key), BLOCK)
+    (file,) = folder.glob("*.kv")
     assert is_same(Seal(SECRET).decode(file.read_bytes(), BLOCK.key), BLOCK)
     assert store.stats().num_blocks == 1
 

@@ -146,7 +146,10 @@ class Folder:
                     raise
                 self._obstacle = self._files.in_the_way(name.file_name)
                 return Outcome.LOST
+            damaged = self._index.find_unreadable(name.key)
             self._index.add(Held(name, num_bytes, used_s, epoch, is_announced=True))
+            if damaged is not None and damaged.name != name:
+                self._files.remove(damaged.name.file_name)
             self._is_unsynced = True
             return Outcome.WRITTEN
         return Outcome.LATER
