@@ -268,11 +268,6 @@ async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
         headers += _cors_headers(refused.origin)
     if scope["type"] == "http":
         headers.append((b"connection", b"close"))
-        prefix = "http.response"
-    elif "websocket.http.response" in scope.get("extensions", {}):
-        prefix = "websocket.http.response"
-    else:
-        await send({"type": "websocket.close", "code": 1008})
-        return
+    prefix = "http.response" if scope["type"] == "http" else "websocket.http.response"
     await send({"type": f"{prefix}.start", "status": refused.status, "headers": headers})
     await send({"type": f"{prefix}.body", "body": body})

@@ -97,3 +97,52 @@ def test_can_hold_counts_what_eviction_would_free() -> None:
     compute(runner, cache, [1, 2, 3, 4])
     assert cache.can_hold(10)
     assert not cache.can_hold(11)
+
+
+def test_of_equally_long_prefixes_the_one_that_ends_there_is_taken_over() -> None:
+    runner = FakeRunner()
+    cache = PrefixCache(runner)
+    compute(runner, cache, [1, 2, 3, 4])
+    compute(runner, cache, [1, 2, 3])
+    assert len(cache.idle_ids) == 2
+    compute(runner, cache, [1, 2, 3, 9])
+    assert len(cache.idle_ids) == 2, "the shorter one has grown; there is no third"
+
+
+def test_a_live_sequence_that_cannot_be_cut_is_emptied() -> None:
+    runner = FakeRunner(memory_kind=MemoryKind.RECURRENT)
+    cache = PrefixCache(runner)
+    claimed = cache.claim("", [1, 2, 3], 3)
+    assert claimed is not None
+    seq_id, _ = claimed
+    assert cache.reserve(3)
+    runner.decode([Slice(seq_id, 0, [1, 2, 3], 0)])
+    cache.append(seq_id, [1, 2])
+    assert cache.restore(seq_id) == 0, "it ended in the middle of a step"
+    assert (cache.length(seq_id), cache.num_cells_used, runner.length(seq_id)) == (0, 0, 0)
+
+
+def test_the_gap_below_an_idle_prefix_counts_what_is_neither_its_own_nor_live() -> None:
+    runner = FakeRunner()
+    cache = PrefixCache(runner)
+    compute(runner, cache, [1] * 6)
+    claimed = cache.claim("", [2], 0)
+    assert claimed is not None
+    live, _ = claimed
+    assert cache.reserve(3)
+    runner.decode([Slice(live, 0, [2, 2, 2], 0)])
+    cache.append(live, [2, 2, 2])
+    high, _ = compute(runner, cache, [3] * 4)
+    assert cache.gap_below(high, 4) == 6, "the first prefix's cells"
+    assert cache.gap_below(high, 2) == 6
+    low = next(iter(cache.idle_ids))
+    assert cache.gap_below(low, 6) == 0, "a live sequence reaches further up"
+
+
+def test_of_equally_long_prefixes_an_idle_one_is_found_before_a_live_one() -> None:
+    runner = FakeRunner()
+    cache = PrefixCache(runner)
+    idle, _ = compute(runner, cache, [1, 2, 3, 4])
+    claimed = cache.claim("", [1, 2, 3], 3)
+    assert claimed is not None and claimed[0] != idle
+    assert cache.find_idle("", [1, 2, 3, 9], 3) == idle
