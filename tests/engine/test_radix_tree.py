@@ -77,3 +77,19 @@ def test_the_caller_s_tokens_are_not_kept() -> None:
     tree.extend(1, [9])
     assert list(tree.tokens(1)) == [1, 2, 3, 9]
     assert list(tokens) == [1, 2, 3, 4]
+
+
+def test_what_leaves_a_path_is_told_with_how_far_it_agrees() -> None:
+    tree = RadixTree[int, str]()
+    tree.insert(1, "", [1, 2, 3, 4])
+    tree.insert(2, "", [1, 2, 5])
+    walk = tree.walk("", [1, 2, 3, 9])
+    assert walk is not None
+
+    def beside(min_depth: int) -> list[tuple[set[int], int]]:
+        return [(node.holders, depth) for node, depth in walk.beside(min_depth)]
+
+    assert beside(0) == [({1}, 3), ({2}, 2)]
+    assert beside(1) == beside(0)
+    assert beside(2) == [({1}, 3)]
+    assert beside(3) == []

@@ -119,6 +119,15 @@ def test_a_new_file_is_new(files: Files) -> None:
     assert files.is_there()
 
 
+def test_a_name_that_cannot_be_given_is_an_error(files: Files) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.rename("nothing", "new")
+    (files.folder / "new").mkdir()
+    (files.folder / "old").touch()
+    with pytest.raises(IsADirectoryError):
+        files.rename("old", "new")
+
+
 def test_errors_are_told_in_words() -> None:
     assert in_words(OSError(errno.ENOSPC, "No space left")) == "the disk is full"
     assert in_words(OSError(errno.ENXIO, "No such device or address")) == "No such device or address"
