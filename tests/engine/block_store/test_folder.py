@@ -1,11 +1,23 @@
-"""How the folder is kept: what is synced, when."""
+"""How the folder is kept: what is synced and stamped, when; what goes, and how often a disk is tried again."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
+import pytest
+
+from edgeagent import cache_folder
+from edgeagent.engine.block_store import folder as module
+from edgeagent.engine.block_store.files import Buffer
 from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import FaultyFiles, make_chain, make_store
+from tests.engine.block_store.stores import FaultyFiles, Times, close_now, make_chain, make_store
 
 
 def test_names_are_synced_once_when_nothing_waits_any_more(tmp_path: Path) -> None:
@@ -22,3 +34,124 @@ def test_names_are_synced_once_when_nothing_waits_any_more(tmp_path: Path) -> No
     assert (operations.count("rename"), operations.count("sync_folder")) == (4, 1)
     last_block = len(operations) - operations[::-1].index("stamp")
     assert operations.index("sync_folder") > last_block
+
+
+def temporaries(folder: Path) -> list[str]:
+    """Return the names of files that are being written, or were."""
+    return [path.name for path in folder.iterdir() if cache_folder.temporary_owner(path.name) is not None]
+
+
+def test_what_a_dead_process_was_writing_goes_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TIDY_EVERY_S", 1e9)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    make_store(tmp_path / "cache").open()
+    for pid in (gone.pid, os.getpid(), os.getppid()):
+        name = cache_folder.temporary_name().replace(str(os.getpid()), str(pid))
+        (tmp_path / "cache" / name).touch()
+    make_store(tmp_path / "cache").open()
+    assert [cache_folder.temporary_owner(name) for name in temporaries(tmp_path / "cache")] == [os.getppid()]
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "stamp", "rename"])
+def test_a_block_that_cannot_be_written_leaves_nothing(tmp_path: Path, operation: str) -> None:
+    def fault(number: int, name: str) -> None:
+        if is_bad and name == operation:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    is_bad = False
+    store = make_store(tmp_path / "cache", files=FaultyFiles(tmp_path / "cache", fault))
+    store.open()
+    is_bad = True
+    store.offer(make_chain(1)[0], Importance.IDLE)
+    store.work()
+    assert store.stats().trouble is not None
+    assert temporaries(tmp_path / "cache") == []
+
+
+def test_uses_are_stamped_twice_a_minute_at_most(tmp_path: Path) -> None:
+    times, stamped = Times(), list[str]()
+    files = FaultyFiles(tmp_path / "cache", lambda number, name: stamped.append(name) if name == "stamp" else None)
+    store, (block,) = make_store(tmp_path / "cache", times, files=files), make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    before = len(stamped)
+    for _ in range(10):
+        times.pass_s(10.0)
+        store.touch([block.key])
+        store.work()
+    assert len(stamped) - before == 3
+
+
+class FullDisk(FaultyFiles):
+    """A disk that has room for small files only."""
+
+    is_full = True
+
+    def write(self, file: BinaryIO, parts: Iterable[Buffer]) -> None:
+        whole = b"".join(parts)
+        if self.is_full and len(whole) >= 4096:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(file, [whole])
+
+
+class LateDisk(FaultyFiles):
+    """A disk that finds at the sync that it has no room."""
+
+    is_full = True
+
+    def sync(self, file: BinaryIO) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("kind", [FullDisk, LateDisk])
+def test_a_disk_that_still_takes_nothing_stays_in_trouble(tmp_path: Path, kind: type[FullDisk | LateDisk]) -> None:
+    files, times = kind(tmp_path / "cache"), Times()
+    store, (block,) = make_store(tmp_path / "cache", times, files=files), make_chain(1, payload_bytes=8000)
+    store.open()
+    store.offer(block, Importance.IDLE)
+    store.work()
+    store.withdraw(block.key)  # only the probe tells
+    for _ in range(3):
+        assert store.stats().trouble is not None
+        times.pass_s(31.0)
+        store.work()
+    files.is_full = False
+    assert store.stats().trouble is not None
+    times.pass_s(31.0)
+    store.work()
+    assert store.stats().trouble is None
+    assert temporaries(tmp_path / "cache") == []
+
+
+def test_of_two_files_of_a_block_one_stays(tmp_path: Path) -> None:
+    store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    (path,) = (tmp_path / "cache").glob("*.kv")
+    twin = path.with_name(path.name.replace(f"-{Importance.IDLE}.kv", f"-{Importance.SYSTEM}.kv"))
+    shutil.copyfile(path, twin)
+    make_store(tmp_path / "cache").open()
+    assert list((tmp_path / "cache").glob("*.kv")) == [twin]
+
+
+@pytest.mark.parametrize("is_time_known", [True, False])
+def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_known: bool) -> None:
+    times = Times()
+    store, chain = make_store(tmp_path / "cache", times), make_chain(20)
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+        store.work()
+        times.pass_s(100.0)
+    close_now(store)
+    if not is_time_known:
+        (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()
+    later = make_store(tmp_path / "cache", times)
+    later.open()
+    ages_s = [later._writer._folder._ledger.now_s - held.used_s for held in later._index.all()]
+    if is_time_known:
+        assert max(ages_s) == pytest.approx(2000.0, abs=5.0)
+        assert min(ages_s) == pytest.approx(100.0, abs=5.0)
+    else:
+        assert 0 <= min(ages_s) <= max(ages_s) <= 1.0

@@ -69,6 +69,24 @@ def test_what_matters_stays_longer() -> None:
     assert victims(*blocks, num_bytes=100, max_bytes=300) == [1]
 
 
+@pytest.mark.parametrize(
+    ("importance", "times"),
+    [(Importance.VOLATILE, 1.0), (Importance.IDLE, 1.5), (Importance.REUSED, 3.0), (Importance.SYSTEM, 8.0)],
+)
+def test_how_much_longer_what_matters_stays(importance: Importance, times: float) -> None:
+    once = held(1, age_s=1000, importance=Importance.ONCE)
+    for age_s, first in ((times * 1000 - 10, 1), (times * 1000 + 10, 2)):
+        blocks = [once, held(2, age_s=age_s, importance=importance)]
+        assert victims(*blocks, num_bytes=100, max_bytes=300) == [first]
+
+
+@pytest.mark.parametrize(("age_s", "first"), [(7990, 1), (8010, 2)])
+def test_how_much_longer_a_small_share_stays(age_s: float, first: int) -> None:
+    large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
+    blocks = [*large, held(2, age_s=age_s, root=1)]
+    assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
+
+
 def test_pinned_ones_stay_with_what_they_stand_on() -> None:
     blocks = [held(1, age_s=50 * DAY_S), held(2, 1, age_s=50 * DAY_S, importance=Importance.PINNED), held(3)]
     assert victims(*blocks, num_bytes=10_000) == [3]
@@ -121,6 +139,13 @@ def test_what_is_left_can_be_reached(blocks: list[tuple[int, float, Importance, 
     others = [block for block in everything if block.name.key[0] in left]
     is_enough = 100 * len(gone) >= num_bytes
     assert is_enough or not choose_victims(others, num_bytes=1, max_bytes=1000, now_s=NOW_S, ttl_s=1e9)
+
+
+def test_the_first_second_of_reads_counts_nearly_alike() -> None:
+    rate = ReadRate()
+    rate.observe(1000, 0.4)
+    rate.observe(3000, 0.4)
+    assert rate.bytes_per_s == pytest.approx((0.9 * 1000 + 3000) / (0.9 * 0.4 + 0.4))
 
 
 def test_recent_reads_count_most() -> None:

@@ -91,9 +91,9 @@ def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
 def test_a_block_is_written_once(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
     for _ in range(3):
-        store.offer(block, Importance.IDLE)
+        assert store.offer(block, Importance.IDLE)
     store.work()
-    store.offer(block, Importance.IDLE)
+    assert store.offer(block, Importance.IDLE)
     store.work()
     assert store.num_written == 1
 
@@ -139,6 +139,33 @@ def test_what_was_offered_before_a_purge_is_not_written_after_it(folder: Path) -
     store.offer(block, Importance.IDLE)  # asked again after the purge
     store.work()
     assert is_same(store.read(block.key), block)
+
+
+def test_a_purge_of_one_partition_leaves_what_waits_of_another(folder: Path) -> None:
+    store, (mine,), (other,) = make_store(folder), make_chain(1, partition="me"), make_chain(1, partition="you")
+    store.work()
+    for block in (mine, other):
+        store.offer(block, Importance.IDLE)
+    store.purge(mine.root)
+    assert (store.is_pending(mine.key), store.is_pending(other.key)) == (False, True)
+    store.work()
+    assert {found.name.root for found in cache_folder.scan(folder)} == {other.root[: cache_folder.ROOT_BYTES]}
+
+
+def test_how_fast_reads_are_is_measured_and_outlives_the_process(folder: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    files = FaultyFiles(folder, lambda number, name: times.pass_s(0.01) if name == "read" else None)
+    store = make_store(folder, times, files=files)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().read_bytes_per_s == 0
+    assert is_same(store.read(block.key), block)
+    rate = store.stats().read_bytes_per_s
+    assert rate == pytest.approx(100 * file_bytes(block))
+    close_now(store)
+    later = make_store(folder, times)
+    later.open()
+    assert later.stats().read_bytes_per_s == rate
 
 
 def test_the_quota_is_kept_and_the_longest_unused_goes(folder: Path) -> None:
