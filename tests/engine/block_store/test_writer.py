@@ -54,6 +54,17 @@ def test_a_block_that_is_not_full_waits_until_it_is_quiet(store: BlockStore, tim
     assert is_same(store.read(tail.key), tail)
 
 
+def test_a_second_offer_of_no_more_importance_hurries_nothing(store: BlockStore, times: Times) -> None:
+    (block,) = make_chain(1, num_tokens=100)
+    for _ in range(2):
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert store.num_bytes(block.key) is None
+    times.pass_s(6)
+    store.work()
+    assert store.num_bytes(block.key) is not None
+
+
 def test_one_that_a_longer_one_replaced_is_never_written(store: BlockStore, times: Times) -> None:
     (tail,), (longer,) = make_chain(1, num_tokens=20), make_chain(1, num_tokens=40)
     store.offer(tail, Importance.IDLE)
@@ -245,6 +256,29 @@ def test_it_leaves_the_processor_to_those_who_compute_and_ends_soon_all_the_same
     threaded.store.close()
     threaded.thread.join(10)
     assert threaded.store.num_bytes(other.key) is not None
+
+
+def test_it_rests_in_short_steps_and_less_the_more_waits(
+    store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        times.pass_s(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    writer = store._writer
+    writer.is_busy = lambda: True
+    writer._rest(0.01)
+    assert max(sleeps) <= 0.05
+    assert sum(sleeps) == pytest.approx(1.0), "a hundred times as long as it worked"
+    (block,) = make_chain(1)
+    store.offer(block, Importance.IDLE)
+    writer.max_pending_bytes = 2 * writer.pending_bytes()
+    sleeps.clear()
+    writer._rest(0.01)
+    assert sum(sleeps) == pytest.approx(0.5)
 
 
 def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
