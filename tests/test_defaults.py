@@ -31,6 +31,8 @@ DEFAULTS: dict[str, object] = {
     "daemon.transport.MAX_HEADER_BYTES": 16384,
     "api.session.MAX_ACTIVE": 16,
     "api.text_routes.TIMEOUT_S": 60.0,
+    "api.websocket.FRAMES_BURST": 250,
+    "api.websocket.FRAMES_PER_S": 500.0,
     "api.websocket.CLOSE_S": 1.0,
     "api.websocket.STALL_S": 10.0,
     "bench.caches.SETTLE_S": 7.0,

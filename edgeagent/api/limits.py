@@ -1,4 +1,4 @@
-"""Bounds on what a client sends, checked before it costs anything: the body's size and pace, then its JSON."""
+"""Bounds on what a client sends, checked before it costs anything: size and pace, then the JSON of a body."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -28,6 +29,22 @@ MAX_INLINE_BYTES = 64 << 10
 T = TypeVar("T")
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
+
+
+class Pace:
+    """Lets a burst of things through, and then so many a second."""
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = 1 / per_s
+        self._most_ahead_s = burst / per_s
+        self._clock = clock
+        self._due_s = clock()  # when what was taken would be done at an even pace
+
+    def take(self) -> float:
+        """Count one thing; return how many seconds to wait before it is dealt with."""
+        now_s = self._clock()
+        self._due_s = max(self._due_s, now_s) + self._interval_s
+        return max(0.0, self._due_s - now_s - self._most_ahead_s)
 
 
 def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:

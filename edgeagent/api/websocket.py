@@ -25,7 +25,7 @@ from edgeagent.api.frames import CreateFrame, read_frame
 from edgeagent.api.generation import steps_of
 from edgeagent.api.grants import until_revoked
 from edgeagent.api.lanes import Expiry
-from edgeagent.api.limits import aside
+from edgeagent.api.limits import Pace, aside
 from edgeagent.api.outbox import Outbox
 from edgeagent.api.output import Event
 from edgeagent.api.session import Session
@@ -38,6 +38,9 @@ ADMISSION_S = 0.25
 # A client that leaves its socket full for this long has gone, whatever its operating system says.
 STALL_S = 10.0
 CLOSE_S = 1.0
+# Frames of one client: a few are read at once, and then no more a second than cost the loop a tenth of its time.
+FRAMES_PER_S = 500.0
+FRAMES_BURST = 250
 # How long a terminal event may wait for its response to be stored.
 KEEP_S = 5.0
 INTERNAL_ERROR = 1011
@@ -123,10 +126,13 @@ class Connection:
         return False
 
     async def _read(self) -> None:
+        pace = Pace(FRAMES_PER_S, FRAMES_BURST)
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
+            if wait_s := pace.take():
+                await asyncio.sleep(wait_s)
             text = message.get("text")
             if text is None:
                 self._perform(self._session.receive_binary())
