@@ -1,15 +1,18 @@
-"""What the cache of blocks tells its tiers."""
+"""What the cache of blocks finds and tells its tiers."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.block_cache import BlockCache, make_blocks
-from edgeagent.engine.blocks import BlockKey, Importance, Keyring, LowerTier
+from edgeagent.engine import block_cache
+from edgeagent.engine.block_cache import BlockCache, Continuation, make_blocks
+from edgeagent.engine.blocks import Block, BlockKey, Importance, Keyring, LowerTier
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeClock, FakeTier
@@ -79,3 +82,115 @@ def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
 def no_tier_below(kind: MemoryKind) -> BlockCache:
     """Return an empty cache for a kind of memory."""
     return make_blocks(kind, EngineConfig(cache_memory_bytes=1 << 20), block_tokens=32)
+
+
+def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own: array[int]) -> Block:
+    """Put a block into the tier below alone, as another process does."""
+    start = 0 if parent is None else parent.start + len(parent.tokens)
+    block = blocks.make("", None if parent is None else parent.key, start, own, memoryview(bytes(100)))
+    below.offer(block, Importance.IDLE)
+    return block
+
+
+def over(below: FakeTier, host_bytes: int = 1 << 20) -> BlockCache:
+    """Return an empty cache over a tier."""
+    host = HostTier(host_bytes, can_cut=True, below=below, clock=FakeClock())
+    return BlockCache(Keyring(b"model", b"s" * 32), host, below, can_cut=True, block_tokens=32)
+
+
+def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
+    below = FakeTier()
+    blocks = over(below)
+    first = offered_below(blocks, below, None, TOKENS[:20])
+    offered_below(blocks, below, first, TOKENS[20:52])
+    other = offered_below(blocks, below, None, TOKENS[:30] + array("i", [99, 98]))
+    assert [link.end for link in blocks.find("", TOKENS, 64)] == [20, 52]
+    del below.blocks[first.key]
+    for length in (64, 40):
+        assert [(link.key, link.end) for link in blocks.find("", TOKENS[:length], length)] == [(other.key, 30)]
+
+
+def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
+    below = FakeTier()
+    blocks = over(below)
+    offered_below(blocks, below, None, TOKENS[:20] + array("i", [99] * 4))
+    longer = blocks.make("", None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
+    assert blocks.add(longer, Importance.ONCE)
+    (link,) = blocks.find("", TOKENS, 64)
+    assert (link.tier, link.key, link.end) == (blocks.host, longer.key, 20)
+
+
+def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_cache, "_MIN_SWEEP", 4)
+    blocks, num_asked = over(FakeTier()), 0
+    blocks._sweep_at = 4
+    is_held = blocks.is_held
+
+    def counted(key: BlockKey) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return is_held(key)
+
+    monkeypatch.setattr(blocks, "is_held", counted)
+    for number in range(20):
+        block = blocks.make("", None, 0, array("i", [number] * 32), memoryview(bytes(100)))
+        assert blocks.add(block, Importance.ONCE)
+        blocks.refresh()
+    assert num_asked == 5 + 15
+    blocks.host.purge()
+    for number in range(40):
+        blocks.add(blocks.make("", None, 0, array("i", [50 + number] * 32), memoryview(bytes(100))), Importance.ONCE)
+        blocks.refresh()
+    assert len(blocks._tree) == 40
+
+
+class TestContinuation:
+    """What there is of a sequence's next tokens, when its next block is to be saved."""
+
+    def test_behind_a_block_that_is_gone_there_is_nothing(self) -> None:
+        blocks = over(FakeTier())
+        assert blocks.continuation("", b"gone" * 8, 32, TOKENS[32:40], 0) == Continuation(None, None)
+
+    def test_a_block_that_has_all_of_the_tokens_is_complete_though_it_goes_on(self) -> None:
+        blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
+        block = blocks.make("", None, 0, TOKENS[:32], memoryview(bytes(100)))
+        assert blocks.add(block, Importance.IDLE)
+        found = blocks.continuation("", None, 0, TOKENS[:24], 0)
+        assert found.extendable is None
+        assert found.complete is not None and (found.complete.key, found.complete.end) == (block.key, 24)
+
+    def test_a_block_that_has_all_but_the_last_is_not(self) -> None:
+        below = FakeTier()
+        blocks = over(below)
+        first = offered_below(blocks, below, None, TOKENS[:20])
+        offered_below(blocks, below, first, TOKENS[20:52])
+        offered_below(blocks, below, None, TOKENS[:23] + array("i", [99] * 9))
+        blocks.refresh()
+        assert blocks.continuation("", None, 0, TOKENS[:24], 0).complete is None
+
+    @pytest.mark.parametrize(
+        ("length", "cut", "has_child", "is_extendable"),
+        [(32, 0, False, True), (20, 0, False, False), (20, 20, False, True), (20, 0, True, True)],
+    )
+    def test_a_child_may_extend_what_is_full_ends_at_the_cut_or_has_one(
+        self, length: int, cut: int, has_child: bool, is_extendable: bool
+    ) -> None:
+        below = FakeTier()
+        blocks = over(below)
+        block = offered_below(blocks, below, None, TOKENS[:length])
+        if has_child:
+            offered_below(blocks, below, block, array("i", [99] * 8))
+        links = blocks.find("", TOKENS[:length], length)
+        assert [link.key for link in blocks.extendable(links, cut)] == [block.key] * is_extendable
+        found = blocks.continuation("", None, 0, TOKENS[:length], cut)
+        assert (found.extendable is not None) == is_extendable
+
+
+@pytest.mark.parametrize(("total_bytes", "host_bytes"), [(8 << 30, 1 << 30), (1 << 40, 2 << 30)])
+def test_host_memory_is_an_eighth_of_the_machines_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch, total_bytes: int, host_bytes: int
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total_bytes))
+    config = EngineConfig(cache_memory_bytes=-1)
+    assert make_blocks(MemoryKind.FULL_ATTENTION, config).host.max_bytes == host_bytes
+    assert make_blocks(MemoryKind.FULL_ATTENTION, config, share=0.25).host.max_bytes == host_bytes // 4

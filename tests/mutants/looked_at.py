@@ -5,6 +5,21 @@ from __future__ import annotations
 # The module, the line of the source as it stands, and the text that takes the place of a part of it.
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
+        "edgeagent/engine/block_cache.py",
+        "num_blocks = {0: 0}",
+        "1",
+    ): "All chains are one longer, and only compared with each other.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):",
+        "(num_blocks[place.start] + 1 <= num_blocks.get(place.end, 1 << 60))",
+    ): "Of chains with as many blocks either will do.",
+    (
+        "edgeagent/engine/block_cache.py",
+        'keyring = keyring or Keyring(b"", os.urandom(32))',
+        "33",
+    ): "A longer secret is as good.",
+    (
         "edgeagent/engine/block_store/writer.py",
         "self.max_pending_bytes = 256 << 20",
         "256 << 21",
