@@ -30,6 +30,11 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "max(2, self.max_pending_bytes)",
     ): "Only a division by zero has to be avoided.",
     (
+        "edgeagent/engine/block_tree.py",
+        "if self._starts[key] < depth < node.depth:",
+        "(self._starts[key] <= depth < node.depth)",
+    ): "A block with none of the tokens is refused by those who ask: MIN_PART is the least.",
+    (
         "edgeagent/engine/block_store/folder.py",
         "return Outcome.LOST",
         "return None",

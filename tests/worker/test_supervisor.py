@@ -98,6 +98,7 @@ async def test_cancel_goes_on_to_the_workers_own_end(make: Make) -> None:
     supervisor.cancel("r1")
     assert (await record.end()).finished.reason is FinishReason.CANCELLED
     assert (await submit(supervisor, "answer 1", "r2").end()).text == "0 "
+    assert supervisor.status().num_restarts == 0, "the worker ended it, not its own end"
 
 
 async def test_cancel_of_a_waiting_request_needs_no_worker(make: Make, lives: Path) -> None:
