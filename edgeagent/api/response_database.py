@@ -45,16 +45,22 @@ WITH RECURSIVE chain (id, parent, num_input, items, depth) AS (
 SELECT num_input, items FROM chain ORDER BY depth DESC
 """
 
-# Of equal partitions the one whose oldest response was used least recently comes first.
+# What each partition has. Of equal ones the one whose oldest response was used least recently comes first.
 _COUNTS = "SELECT partition, count(*) FROM responses GROUP BY partition ORDER BY min(used)"
 _SIZES = """
-SELECT r.partition, sum(length(r.body) + length(s.items)) FROM responses r JOIN segments s ON s.id = r.segment
-GROUP BY r.partition ORDER BY min(r.used)
+WITH RECURSIVE needed (partition, segment) AS (
+    SELECT partition, segment FROM responses
+    UNION
+    SELECT n.partition, s.parent FROM needed n JOIN segments s ON s.id = n.segment WHERE s.parent IS NOT NULL
+)
+SELECT partition, sum(num_bytes) FROM (
+    SELECT partition, length(body) AS num_bytes, used FROM responses
+    UNION ALL
+    SELECT n.partition, length(s.items), NULL FROM needed n JOIN segments s ON s.id = n.segment
+)
+GROUP BY partition ORDER BY min(used)
 """
-_FIRST_TO_GO = """
-SELECT r.id, length(r.body) + length(s.items) FROM responses r JOIN segments s ON s.id = r.segment
-WHERE r.partition = ? AND r.used < ? ORDER BY r.used LIMIT 1
-"""
+_FIRST_TO_GO = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +198,25 @@ class ResponseDatabase:
         oldest_s = self._clock() - self._limits.max_age_s
         for (response_id,) in self._execute("SELECT id FROM responses WHERE created_s < ?", oldest_s).fetchall():
             self._remove(response_id)
-        self._make_room(lambda: self._num_responses > self._limits.max_responses, _COUNTS)
-        self._make_room(lambda: self._num_bytes > self._limits.max_bytes, _SIZES)
+        self._make_room(lambda: self._num_responses, self._limits.max_responses, _COUNTS)
+        self._make_room(lambda: self._num_bytes, self._limits.max_bytes, _SIZES)
 
-    def _make_room(self, is_full: Callable[[], bool], measures: str) -> None:
-        """Remove the least recently used of the partition that has most, while it is full; the last one used stays.
+    def _make_room(self, total: Callable[[], int], limit: float, shares: str) -> None:
+        """Remove the least recently used of the partition that has most, until `total` is within its limit.
 
-        Without regard to partitions, one client could push out what others keep.
+        The last one used stays. Without regard to partitions, one client could push out what others keep.
         """
-        held: dict[str, int] = dict(self._execute(measures).fetchall()) if is_full() else {}
-        while is_full() and held:
+        held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
+        while total() > limit and held:
             most = max(held, key=held.__getitem__)
             row = self._execute(_FIRST_TO_GO, most, self._last_use).fetchone()
             if row is None:
                 del held[most]
                 continue
-            response_id, num_bytes = row
-            held[most] -= 1 if measures is _COUNTS else num_bytes
-            self._remove(response_id)
+            before = total()
+            self._remove(row[0])
+            # Nothing of a segment goes while another response continues it.
+            held[most] -= before - total()
 
     def _remove(self, response_id: str) -> None:
         row = self._execute("SELECT segment, length(body) FROM responses WHERE id = ?", response_id).fetchone()

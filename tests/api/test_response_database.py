@@ -187,6 +187,17 @@ def test_bytes_too() -> None:
     assert partitions(store) == ["third"]
 
 
+def test_a_conversation_counts_with_all_that_its_last_response_needs() -> None:
+    store = database(max_bytes=20_000)
+    add(store, *named("a", "quiet", noise(0, 12_000)))
+    for names in ("bcdef", "g"):
+        for number, response in enumerate(chain(names, "loud"), start=1):
+            add(store, replace(response, context=(*response.context[:-1], said(response.id, noise(number, 4000)))))
+    # The first four give nothing back before the fifth, which continues them.
+    assert store.body("a", "quiet") is not None
+    assert [name for name in "bcdefg" if store.body(name, "loud")] == ["g"]
+
+
 def test_what_is_removed_is_gone_from_the_files_too(tmp_path: Path) -> None:
     store, secret = database(tmp_path / "r"), noise(3, 400)
     store.add(StoredResponse("a", (said("a"),), ()), secret.encode())

@@ -7,6 +7,7 @@ import pickle
 import random
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,20 @@ def test_a_folder_in_the_place_of_a_block_costs_that_block(tmp_path: Path) -> No
     assert str(file) in (store.stats().trouble or "")
     assert store.read(BLOCK.key) is None and not store.is_pending(BLOCK.key)
     assert all(is_same(store.read(block.key), block) for block in others)
+
+
+def test_a_folder_in_the_place_of_a_blocks_next_name_leaves_it_its_name(tmp_path: Path) -> None:
+    folder, file = _plant(tmp_path, _content())
+    store = make_store(folder)
+    store.work()
+    held = store._index.find(BLOCK.key)
+    assert held is not None
+    in_the_way = folder / replace(held.name, importance=int(Importance.PINNED)).file_name
+    in_the_way.mkdir()
+    store.offer(BLOCK, Importance.PINNED)
+    store.work()
+    assert store.trouble is None and str(in_the_way) in (store.stats().trouble or "")
+    assert file.exists() and is_same(store.read(BLOCK.key), BLOCK)
 
 
 def _damaged_head(folder: Path) -> Path:

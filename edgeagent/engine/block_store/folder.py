@@ -176,6 +176,9 @@ class Folder:
             except FileNotFoundError:
                 self._index.remove(held.name.key)
                 return
+            except IsADirectoryError:
+                self._obstacle = self._files.in_the_way(name.file_name)
+                return
             self._index.add(replace(held, name=name))
 
     def discard(self, key: BlockKey) -> None:
