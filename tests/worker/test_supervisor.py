@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,12 +22,13 @@ from edgeagent.errors import (
     PayloadTooLarge,
     WorkerCrashed,
 )
-from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, WorkerState
+from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, Tokenize, WorkerState
 from edgeagent.worker import channel as channel_module
 from edgeagent.worker import refusals
 from edgeagent.worker.channel import FloodLimit
 from edgeagent.worker.protocol import Load
 from edgeagent.worker.supervisor import Supervisor
+from edgeagent.worker.vitals import Vitals
 from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
 from tests.worker.support import QUICK, Make, Record, eventually, request
 
@@ -344,8 +347,60 @@ async def test_requests_need_not_wait_for_a_condemned_worker_to_die(make: Make) 
     await eventually(lambda: "hung" in (supervisor.status().cause or ""))
     pid = supervisor.status().pid
     assert pid is not None and psutil.pid_exists(pid)
+    assert supervisor._channel is not None
+    assert supervisor._channel._on_message is None, "nothing more is heard of it"
     kill(supervisor)
     assert (await record.end()).text == "0 1 "
+
+
+async def test_a_question_need_not_wait_for_a_condemned_worker_to_die(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
+    record = submit(supervisor, "freeze 1 | answer 2")
+    await record.until(lambda record: bool(record.tokens))
+    with pytest.raises(WorkerCrashed, match="hung"):
+        await asyncio.wait_for(supervisor.ask(Tokenize("x")), 20)
+    kill(supervisor)
+    assert (await record.end()).text == "0 1 "
+
+
+async def test_a_condemned_worker_is_asked_for_nothing_and_its_cause_is_the_hang(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(channel_module.Channel, "stop", lambda *args: asked.append(args))
+    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3))
+    record = submit(supervisor, "freeze 1 | answer 2")
+    assert (await record.end()).text == "0 1 "
+    assert asked == []
+    assert (supervisor.status().cause or "").startswith("hung: no sign of life")
+    monkeypatch.undo()
+
+
+async def test_a_killed_worker_needed_no_killing(make: Make) -> None:
+    supervisor = make()
+    record = submit(supervisor, "stream")
+    await record.until(lambda record: bool(record.tokens))
+    kill(supervisor)
+    await eventually(lambda: supervisor.status().num_restarts == 1)
+    assert "cannot be killed" not in (supervisor.status().cause or "")
+    supervisor.cancel("r1")
+    assert (await record.end()).finished.reason is FinishReason.CANCELLED
+
+
+async def test_a_tick_is_as_long_as_the_time_since_the_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    elapsed_s: list[float] = []
+    tick = Vitals.tick
+
+    def recorded(self: Vitals, elapsed: float, *args: Any) -> str | None:
+        elapsed_s.append(elapsed)
+        return tick(self, elapsed, *args)
+
+    monkeypatch.setattr(Vitals, "tick", recorded)
+    supervisor = make()
+    began_s = time.monotonic()
+    await submit(supervisor, "answer 3").end()
+    await eventually(lambda: len(elapsed_s) >= 3)
+    assert 0 < sum(elapsed_s) <= time.monotonic() - began_s
 
 
 async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
