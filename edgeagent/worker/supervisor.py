@@ -345,10 +345,8 @@ class Supervisor:
                 self._send_waiting()
             case Answer():
                 self._queries.on_answer(message)
-                self._send_waiting()
             case Failed(id=failed_id) if self._queries.has_id(failed_id):
                 self._queries.on_failed(message)
-                self._send_waiting()
             case Failed():
                 self._vitals.on_progress()
                 self._ledger.on_failed(message)

@@ -15,6 +15,7 @@ from edgeagent.worker.protocol import (
     MAX_FRAME_TO_WORKER_BYTES,
     Cancel,
     Delivered,
+    Load,
     ProtocolError,
     StepItem,
     Steps,
@@ -114,3 +115,8 @@ def test_what_is_left_out_has_its_default() -> None:
     assert isinstance(submit, Submit) and (submit.load_ms, submit.delivered) == (0.0, Delivered())
     item = StepItem("a", ())
     assert (item.tokens, item.is_part, item.unsaid) == ((), False, ())
+
+
+def test_a_load_says_nothing_of_its_own() -> None:
+    plain = Load("name", "/m.gguf", None, b"{}")
+    assert plain == Load("name", "/m.gguf", None, b"{}", "", (), None, 0, 0.0, 0)

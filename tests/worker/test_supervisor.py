@@ -22,11 +22,11 @@ from edgeagent.errors import (
     PayloadTooLarge,
     WorkerCrashed,
 )
-from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, Tokenize, WorkerState
+from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, Tokenize, WorkerState, WorkerStatus
 from edgeagent.worker import channel as channel_module
 from edgeagent.worker import refusals
 from edgeagent.worker.channel import FloodLimit
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import Load, Submit
 from edgeagent.worker.supervisor import Supervisor
 from edgeagent.worker.vitals import Vitals
 from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
@@ -401,6 +401,47 @@ async def test_a_tick_is_as_long_as_the_time_since_the_last(make: Make, monkeypa
     await submit(supervisor, "answer 3").end()
     await eventually(lambda: len(elapsed_s) >= 3)
     assert 0 < sum(elapsed_s) <= time.monotonic() - began_s
+
+
+async def test_a_refusal_is_a_sign_of_life(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(Vitals, "on_progress", lambda _: seen.append("progress"))
+    supervisor = make()
+    stream = submit(supervisor, "stream")
+    await stream.until(lambda record: bool(record.tokens))
+    seen.clear()
+    refused = await submit(supervisor, "fail not_supported", "r2").end()
+    assert isinstance(refused.error, NotSupported)
+    assert seen == ["progress"]
+    supervisor.cancel("r1")
+    await stream.end()
+
+
+async def test_a_request_is_told_how_long_it_waited_for_the_load(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Submit] = []
+    send = channel_module.Channel.send
+
+    def recorded(self: channel_module.Channel, message: Any) -> None:
+        if isinstance(message, Submit):
+            sent.append(message)
+        send(self, message)
+
+    monkeypatch.setattr(channel_module.Channel, "send", recorded)
+    supervisor, began_s = make("creep 3"), time.monotonic()
+    await submit(supervisor, "answer 1").end()
+    longest_ms = 1000 * (time.monotonic() - began_s)
+    await submit(supervisor, "answer 1", "r2").end()
+    first, second = (message.load_ms for message in sent)
+    assert 0 < first <= longest_ms
+    assert second == 0
+
+
+async def test_the_status_of_each_pong_is_looked_through_for_trouble_of_the_disk(make: Make) -> None:
+    supervisor, noted = make(), list[Any]()
+    supervisor._disk_trouble.note = lambda status, now_s: noted.append(status)  # type: ignore[method-assign]
+    supervisor.start()
+    await eventually(lambda: len(noted) >= 2)
+    assert all(isinstance(status, WorkerStatus) for status in noted)
 
 
 async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
