@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -123,6 +123,8 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._num_head_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
+        # The requests without a whole answer. Uvicorn's `cycle` is the latest alone, which may wait behind others.
+        self._cycles: set[RequestResponseCycle] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -133,6 +135,10 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head_timer()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -209,6 +215,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._check_handshake()
         super().on_headers_complete()
+        self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
         """Refuse a request that the WebSocket's protocol would not answer, but read on for ever.
@@ -250,7 +257,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         raise httptools.HttpParserError(status.phrase)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        if any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
             self.transport.close()  # a refusal would be read as a part of the answer that is on its way
         else:
             _refuse(self.transport, status)

@@ -183,7 +183,8 @@ class TestBehindAnAnswer:
     async def test_no_refusal_is_written_into_it(self) -> None:
         backend = FakeBackend(lambda _: (TextDelta("x") for _ in range(10**9)))
         async with running(backend) as daemon:
-            for behind in (b"NOT HTTP\r\n\r\n", request(daemon, "GET /v1/responses", *self.HANDSHAKE)):
+            bad, waiting = b"NOT HTTP\r\n\r\n", request(daemon, "GET /health")
+            for behind in (bad, waiting + bad, request(daemon, "GET /v1/responses", *self.HANDSHAKE)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
                 writer.write(self.stream(daemon))
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
@@ -191,3 +192,16 @@ class TestBehindAnAnswer:
                 assert b"HTTP/1.1 " not in await reader.read()
                 await backend.until(lambda backend: backend.num_live == 0)
                 writer.close()
+
+    async def test_a_client_that_leaves_ends_it(self) -> None:
+        backend = FakeBackend(lambda _: (TextDelta("x") for _ in range(10**9)))
+        async with running(backend) as daemon:
+            reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+            writer.write(self.stream(daemon))
+            await reader.readuntil(b"\r\n\r\n")
+            (protocol,) = daemon.server.server_state.connections
+            writer.write(request(daemon, "GET /health"))
+            while not protocol.pipeline:
+                await asyncio.sleep(0)
+            writer.transport.abort()
+            await backend.until(lambda backend: backend.num_live == 0)
