@@ -6,8 +6,10 @@ docs/access.md states the same rule in words; a test holds the two together.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -317,9 +319,19 @@ def bearer_tokens(scope: AsgiScope) -> list[bytes]:
         words = [word.strip(_QUOTES) for word in value.split()]
         if words and words[0].lower() == b"bearer":
             tokens.append(b" ".join(words[1:]))
-        elif words and words[-1].startswith(TOKEN_PREFIX.encode()):
-            tokens.append(words[-1])
+        else:
+            shown = (*words[-1:], *_name_and_password(words))
+            tokens += [word for word in shown if word.startswith(TOKEN_PREFIX.encode())]
     return tokens
+
+
+def _name_and_password(words: list[bytes]) -> list[bytes]:
+    """Return what Basic authentication holds, which clients make of `http://TOKEN@host`; nothing of another scheme."""
+    match words:
+        case [scheme, encoded] if scheme.lower() == b"basic":
+            with suppress(ValueError):
+                return base64.b64decode(encoded).split(b":", 1)
+    return []
 
 
 def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:

@@ -201,7 +201,7 @@ class TestBehindAnAnswer:
             await reader.readuntil(b"\r\n\r\n")
             (protocol,) = daemon.server.server_state.connections
             writer.write(request(daemon, "GET /health"))
-            while not protocol.pipeline:
+            while not protocol.pipeline:  # noqa: ASYNC110 uvicorn tells nobody
                 await asyncio.sleep(0)
             writer.transport.abort()
             await backend.until(lambda backend: backend.num_live == 0)

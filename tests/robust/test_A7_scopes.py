@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from itertools import combinations
 from pathlib import Path
@@ -73,6 +74,14 @@ async def test_a_token_in_a_wrong_form_is_no_missing_one(locked: Running, form: 
     removed = f"Authorization: {form.format('edge_removed')}"
     reply = await get(locked, "Host: 127.0.0.1:{port}", removed)
     assert (reply.status, "removed or replaced" in str(reply.error()["message"])) == (401, True)
+
+
+@pytest.mark.parametrize("name_and_password", ["{}", "{}:", "me:{}", ":{}"])
+async def test_a_token_in_an_address_is_no_missing_one(locked: Running, name_and_password: str) -> None:
+    """Of http://TOKEN@host a client makes Basic authentication."""
+    for token, status in ((TOKENS[frozenset({Scope.INFER})], 200), ("edge_removed", 401)):
+        encoded = b64encode(name_and_password.format(token).encode()).decode()
+        assert (await get(locked, "Host: 127.0.0.1:{port}", f"Authorization: Basic {encoded}")).status == status
 
 
 @pytest.mark.parametrize("shown", ["Authorization:", "Authorization: Basic", "Authorization: Basic eDp5"])
