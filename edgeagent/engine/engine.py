@@ -200,8 +200,8 @@ class Engine:
         """
         live = (*self._running.values(), *self._waiting.values())
         if len(live) > 1 and not any(sequence.is_raised for sequence in live):
-            latest = min(live, key=lambda sequence: sequence.advanced_s)
-            latest.is_raised = self._clock() - latest.advanced_s >= _MAX_STALL_S
+            stalled = min(live, key=lambda sequence: sequence.advanced_s)
+            stalled.is_raised = self._clock() - stalled.advanced_s >= _MAX_STALL_S
 
     def _restore_running(self) -> list[Output]:
         """Restore blocks of running sequences, and return the sequences that are ready to be computed."""

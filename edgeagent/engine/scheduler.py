@@ -1,9 +1,9 @@
 """Decides what the next batch holds. Pure: it reads sequences and answers; the engine acts.
 
 1. Every decoding sequence gets its one token (and its drafts), so that no stream waits for another's prompt.
-2. Prompt tokens follow, by tier, clients' shares and arrival: as many as keep the step within the inter-token-latency
-   budget while a sequence decodes, and within MAX_STEP_S when none does, so that the next request waits for one step
-   at most, and a slow machine shows progress.
+2. Prompt tokens follow, in the order of `by_share`: as many as keep the step within the inter-token-latency budget
+   while a sequence decodes, and within MAX_STEP_S when none does, so that the next request waits for one step at most,
+   and a slow machine shows progress.
 """
 
 from __future__ import annotations

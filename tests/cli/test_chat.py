@@ -126,9 +126,19 @@ def test_what_is_waited_for_is_shown_to_nobody_elsewhere(
 ) -> None:
     monkeypatch.setattr(chat, "QUIET_S", 0.0)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    stub = start_stub(sending(text_events("resp_1", "Hi")))
+    looks: list[str] = []
+
+    def look() -> str:
+        looks.append("loading")
+        return looks[-1]
+
+    async def act(connection: ServerConnection, _: dict[str, Any]) -> None:
+        await asyncio.sleep(0.05)
+        await sending(text_events("resp_1", "Hi"))(connection, {})
+
     output = io.StringIO()
-    start_chat(stub, lambda: pytest.fail("the daemon was asked")).answer("Hi", output)
+    start_chat(start_stub(act), look).answer("Hi", output)
+    assert not looks, "the daemon was asked"
     assert (output.getvalue(), cast(io.StringIO, sys.stderr).getvalue()) == ("Hi\n", "")
 
 

@@ -1,8 +1,8 @@
 """Which blocks the folder holds, in memory: what a lookup asks, in a microsecond.
 
 One thread changes it, the writer's; others may ask at any time, and see a block or not. So every question is one look
-into a dictionary of values that are replaced, never changed. Any thread can forget a partition at once, by raising its
-epoch.
+into a dictionary, and of a value that is in it only single fields change. Any thread can forget a partition at once, by
+raising its epoch.
 """
 
 from __future__ import annotations
