@@ -180,13 +180,17 @@ class Engine:
         self.settle()
         self._raise_one()
         outputs = self._restore_running()
+        is_short_of_cells = False
         for sequence in by_share(self._waiting.values(), self._running.values()):
-            if len(self._running) >= self._max_running:
+            if len(self._running) >= self._max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
                 break
             if self._admission.must_wait(sequence, self._running.values()):
                 continue
             if not self._admission.claim(sequence, is_alone=not self._running):
-                break
+                if not sequence.is_raised:
+                    break
+                is_short_of_cells = True
+                continue
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
             self._saver.shed()  # before it is restored: into the lowest cells, then
@@ -196,12 +200,16 @@ class Engine:
     def _raise_one(self) -> None:
         """Put a sequence that has not got further for a minute before all others, until it ends.
 
-        One at a time: more urgent requests cannot keep it out for ever, and wait for one of its kind at most.
+        One at a time: more urgent requests cannot keep it out for ever, and wait for one of its kind at most. While it
+        lacks cells, which may be until a stream ends, realtime requests pass it. One that follows another's prefill
+        gets further with that.
         """
         live = (*self._running.values(), *self._waiting.values())
         if len(live) > 1 and not any(sequence.is_raised for sequence in live):
-            stalled = min(live, key=lambda sequence: sequence.advanced_s)
-            stalled.is_raised = self._clock() - stalled.advanced_s >= _MAX_STALL_S
+            own = [sequence for sequence in live if sequence.follows is None]
+            stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
+            if stalled is not None:
+                stalled.is_raised = self._clock() - stalled.advanced_s >= _MAX_STALL_S
 
     def _restore_running(self) -> list[Output]:
         """Restore blocks of running sequences, and return the sequences that are ready to be computed."""

@@ -402,6 +402,41 @@ def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prom
     assert long.num_output == 3
 
 
+def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> None:
+    clock = FakeClock()
+    runner = FakeRunner(end_token=-1, num_cells=1024)
+    engine = Engine(runner, max_running=4, costs=warm_costs(64, 0.05), clock=clock)
+    engine.add(SequenceSpec("stream", [1] * 200, greedy(), max_tokens=700))
+    engine.step()
+    long = engine.add(SequenceSpec("long", [1 + i % 40 for i in range(900)], greedy(), max_tokens=3))
+    for _ in range(80):
+        engine.step()
+        clock.advance(1.0)
+    assert long.is_raised and long.seq_id is None
+    other = engine.add(SequenceSpec("other", [3] * 20, greedy(), max_tokens=3))
+    urgent = engine.add(SequenceSpec("urgent", [2] * 20, greedy(), max_tokens=3, tier=Tier.REALTIME))
+    engine.step()
+    assert (urgent.num_output, other.num_computed) == (1, 0)
+    engine.cancel("stream")
+    engine.cancel("urgent")
+    engine.step()
+    assert long.seq_id is not None
+
+
+def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
+    clock = FakeClock()
+    engine = Engine(FakeRunner(num_cells=4096), max_running=4, costs=warm_costs(64, 1.0), clock=clock)
+    prompt = [1 + i % 40 for i in range(3000)]
+    leader = engine.add(SequenceSpec("leader", prompt, greedy(), max_tokens=3))
+    engine.step()
+    follower = engine.add(SequenceSpec("follower", prompt, greedy(), max_tokens=3))
+    while leader.num_computed < 2900:
+        engine.step()
+        clock.advance(3.0)
+        assert not (leader.is_raised or follower.is_raised)
+    assert clock() > 70
+
+
 class TestForced:
     """Tokens that a grammar leaves no choice about are checked several in a step."""
 
