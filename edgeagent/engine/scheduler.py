@@ -52,7 +52,7 @@ class Work:
     num_tokens: int
     drafts: tuple[int, ...]
     num_logits: int
-    num_scored: int = 0
+    num_scored: int
 
     @property
     def slice(self) -> Slice:

@@ -5,6 +5,16 @@ from __future__ import annotations
 # The module, the line of the source as it stands, and the text that takes the place of a part of it.
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
+        "edgeagent/api/access.py",
+        'return base64.b64decode(encoded).split(b":", 1)',
+        "2",
+    ): "No token of ours has a colon, so it is a part of its own either way.",
+    (
+        "edgeagent/engine/scheduler.py",
+        "return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]",
+        "4",
+    ): "No two sequences have the same order, so nothing behind it is compared.",
+    (
         "edgeagent/engine/block_cache.py",
         "num_blocks = {0: 0}",
         "1",

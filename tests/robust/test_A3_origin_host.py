@@ -119,6 +119,12 @@ BAD_REFERERS = [
 ]
 
 
+async def test_a_refusal_ends_the_connection(daemon: Running) -> None:
+    own = f"Host: 127.0.0.1:{daemon.port}"
+    assert (await get(daemon, "Host: evil.example")).headers["connection"] == "close"
+    assert "connection" not in (await get(daemon, own)).headers
+
+
 @pytest.mark.parametrize("host", GOOD_HOSTS)
 async def test_own_hosts_are_admitted(daemon: Running, host: str) -> None:
     assert (await get(daemon, f"Host: {host}")).status == 200
