@@ -146,3 +146,13 @@ def test_of_equally_long_prefixes_an_idle_one_is_found_before_a_live_one() -> No
     claimed = cache.claim("", [1, 2, 3], 3)
     assert claimed is not None and claimed[0] != idle
     assert cache.find_idle("", [1, 2, 3, 9], 3) == idle
+
+
+def test_one_idle_prefix_is_evicted_at_a_time_and_told_of_first() -> None:
+    runner, evicted = FakeRunner(), list[int]()
+    cache = PrefixCache(runner, evicted.append)
+    first, _ = compute(runner, cache, [1, 1, 1])
+    second, _ = compute(runner, cache, [2, 2, 2])
+    assert [cache.evict_one() for _ in range(3)] == [True, True, False]
+    assert evicted == [first, second]
+    assert (cache.idle_ids, cache.num_cells_used) == ((), 0)
