@@ -67,6 +67,7 @@ DEFAULTS: dict[str, object] = {
     "engine.block_store.format._TOKEN_BYTES": 4,
     "engine.block_store.ledger._GRANT_PART": 0.03125,
     "engine.block_store.ledger._HOUR_S": 3600.0,
+    "engine.block_store.ledger._NO_TIME_S": 2.0**33,
     "engine.block_store.policy.LITTLE_LEFT": 0.25,
     "engine.block_store.policy.RESERVED_SHARE": 0.25,
     "engine.block_store.policy._RESERVED_KEPT_LONGER": 8.0,

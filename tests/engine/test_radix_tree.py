@@ -50,6 +50,7 @@ def test_agrees_with_a_dictionary(operations: list[tuple[str, int, list[int] | i
     }
     found = list(tree.match("", query))
     best = max((common(tokens, query) for tokens in plain.values()), default=0)
+    assert len({holder for _, holder in found}) == len(found), "each is found once"
     lengths = [length for length, _ in found]
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0] if lengths else 0) == best

@@ -16,6 +16,7 @@ import pytest
 from edgeagent import cache_folder
 from edgeagent.engine.block_store import folder as module
 from edgeagent.engine.block_store.files import Buffer
+from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.blocks import Importance
 from tests.engine.block_store.stores import FaultyFiles, Times, close_now, make_chain, make_store
 
@@ -155,3 +156,35 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
         assert min(ages_s) == pytest.approx(100.0, abs=5.0)
     else:
         assert 0 <= min(ages_s) <= max(ages_s) <= 1.0
+
+
+def test_an_importance_that_is_no_higher_renames_nothing(tmp_path: Path) -> None:
+    files, operations = FaultyFiles(tmp_path / "cache"), list[str]()
+    store, (block, other) = make_store(tmp_path / "cache", files=files), make_chain(2)
+    store.offer(block, Importance.REUSED)
+    store.work()
+    files.fault = lambda number, name: operations.append(name)
+    folder = store._folder
+    for importance in (Importance.ONCE, Importance.REUSED):
+        folder.set_importance(block.key, importance)
+    folder.set_importance(other.key, Importance.PINNED)
+    assert "rename" not in operations
+    folder.set_importance(block.key, Importance.SYSTEM)
+    assert operations.count("rename") == 1
+    assert folder.trouble is None
+
+
+def test_room_is_made_for_a_few_blocks_at_once(tmp_path: Path) -> None:
+    blocks = [make_chain(1, seed=seed)[0] for seed in range(65)]
+    store = make_store(tmp_path / "cache", max_bytes=64 * file_bytes(blocks[0]))
+    for block in blocks:
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert store.stats().num_blocks == 62, "a thirty-second part more than the one that came needs"
+
+
+def test_a_block_that_is_larger_than_all_may_be_is_named_so(tmp_path: Path) -> None:
+    store, (block,) = make_store(tmp_path / "cache", max_bytes=1000), make_chain(1, payload_bytes=5000)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert "more than all may take" in (store.stats().trouble or "")

@@ -12,7 +12,7 @@ import pytest
 
 from edgeagent.cache_folder import STATE_FILE
 from edgeagent.engine.block_store.files import Files
-from edgeagent.engine.block_store.ledger import Ledger
+from edgeagent.engine.block_store.ledger import Ledger, ticks_s
 from edgeagent.engine.block_store.policy import LITTLE_LEFT, is_worth_writing
 from edgeagent.engine.blocks import Importance
 from edgeagent.file_lock import try_lock
@@ -163,3 +163,12 @@ def test_a_lock_that_another_keeps_is_waited_for_half_a_second(files: Files, mon
     finally:
         os.close(other)
     assert ledger.take(1)
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")
+def test_ticks_go_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "monotonic", lambda: -1.0)
+    assert before_s <= ticks_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    assert ticks_s() == -1.0
