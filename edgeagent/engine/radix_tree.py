@@ -90,6 +90,12 @@ class RadixTree(Generic[H, P]):
         self._ends: dict[H, Node[H]] = {}  # holder → node where its prefix ends
         self._partitions: dict[H, P] = {}
 
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[H]:
+        return iter(self._ends)
+
     def length(self, holder: H) -> int:
         """Return the length of a holder's prefix."""
         return self._ends[holder].depth
