@@ -5,6 +5,26 @@ from __future__ import annotations
 # The module, the line of the source as it stands, and the text that takes the place of a part of it.
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
+        "edgeagent/engine/block_store/policy.py",
+        "break",
+        "continue",
+    ): "The blocks are in the order of their rules: what follows is passed over one by one.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "return outcome",
+        "return None",
+    ): "The types refuse it, and only LATER means anything to the caller.",
+    (
+        "edgeagent/engine/block_store/ledger.py",
+        "self._allowance_left, self._looked_at_s = 1.0, 0.0",
+        "2.0",
+    ): "What is left is never told as more than all.",
+    (
+        "edgeagent/engine/block_store/ledger.py",
+        "if self._granted_bytes < num_bytes:",
+        "(self._granted_bytes <= num_bytes)",
+    ): "The next grant comes one block sooner, or not at all where nothing is left.",
+    (
         "edgeagent/engine/block_store/files.py",
         '_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)',
         "1",

@@ -83,9 +83,10 @@ def test_what_must_not_be_written_is_not(folder: Path) -> None:
 
 def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
     store, chain = make_store(folder), make_chain(2)
-    store.offer(chain[1], Importance.SYSTEM)
+    assert not store.offer(chain[1], Importance.SYSTEM)
     store.work()
     assert store.num_bytes(chain[1].key) is None
+    assert store.stats().num_dropped == 1
 
 
 def test_a_block_is_written_once(folder: Path) -> None:
