@@ -147,7 +147,7 @@ def ensure_secret(state_dir: Path) -> bytes:
             with contextlib.suppress(OSError):
                 if time.time() - path.lstat().st_mtime > 1:
                     path.unlink()
-            time.sleep(0.02)
+            time.sleep(0.02)  # the process that made the file is writing it
             continue
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error

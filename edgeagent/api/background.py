@@ -70,9 +70,9 @@ def tell(response: dict[str, Any], after: int) -> Response:
 
 
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
-    """Yield the events until the response is over, or the follower's token is: another may have made the response.
+    """Yield the events until the response is over or the follower's token is revoked, which need not be its maker's.
 
-    A stream that ends before the response has no terminal event; whoever asks for the rest learns why.
+    A stream that ends before the response has no terminal event; a request for the rest is told why.
     """
     is_over = is_revoked = False
 

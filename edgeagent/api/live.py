@@ -116,7 +116,7 @@ class LiveRequests:
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text; it is no request, and is answered until the end.
+        """Answer a question about text. It does not count as a request: a stop that drains still answers it.
 
         Embeddings take longer and count as requests: raise BackendUnavailable while draining.
         """

@@ -165,7 +165,7 @@ def _told_by_psutil(client: SocketAddress, server: SocketAddress) -> User:
     """Return this process's own user where one of that user's processes holds the client's end."""
     me = psutil.Process().username()
     tried: set[int] = set()
-    # The newest processes have the highest numbers, mostly, and connect anew more often than old ones.
+    # New processes connect more often than old ones, and mostly have the highest numbers.
     for pid in (*_remembered, *reversed(_pids())):
         if pid in tried:
             continue

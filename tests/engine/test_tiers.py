@@ -52,6 +52,14 @@ def ask(engine: Engine, name: str, prompt: list[int], **options: object) -> Sequ
     return sequence
 
 
+def kept(below: FakeTier) -> list[int]:
+    """Let an engine compute a prompt and end, so that the tier has its blocks; return the prompt."""
+    engine, prompt = make_engine(FakeRunner(num_cells=4096), below=below), prompt_of(1500)
+    ask(engine, "a", prompt)
+    engine.close()
+    return prompt
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_evicted_from_the_cells_comes_back_from_host_memory(kind: MemoryKind) -> None:
     runner = FakeRunner(num_cells=700, max_batch=64, memory_kind=kind)
@@ -241,10 +249,7 @@ def test_a_restart_finds_everything_in_the_tier_below(kind: MemoryKind) -> None:
 
 def test_blocks_that_come_back_are_progress_though_no_batch_is_computed() -> None:
     below = FakeTier()
-    first = make_engine(FakeRunner(num_cells=4096), below=below)
-    prompt = prompt_of(1500)
-    ask(first, "a", prompt)
-    first.close()
+    prompt = kept(below)
     engine = make_engine(FakeRunner(num_cells=4096), below=below)
     sequence = engine.add(SequenceSpec("a", [*prompt, 7, 7], greedy(), max_tokens=3))
     engine._restore_budget_s = -1.0  # a block at a time
@@ -277,10 +282,7 @@ def test_streams_go_on_while_another_waits_for_the_disk() -> None:
             return super().read(key)
 
     below = SlowTier()
-    first = make_engine(FakeRunner(num_cells=4096), below=below)
-    prompt = prompt_of(1500)
-    ask(first, "a", prompt)
-    first.close()
+    prompt = kept(below)
     engine = make_engine(FakeRunner(num_cells=4096, end_token=-1), below=below)
     engine.add(SequenceSpec("live", prompt_of(5), greedy(), max_tokens=100_000))
     engine.step()
@@ -328,10 +330,7 @@ def test_a_close_saves_all_whenever_the_tier_below_has_written(seed: int) -> Non
 
 def test_a_cancel_in_the_middle_of_a_restore_leaves_nothing_open() -> None:
     below = FakeTier()
-    first = make_engine(FakeRunner(num_cells=4096), below=below)
-    prompt = prompt_of(1500)
-    ask(first, "a", prompt)
-    first.close()
+    prompt = kept(below)
     engine = make_engine(FakeRunner(num_cells=4096), below=below)
     engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=1))
     engine.admit()

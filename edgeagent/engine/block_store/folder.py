@@ -237,7 +237,7 @@ class Folder:
             self.trouble = f"cannot {what} {self._files.folder}: {in_words(error)}"
             is_gone = not self._files.is_there()
             if is_gone and not self._is_gone:
-                # All blocks went with the folder. The next turn makes it anew, where this process may.
+                # All blocks are gone with the folder. The next turn creates it again, if this process may.
                 self._index.replace([], self._index.epochs())
                 self._labelled.clear()
                 self._due[self._retry] = self._ticks()

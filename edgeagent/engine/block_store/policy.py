@@ -42,7 +42,7 @@ class Held:
     used_s: float
     epoch: int = 0
     is_announced: bool = False  # to the engine, which knows what it offered itself
-    is_unreadable: bool = False  # damaged, or another installation's: nobody finds it, and one of ours may replace it
+    is_unreadable: bool = False  # damaged, or another installation's: no lookup finds it; ours may replace it
 
     @property
     def importance(self) -> Importance:
