@@ -71,18 +71,31 @@ async def test_a_realtime_request_is_answered_while_a_long_prompt_is_computed(ti
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
 async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: TinyModel) -> None:
-    async with running(tiny_model(MemoryKind.FULL_ATTENTION), WORKER_COMMAND) as backend:
+    model = tiny_model(MemoryKind.FULL_ATTENTION)
+    async with running(model, WORKER_COMMAND) as backend:
         expected = await tokens_of(backend, ask("undisturbed", 40, 60))
-        (status,) = backend.models()
-        assert status.pid is not None
+    # Slow, so that its answer is not over before the third stop.
+    async with running(model, slow_command(tokens_per_s=50.0)) as backend:
         tokens: list[int] = []
-        async for step in backend.generate(ask("stopped", 40, 60)):
-            tokens += step.tokens
-            if len(tokens) % 20 == 5:
-                os.kill(status.pid, signal.SIGSTOP)
-                await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a worker that computes may be silent
-                os.kill(status.pid, signal.SIGCONT)
-                # The next tokens may have been sent before the stop: only an answer shows that the worker runs again.
-                await backend.ask("", Tokenize("awake"))
+        has_new = asyncio.Event()
+
+        async def read() -> None:
+            async for step in backend.generate(ask("stopped", 40, 60)):
+                tokens.extend(step.tokens)
+                has_new.set()
+
+        reader = asyncio.create_task(read())
+        for _ in range(3):
+            # What was sent before a stop has arrived once a question is answered: the token after it is a new step's.
+            await backend.ask("", Tokenize("awake"))
+            has_new.clear()
+            await has_new.wait()
+            (status,) = backend.models()
+            assert status.pid is not None
+            os.kill(status.pid, signal.SIGSTOP)
+            await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a worker that computes may be silent
+            os.kill(status.pid, signal.SIGCONT)
+        assert not reader.done()
+        await reader
         assert tokens == expected
         assert backend.models()[0].num_restarts == 0
