@@ -109,6 +109,8 @@ class WorkerStatus(Struct, frozen=True):
     tokens_per_second: float = 0.0
     num_threads: int = 0
     rss_bytes: int = 0
+    own_bytes: int = 0
+    """Of these, what no file backs: not a mapped model's weights."""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 

@@ -103,6 +103,7 @@ class _Reader(threading.Thread):
                     _complain("a second Load; ignored")
 
     def _status(self) -> WorkerStatus:
+        memory = self._process.memory_info()
         status, now_s = self._worker.status, time.monotonic()
         rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
         self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
@@ -112,7 +113,8 @@ class _Reader(threading.Thread):
             preparing_since_s=self._worker.preparing_since_s,
             preparing_id=self._worker.preparing_id,
             tokens_per_second=rate,
-            rss_bytes=self._process.memory_info().rss,
+            rss_bytes=memory.rss,
+            own_bytes=memory.rss - getattr(memory, "shared", 0),  # Linux alone tells them apart
             disk_cache=self._host.disk_cache(),
         )
 

@@ -31,6 +31,7 @@ class Patience:
     ping_interval_s: float = 1.0
     pong_timeout_s: float = 10.0
     hang_timeout_s: float = 30.0
+    max_prompt_bytes: int = 1 << 30  # of memory, to prepare one prompt or to answer one question about text
     load_timeout_s: float = 300.0
     stop_grace_s: float = 2.0
     save_s: float = 0.0  # more than that, for a worker that is asked to stop to write its prompts to disk
@@ -105,6 +106,21 @@ class Wait:
         return None
 
 
+class Growth:
+    """How much memory a process took since one thing began, as far as it was looked at."""
+
+    def __init__(self) -> None:
+        self._thing: object = None
+        self._num_bytes = self._base_bytes = 0
+
+    def add(self, thing: object, num_bytes: int) -> int:
+        """Note the memory that a process has now; return how much of it came with a thing (None: with nothing)."""
+        if thing is None or thing != self._thing:
+            self._thing, self._base_bytes = thing, self._num_bytes or num_bytes
+        self._num_bytes = num_bytes
+        return 0 if thing is None else num_bytes - self._base_bytes
+
+
 class LoadWatch:
     """Watches a loading worker: the progress must rise, or its memory fill."""
 
@@ -145,11 +161,15 @@ class Owed:
 
 
 class StepWatch:
-    """Watches a ready worker: it answers pings, its steps end while it has requests, and so does preparing a prompt."""
+    """Watches a ready worker: it answers pings, its steps end while it has requests, and so does preparing a prompt.
+
+    What prepares a prompt is bounded in memory too.
+    """
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._silence, self._step, self._prompt, self._cancel, self._question = (Wait() for _ in range(5))
+        self._prompt_growth, self._question_growth = Growth(), Growth()
         self._num_pongs = self._num_signs = 1
         self._busy_s = 0.0
         self._status = WorkerStatus()
@@ -195,4 +215,13 @@ class StepWatch:
             if overrun := wait.overrun(most_s):
                 self.culprit = self._status.preparing_id if wait is self._prompt else ""
                 return f"hung: {words} {overrun}"
+        # Blocks that are kept in memory come and go beside it.
+        own_bytes = self._status.own_bytes - (cache.num_bytes if (cache := self._status.memory_cache) else 0)
+        for growth, thing, words in (
+            (self._prompt_growth, preparing_s, "preparing one prompt"),
+            (self._question_growth, owed.asked_at_s, "a question about text"),
+        ):
+            if growth.add(thing, own_bytes) > self._patience.max_prompt_bytes:
+                self.culprit = self._status.preparing_id if growth is self._prompt_growth else ""
+                return f"{words} took more than {self._patience.max_prompt_bytes >> 20} MiB of memory"
         return None

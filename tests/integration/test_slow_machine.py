@@ -28,9 +28,9 @@ IMPATIENT = Patience(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.
 
 
 @asynccontextmanager
-async def running(model: Path, command: tuple[str, ...]) -> AsyncIterator[LocalBackend]:
+async def running(model: Path, command: tuple[str, ...], patience: Patience = IMPATIENT) -> AsyncIterator[LocalBackend]:
     config = Config(engine=EngineConfig(threads=1))
-    pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=IMPATIENT)
+    pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=patience)
     backend = LocalBackend(config.engine, pool)
     await backend.start()
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.types import WorkerStatus
+from edgeagent.types import CacheStatus, WorkerStatus
 from edgeagent.worker.watchdog import (
     Elapsed,
     LoadWatch,
@@ -77,6 +77,41 @@ def test_one_prompt_after_the_other_is_progress() -> None:
     for index in range(1, 1000):
         watch.on_pong(WorkerStatus(num_steps=index, preparing_since_s=index // 20))
         assert watch.tick(SECOND, BUSY) is None
+
+
+def status(since_s: float, own_mib: int, cache_mib: int = 0) -> WorkerStatus:
+    cache = CacheStatus(num_bytes=cache_mib << 20)
+    return WorkerStatus(preparing_since_s=since_s, preparing_id="r1", own_bytes=own_mib << 20, memory_cache=cache)
+
+
+def test_a_prompt_that_takes_too_much_memory_is_ended() -> None:
+    watch = StepWatch(PATIENCE)
+    for own_mib in (5000, 5500, 6024):  # looked at, prepared, at its limit
+        watch.on_pong(status(50.0 if own_mib > 5000 else 0.0, own_mib))
+        assert watch.tick(SECOND, BUSY) is None
+    watch.on_pong(status(50.0, 6025))
+    assert watch.tick(SECOND, BUSY) == "preparing one prompt took more than 1024 MiB of memory"
+    assert watch.culprit == "r1"
+
+
+def test_memory_that_is_there_before_or_kept_as_cache_counts_for_no_prompt() -> None:
+    watch = StepWatch(PATIENCE)
+    for since_s in range(1, 100):  # each prompt takes less than the limit
+        watch.on_pong(status(float(since_s), 1000 * since_s))
+        assert watch.tick(SECOND, Owed()) is None
+    for cache_mib in range(0, 5000, 200):  # one prompt, beside which blocks are kept
+        watch.on_pong(status(1000.0, 99_000 + cache_mib, cache_mib))
+        assert watch.tick(SECOND, Owed()) is None
+
+
+def test_a_question_that_takes_too_much_memory_is_ended() -> None:
+    watch = StepWatch(PATIENCE)
+    watch.on_pong(status(0.0, 500))
+    assert watch.tick(SECOND, Owed(asked_at_s=7.0)) is None
+    watch.on_pong(status(0.0, 1525))
+    hang = watch.tick(SECOND, Owed(asked_at_s=7.0))
+    assert hang == "a question about text took more than 1024 MiB of memory"
+    assert watch.culprit == ""
 
 
 def test_an_idle_worker_may_do_nothing_for_ever() -> None:

@@ -1,0 +1,45 @@
+"""A real worker in which preparing a prompt of 7 tokens, and tokenizing "hoard", take 128 MiB and do not end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from edgeagent.types import GenerateRequest, TextAnswer, TextQuery, Tokenize, TokenPrompt
+from edgeagent.worker import process
+from edgeagent.worker.host import Host
+
+
+def _hoard() -> None:
+    hoard = b"x" * (128 << 20)
+    while hoard:
+        time.sleep(1.0)
+
+
+def main() -> int:
+    """Run a worker; return its exit code."""
+    prepare, make_answerer = Host.prepare, Host.make_answerer
+
+    def prepare_or_hoard(host: Host, request: GenerateRequest, *rest: Any) -> Any:
+        if isinstance(request.prompt, TokenPrompt) and len(request.prompt.tokens) == 7:
+            _hoard()
+        return prepare(host, request, *rest)
+
+    def make_hoarder(host: Host) -> Callable[[TextQuery], TextAnswer]:
+        answer = make_answerer(host)
+
+        def answer_or_hoard(query: TextQuery) -> TextAnswer:
+            if query == Tokenize("hoard"):
+                _hoard()
+            return answer(query)
+
+        return answer_or_hoard
+
+    Host.prepare, Host.make_answerer = prepare_or_hoard, make_hoarder  # type: ignore[method-assign]
+    return process.main()
+
+
+if __name__ == "__main__":
+    os._exit(main())

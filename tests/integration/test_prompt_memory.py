@@ -1,0 +1,39 @@
+"""What prepares a prompt or answers a question about text in too much memory ends, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from edgeagent.backends.local import LocalBackend
+from edgeagent.errors import WorkerCrashed
+from edgeagent.types import MemoryKind, Tokenize
+from edgeagent.worker.watchdog import Patience
+from tests.conftest import TinyModel
+from tests.integration.test_slow_machine import ask, running, tokens_of
+
+PATIENCE = Patience(ping_interval_s=0.02, max_prompt_bytes=64 << 20, first_backoff_s=0.01)
+HOARDING = (sys.executable, "-P", "-m", "tests.hoarding_worker")
+
+
+def prompt(backend: LocalBackend) -> Coroutine[Any, Any, object]:
+    return tokens_of(backend, ask("hoards", 7, 3))
+
+
+def question(backend: LocalBackend) -> Coroutine[Any, Any, object]:
+    return backend.ask("", Tokenize("hoard"))
+
+
+@pytest.mark.parametrize(("make", "what"), [(prompt, "preparing one prompt"), (question, "a question about text")])
+async def test_a_hoarder_is_ended_and_a_stream_beside_it_goes_on(tiny_model: TinyModel, make: Any, what: str) -> None:
+    async with running(tiny_model(MemoryKind.FULL_ATTENTION), HOARDING, PATIENCE) as backend:
+        expected = await tokens_of(backend, ask("alone", 40, 400))
+        beside = asyncio.create_task(tokens_of(backend, ask("beside", 40, 400)))
+        with pytest.raises(WorkerCrashed, match=f"{what} took more than 64 MiB of memory"):
+            await make(backend)
+        assert await beside == expected
+        assert backend.models()[0].num_restarts == 1
