@@ -16,6 +16,8 @@ EdgeAgentError
 ├── WorkerCrashed                  the model's process ended under the request
 │   └── ModelChanged               and its file was replaced by another
 ├── BackendUnavailable             nothing can serve it now
+│   ├── LocalUnavailable           this machine cannot, and the request must not leave it
+│   └── RemoteUnavailable          no remote answers
 ├── InternalError                  a bug of ours
 ├── ConfigError                    a setting is wrong
 └── StoreError                     model files: download, disk, checksum
@@ -124,6 +126,14 @@ class ModelChanged(WorkerCrashed):
 
 class BackendUnavailable(EdgeAgentError):
     code = "backend_unavailable"
+
+
+class LocalUnavailable(BackendUnavailable):
+    code = "local_unavailable"
+
+
+class RemoteUnavailable(BackendUnavailable):
+    code = "remote_unavailable"
 
 
 class InternalError(EdgeAgentError):

@@ -18,7 +18,7 @@ ROWS: list[set[str]] = [
     {"types", "errors", "short_turns", "home", "file_lock", "load_stage", "__init__"},
     {"config"},
     {"config_sources", "metrics", "runtime_file"},
-    {"credentials", "cache_folder"},
+    {"credentials", "cache_folder", "remotes"},
     {"engine", "text", "store"},
     {"worker"},
     {"backends"},
@@ -51,7 +51,7 @@ OWNERS: dict[str, set[str]] = {
     "platformdirs": {"config", "config_sources"},
     "httpx": {"backends", "bench"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
-    "msgspec": {"types", "worker", "backends", "router"},
+    "msgspec": {"types", "remotes", "worker", "backends", "router"},
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
     "jinja2": {"text"},

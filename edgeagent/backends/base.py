@@ -7,17 +7,25 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 
 
 class Estimate(Struct, frozen=True):
-    """A backend's estimate for a request: how full it is, and after how long a refused one may try again."""
+    """A backend's estimate for a request: how full it is, and after how long a refused one may try again.
+
+    `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty where it can.
+    `first_token_s` and `token_s`: the predicted time to the first token, and from one token to the next; None where
+    nothing is known yet.
+    """
 
     backend: str
     is_local: bool
     num_live: int
     max_live: int
     retry_after_s: float = 1.0
+    obstacle: str = ""
+    first_token_s: float | None = None
+    token_s: float | None = None
 
 
 class Backend(Protocol):
@@ -27,6 +35,9 @@ class Backend(Protocol):
     raised, never both and never neither. Closing the generator (aclose, or cancelling the task that iterates it)
     cancels the request; it then yields nothing more. `cancel` ends it politely: the iterator goes on to a
     Finished(cancelled) that carries what was used.
+
+    A backend on another machine needs a Permit, and sends nothing without. With `so_far` the answer goes on behind what
+    its client has, of which nothing is yielded again; a place that cannot go on exactly raises NotSupported.
     """
 
     name: str
@@ -35,7 +46,9 @@ class Backend(Protocol):
         """Say what to expect of a request, without side effects; raise ModelNotFound for a model it does not serve."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+    def generate(
+        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract above."""
         ...
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable
 from edgeagent.backends.base import Estimate
 from edgeagent.backends.mailbox import Mailbox
 from edgeagent.config import EngineConfig
-from edgeagent.errors import Overloaded, RequestTimeout
-from edgeagent.types import Finished, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
+from edgeagent.errors import NotSupported, Overloaded, RequestTimeout
+from edgeagent.types import AnswerSoFar, Finished, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 from edgeagent.worker.pool import Pool
 
 _FIRST_GUESS_S = 2.0
@@ -69,8 +69,13 @@ class LocalBackend:
         """Answer a question about text; it counts as no request and waits for none."""
         return await self._pool.ask(model, query)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+    async def generate(
+        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""
+        del permit  # nothing leaves this machine
+        if so_far is not None:
+            raise NotSupported("an answer that began elsewhere cannot go on here", served_by=self.name)
         self._refuse_if_full(request.model)
         mailbox = Mailbox()
         began_s = self._clock()

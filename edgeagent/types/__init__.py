@@ -63,9 +63,11 @@ from edgeagent.types.requests import (
     ToolCall,
     ToolChoice,
 )
+from edgeagent.types.routing import AnswerSoFar, Permit, Placement, RouteMode
 
 __all__ = [
     "UNUSABLE",
+    "AnswerSoFar",
     "CachePolicy",
     "CacheStatus",
     "ChatPrompt",
@@ -85,6 +87,8 @@ __all__ = [
     "ModelInfo",
     "ModelStatus",
     "OutputFormat",
+    "Permit",
+    "Placement",
     "Prompt",
     "PromptProgress",
     "PromptText",
@@ -92,6 +96,7 @@ __all__ = [
     "ReasoningDelta",
     "RenderPrompt",
     "Role",
+    "RouteMode",
     "SamplingParams",
     "Started",
     "Step",

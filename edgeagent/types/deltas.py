@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from edgeagent.types.routing import Placement
+
 
 class FinishReason(StrEnum):
     """Why a response ended. An error is an exception, not a finish reason."""
@@ -79,12 +81,14 @@ class Timings(Struct, frozen=True):
 class Started(Struct, frozen=True, tag="started"):
     """The prompt is rendered, tokenized, looked up in the cache and being computed.
 
-    `num_dropped_items` of the conversation are not in it, since they did not fit.
+    `num_dropped_items` of the conversation are not in it, since they did not fit. `placement` is filled in by the
+    router.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_dropped_items: int = 0
+    placement: Placement | None = None
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from edgeagent.types.routing import RouteMode
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -145,6 +147,7 @@ class GenerateRequest(Struct, frozen=True):
     prefill_only: compute and cache the prompt, produce nothing. timeout_s bounds the whole request. echo: the prompt's
     own text comes first, with the log probabilities of its tokens where `logprobs` asks for them (then nothing of the
     prompt is read from the cache). reports_progress: say how much of the prompt is computed while it is.
+    route: where the request and its credential let it run (None: they do not say). client: who holds its token.
     """
 
     id: str
@@ -161,3 +164,5 @@ class GenerateRequest(Struct, frozen=True):
     cache: CachePolicy = CachePolicy()
     echo: bool = False
     reports_progress: bool = False
+    route: RouteMode | None = None
+    client: str = ""

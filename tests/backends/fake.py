@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from edgeagent.backends.base import Estimate
 from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.types import (
+    AnswerSoFar,
     ChatPrompt,
     Delta,
     Detokenize,
@@ -23,6 +24,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     ModelStatus,
+    Permit,
     PurgeCache,
     RenderPrompt,
     Started,
@@ -117,7 +119,9 @@ class FakeBackend:
         del request
         return Estimate(self.name, is_local=True, num_live=self.num_live, max_live=1_000_000)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+    async def generate(
+        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> AsyncGenerator[Step, None]:
         """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""
         self.requests.append(request)
         self._notify()

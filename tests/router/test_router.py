@@ -11,7 +11,18 @@ import pytest
 from edgeagent.backends.base import Estimate
 from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded
 from edgeagent.router.router import Router
-from edgeagent.types import Detokenize, Finished, FinishReason, GenerateRequest, Started, Step, TextDelta, Tokenize
+from edgeagent.types import (
+    AnswerSoFar,
+    Detokenize,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Permit,
+    Started,
+    Step,
+    TextDelta,
+    Tokenize,
+)
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.worker.support import request
 
@@ -185,7 +196,9 @@ async def test_steps_before_the_end_pass_as_they_are() -> None:
     first, empty = Step((TextDelta("x"),), (1,), 0.5), Step((), (), 0.6)
 
     class Given(FakeBackend):
-        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        async def generate(
+            self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+        ) -> AsyncGenerator[Step, None]:
             yield first
             yield empty
             yield Step((TextDelta("y"), finished()), (2,), 0.7)

@@ -1,0 +1,89 @@
+"""The remotes that the owner added: where they are, what they serve and what they may cost.
+
+They stand in a file of the state folder, private to the user, which holds no key: only where a key is found.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+REMOTES_FILE = "remotes.json"
+
+
+class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """One base URL of a remote, up to and with /v1, and the region that it is in."""
+
+    url: str
+    region: str = ""
+
+
+class Key(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a remote's API key is found: an environment variable, a private file, or the system's keyring."""
+
+    source: Literal["env", "file", "keyring"]
+    name: str
+
+
+class Tls(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a remote is known: by a CA of its own (PEM file), by the SHA-256 of its certificate (hex), and us to it."""
+
+    ca_file: str | None = None
+    pin: str | None = None
+    client_certificate: str | None = None
+    client_key: str | None = None
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True):
+    """Money for a million tokens, in the owner's currency."""
+
+    prompt: float = 0.0
+    output: float = 0.0
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+    """Most that a day (UTC) may take, for all clients and for each; None: no limit."""
+
+    tokens: int | None = None
+    money: float | None = None
+    client_tokens: int | None = None
+    client_money: float | None = None
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Most requests at a time, and the seconds that a remote may take."""
+
+    max_concurrent: int = 64
+    connect_s: float = 3.0
+    first_token_s: float = 15.0
+    idle_s: float = 15.0
+    total_s: float = 600.0
+
+
+class Remote(Struct, frozen=True, forbid_unknown_fields=True):
+    """One cluster or server that speaks OpenAI's protocol.
+
+    `models` maps names of this machine's models to the remote's; a name that is not in it is asked for as it is, if
+    `serves_any` (which holds where `models` is empty). `context_length` 0: not known. `wire`: which of OpenAI's
+    protocols to speak. `continues`: whether an answer that began elsewhere may go on there. "exact": only where the
+    remote continues an assistant's message; "inexact": where it does not, it is asked to go on in words.
+    """
+
+    name: str
+    endpoints: tuple[Endpoint, ...]
+    key: Key | None = None
+    models: dict[str, str] = field(default_factory=dict)
+    context_length: int = 0
+    wire: Literal["auto", "chat", "responses"] = "auto"
+    continues: Literal["no", "exact", "inexact"] = "exact"
+    tls: Tls = Tls()
+    proxy: str | None = None
+    price: Price = Price()
+    budget: Budget = Budget()
+    limits: Limits = Limits()
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether a model is asked for by the name that the request gives."""
+        return not self.models

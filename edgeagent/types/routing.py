@@ -1,0 +1,55 @@
+"""Where a request may run, where it does, and what an answer that changes its place takes along."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class RouteMode(StrEnum):
+    """Where requests may run, the strictest first. Of several that apply to a request the strictest holds."""
+
+    LOCAL_ONLY = "local_only"
+    PREFER_LOCAL = "prefer_local"
+    PREFER_REMOTE = "prefer_remote"
+    REMOTE_ONLY = "remote_only"
+
+
+class Placement(Struct, frozen=True):
+    """Where a request runs, and why; told before its first token.
+
+    `served_by` is "local" or "remote:NAME"; `host` and `region` are a remote's, and empty for this machine. `model` is
+    the model's name at that place.
+    """
+
+    served_by: str
+    model: str
+    reason: str
+    host: str = ""
+    region: str = ""
+
+
+class Permit(Struct, frozen=True):
+    """Leave to send one request to one remote. Only the router's policy issues it; without it nothing is sent.
+
+    `client` is the holder of the request's token, `mode` the one that allowed it, `reason` why it goes there.
+    """
+
+    request_id: str
+    remote: str
+    mode: RouteMode
+    reason: str
+    client: str = ""
+
+
+class AnswerSoFar(Struct, frozen=True):
+    """The part of an answer that its client has, for the place that goes on with it.
+
+    `num_tokens` is how many tokens that was. Open or whole tool calls are not in it: an answer that has begun a call
+    does not change its place.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    num_tokens: int = 0
