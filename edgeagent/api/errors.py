@@ -56,6 +56,8 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.WorkerCrashed: Shape(503, "server_error", may_pass=True),
     errors.ModelChanged: Shape(503, "server_error", may_pass=True),
     errors.BackendUnavailable: Shape(503, "unavailable_error", may_pass=True),
+    errors.LocalUnavailable: Shape(503, "unavailable_error", may_pass=True),
+    errors.RemoteUnavailable: Shape(503, "unavailable_error", may_pass=True),
     errors.InternalError: Shape(500, "server_error"),
     errors.ConfigError: Shape(500, "server_error", retry=False),
     errors.StoreError: Shape(500, "server_error", retry=False),
