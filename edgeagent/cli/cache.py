@@ -78,6 +78,8 @@ def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile 
     In memory and on disk. Running requests go on.
     """
     settings = _settings(state_dir, config)
+    if client:
+        _refuse_unknown(client, settings)
     if find_daemon(settings.state_dir) is not None:
         _call(settings, "/edgeagent/cache/purge", {} if client is None else {"client": client})
     else:
@@ -103,8 +105,7 @@ def warm(
     """
     settings = _settings(state_dir, config)
     body = {**_prompt(file), "client": client or "", "pin": pin}
-    is_user = client is not None and re.fullmatch(r"uid:[0-9]+", client)
-    if client and not is_user and client not in {known.name for known in clients(settings.state_dir)}:
+    if client and not _is_known(client, settings):
         raise ConfigError(f"no client is named {client!r:.80}; see `edgeagent token list`")
     usage = _call(settings, "/edgeagent/cache/warm", body, WARM_TIMEOUT_S)
     computed = usage["num_prompt_tokens"] - usage["num_cached_tokens"]
@@ -112,6 +113,21 @@ def warm(
         typer.echo(json.dumps(usage, indent=2))
         return
     typer.echo(f"{usage['num_prompt_tokens']} tokens are kept, of which {computed} were computed now.")
+
+
+def _is_known(client: str, settings: Config) -> bool:
+    is_user = re.fullmatch(r"uid:[0-9]+", client) is not None
+    return is_user or client in {known.name for known in clients(settings.state_dir)}
+
+
+def _refuse_unknown(client: str, settings: Config) -> None:
+    """Raise ConfigError for a client that has no token and of which nothing is kept."""
+    try:
+        kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}
+    except OSError:
+        return  # the purge itself says what is wrong with the folder
+    if client not in kept and not _is_known(client, settings):
+        raise ConfigError(f"no client is named {client!r:.80}, and nothing is kept of one; see `edgeagent cache list`")
 
 
 def _prompt(file: Path) -> dict[str, Any]:
