@@ -121,10 +121,7 @@ class Files:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
                 raise ValueError(f"{name} is no regular file of {num_bytes} bytes")
-            content = os.read(descriptor, num_bytes)
-            if len(content) < num_bytes:  # 2 GiB at a time is what Linux gives
-                content += self._rest(descriptor, num_bytes - len(content))
-            return content
+            return self._whole(descriptor, num_bytes)
         finally:
             os.close(descriptor)
 
@@ -141,9 +138,9 @@ class Files:
         finally:
             os.close(descriptor)
 
-    def _rest(self, descriptor: int, num_bytes: int) -> bytes:
+    def _whole(self, descriptor: int, num_bytes: int) -> bytes:
         parts = []
-        while num_bytes:
+        while num_bytes:  # Linux gives 2 GiB at a time
             part = os.read(descriptor, num_bytes)
             if not part:
                 raise ValueError("the file ends early")

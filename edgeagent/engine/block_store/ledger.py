@@ -43,7 +43,7 @@ class _State:
     wall_s: float
     allowance_bytes: float
     allowance_at_s: float
-    read_bytes_per_s: float = 0.0
+    read_bytes_per_s: float
 
 
 class Ledger:
@@ -99,7 +99,6 @@ class Ledger:
         """Take up the store's time; False where none is known: then no age of a block means anything."""
         state = self._read()
         if state is None:
-            self._base_s = self._wall() - self._ticks()
             return False
         gap_s = min(max(0.0, self._wall() - state.wall_s), self._max_gap_s)
         self._base_s = state.now_s + gap_s - self._ticks()

@@ -39,7 +39,7 @@ class BlockStore:
         ledger: Ledger,
         limits: Limits,
         *,
-        close_s: float = 1.0,
+        close_s: float,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         """`close_s`: how long the end of the process may wait for what is to be written."""
@@ -54,6 +54,7 @@ class BlockStore:
         self._writer = Writer(files, seal, self._index, self._folder, ticks=ticks)
         self._rate = ReadRate()
         self._end_by_s = float("inf")
+        self._is_closed = False
         # Written by the engine's thread.
         self._num_offered = self._num_refused = 0
         # Written by the loader's.
@@ -107,7 +108,7 @@ class BlockStore:
         return True
 
     def _is_wanted(self, block: Block, importance: Importance) -> bool:
-        if self._writer.close_by_s is not None or self._writer.is_broken or importance is Importance.VOLATILE:
+        if self._is_closed or self._writer.is_broken or importance is Importance.VOLATILE:
             return False
         has_parent = block.parent == block.root or self._index.find(block.parent) is not None
         return has_parent or self.is_pending(block.parent)
@@ -177,8 +178,8 @@ class BlockStore:
     def close(self) -> None:
         """See BlockTier; waits for the writer's thread, which ends."""
         self._hurry()
-        self._writer.close_by_s = self._end_by_s
-        self._writer.commands.put(Close())
+        self._is_closed = True
+        self._writer.commands.put(Close(self._end_by_s))
         # A disk that hangs is not waited for: the process ends, and a temporary file is all it leaves.
         with contextlib.suppress(Empty):
             self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._ticks()) + 0.5)

@@ -79,6 +79,8 @@ class Sweep:
 class Close:
     """Write what waits, as far as there is time, and end."""
 
+    by_s: float
+
 
 Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
@@ -110,7 +112,6 @@ class Writer:
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: SimpleQueue[None] = SimpleQueue()
         self.closed: SimpleQueue[None] = SimpleQueue()
-        self.close_by_s: float | None = None
         self.is_hurried = False
         """Whether to write without rest: the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
@@ -215,15 +216,15 @@ class Writer:
                 self._folder.introduce(root, about)
             case Sweep():
                 self._folder.sweep()
-            case Close():
-                self._write_rest()
+            case Close(by_s):
+                self._write_rest(by_s)
                 return False
         return True
 
-    def _write_rest(self) -> None:
+    def _write_rest(self, by_s: float) -> None:
         """Write what waits, as far as there is time."""
         self._end_settling(everything=True)
-        while self._turns and (self.close_by_s is None or self._ticks() <= self.close_by_s):
+        while self._turns and self._ticks() <= by_s:
             self._write_next()
             if self.is_stalled:
                 break

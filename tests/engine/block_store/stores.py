@@ -145,8 +145,8 @@ def make_store(
 
 def close_now(store: BlockStore) -> None:
     """Close a store that no thread runs."""
-    store._writer.close_by_s = math.inf
-    store._writer.commands.put(Close())
+    store._is_closed = True
+    store._writer.commands.put(Close(math.inf))
     store.work()
 
 

@@ -106,6 +106,15 @@ def test_all_is_written_though_the_disk_takes_little_at_a_time(files: Files) -> 
     assert bytes(written) == CONTENT + b"abcd"
 
 
+def test_a_sync_is_of_all_that_was_written(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(module, "_sync_data", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    with files.create("new") as file:
+        files.write(file, [CONTENT, CONTENT])
+        files.sync(file)
+    assert synced == [2 * len(CONTENT)]
+
+
 def test_a_new_file_is_new(files: Files) -> None:
     with pytest.raises(FileExistsError):
         files.create("block")

@@ -15,7 +15,7 @@ import pytest
 
 from edgeagent import cache_folder
 from edgeagent.engine.block_store import folder as module
-from edgeagent.engine.block_store.files import Buffer
+from edgeagent.engine.block_store.files import Buffer, Files
 from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.blocks import Importance
 from tests.engine.block_store.stores import FaultyFiles, Times, close_now, make_chain, make_store
@@ -156,6 +156,8 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
         assert min(ages_s) == pytest.approx(100.0, abs=5.0)
     else:
         assert 0 <= min(ages_s) <= max(ages_s) <= 1.0
+    in_folder = {found.name: found.used_s for found in cache_folder.scan(tmp_path / "cache")}
+    assert in_folder == pytest.approx({held.name: held.used_s for held in later._index.all()}, abs=0.001)
 
 
 def test_an_importance_that_is_no_higher_renames_nothing(tmp_path: Path) -> None:
@@ -188,3 +190,61 @@ def test_a_block_that_is_larger_than_all_may_be_is_named_so(tmp_path: Path) -> N
     store.offer(block, Importance.IDLE)
     store.work()
     assert "more than all may take" in (store.stats().trouble or "")
+
+
+def test_it_stays_told_that_a_block_found_no_room_until_it_would_find_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, (block,) = Times(), make_chain(1)
+    size = file_bytes(block)
+    free = 10 * size
+    monkeypatch.setattr(Files, "free_bytes", lambda self: free)
+    store = make_store(tmp_path / "cache", times, min_free_bytes=10 * size)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert "are to stay so" in (store.stats().trouble or "")
+    free = 10 * size + size // 2
+    times.pass_s(61.0)
+    store.work()
+    assert "are to stay so" in (store.stats().trouble or ""), "half a block has room"
+    free = 11 * size
+    times.pass_s(61.0)
+    store.work()
+    assert store.stats().trouble is None
+
+
+def test_what_is_expired_goes_though_nothing_is_written(tmp_path: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    store = make_store(tmp_path / "cache", times, ttl_s=1000.0)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    times.pass_s(900.0)
+    store.work()
+    assert store.stats().num_blocks == 1
+    times.pass_s(700.0)
+    store.work()
+    assert store.stats().num_blocks == 0
+    assert list((tmp_path / "cache").glob("*.kv")) == []
+
+
+def test_what_expired_while_no_process_ran_goes_at_the_start(tmp_path: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    store = make_store(tmp_path / "cache", times, ttl_s=1000.0)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    times.pass_s(900.0)
+    close_now(store)
+    times.pass_s(200.0)
+    later = make_store(tmp_path / "cache", times, ttl_s=1000.0)
+    later.open()
+    assert later.stats().num_blocks == 0
+
+
+def test_a_store_that_is_exactly_full_lacks_nothing(tmp_path: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    store = make_store(tmp_path / "cache", times, max_bytes=file_bytes(block))
+    store.offer(block, Importance.IDLE)
+    for _ in range(3):
+        store.work()
+        times.pass_s(61.0)
+    assert (store.stats().num_blocks, store.stats().trouble) == (1, None)

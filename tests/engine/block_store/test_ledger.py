@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.cache_folder import STATE_FILE
+from edgeagent.cache_folder import LOCK_FILE, STATE_FILE
 from edgeagent.engine.block_store.files import Files
 from edgeagent.engine.block_store.ledger import Ledger, ticks_s
 from edgeagent.engine.block_store.policy import LITTLE_LEFT, is_worth_writing
@@ -163,6 +163,14 @@ def test_a_lock_that_another_keeps_is_waited_for_half_a_second(files: Files, mon
     finally:
         os.close(other)
     assert ledger.take(1)
+
+
+def test_a_folder_in_the_place_of_the_lock_stops_no_write_and_is_told(files: Files) -> None:
+    (files.folder / LOCK_FILE).mkdir()
+    ledger = make_ledger(files, Times())
+    ledger.open()
+    assert ledger.take(1000)
+    assert str(files.folder / LOCK_FILE) in (ledger.obstacle or "")
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")

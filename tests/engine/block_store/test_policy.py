@@ -58,6 +58,12 @@ def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
     assert victims(*blocks, num_bytes=250, max_bytes=400) == [2, 4, 3]
 
 
+@pytest.mark.parametrize(("num_bytes", "num_victims"), [(0, 0), (1, 1), (100, 1), (101, 2), (200, 2)])
+def test_no_more_goes_than_has_to(num_bytes: int, num_victims: int) -> None:
+    blocks = [held(number, age_s=number) for number in range(1, 5)]
+    assert len(victims(*blocks, num_bytes=num_bytes)) == num_victims
+
+
 def test_a_block_is_as_young_as_what_stands_on_it() -> None:
     assert victims(held(1, age_s=900), held(2, 1, age_s=5), held(3, age_s=100), num_bytes=100, max_bytes=300) == [3]
 

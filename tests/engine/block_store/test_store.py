@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -219,13 +220,12 @@ def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_pinned_everywhere_is_said(folder: Path) -> None:
-    chain, other = make_chain(2), make_chain(1, seed=1)
-    store = make_store(folder, max_bytes=sum(map(file_bytes, chain)))
-    for block in chain:
-        store.offer(block, Importance.PINNED)
-    store.offer(other[0], Importance.IDLE)
+    (pinned,), (other,) = make_chain(1), make_chain(1, seed=1)
+    store = make_store(folder, max_bytes=file_bytes(pinned))
+    store.offer(pinned, Importance.PINNED)
+    store.offer(other, Importance.IDLE)
     store.work()
-    assert store.num_bytes(other[0].key) is None
+    assert store.num_bytes(other.key) is None
     assert "pinned" in (store.stats().trouble or "")
 
 
@@ -253,17 +253,47 @@ def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
     assert offer_all(Importance.SYSTEM) in (7, 8)
 
 
+def test_close_waits_for_the_writer_as_long_as_it_may_and_half_a_second_more(folder: Path) -> None:
+    waits: list[float | None] = []
+
+    class Never(SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            waits.append(timeout)
+            raise Empty
+
+    times = Times()
+    store = make_store(folder, times, close_s=2.0)
+    store._writer.closed = Never()
+    store.close()
+    times.pass_s(5)
+    store.close()
+    assert waits == [2.5, 0.5]
+
+
+def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
+    store, (block, other) = make_store(folder), make_chain(2)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.read(other.key) is None
+    assert (store.stats().num_hits, store.stats().num_misses) == (0, 1)
+    (path,) = folder.glob("*.kv")
+    path.write_bytes(bytes(path.stat().st_size))
+    assert store.read(block.key) is None
+    assert (store.stats().num_hits, store.stats().num_misses) == (0, 2)
+
+
 def test_close_writes_down_uses(folder: Path) -> None:
     times, (block,) = Times(), make_chain(1)
     store = make_store(folder, times)
     store.offer(block, Importance.IDLE)
     store.work()
     before = next(cache_folder.scan(folder)).used_s
-    times.pass_s(500)
+    times.pass_s(20)  # too soon for the next stamp
     store.touch([block.key])
     store.work()
+    assert next(cache_folder.scan(folder)).used_s == before
     close_now(store)
-    assert next(cache_folder.scan(folder)).used_s == pytest.approx(before + 500, abs=1)
+    assert next(cache_folder.scan(folder)).used_s == pytest.approx(before + 20, abs=1)
 
 
 def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_path: Path) -> None:

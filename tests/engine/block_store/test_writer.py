@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from edgeagent.engine.block_store import writer as writer_module
 from edgeagent.engine.block_store.folder import Outcome
 from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.block_store.store import BlockStore
+from edgeagent.engine.block_store.writer import Close, Command
 from edgeagent.engine.blocks import Block, Importance
 from tests.engine.block_store.stores import (
     NO_SPACE,
@@ -172,6 +174,18 @@ def test_one_that_is_taken_back_is_not_written_and_may_be_offered_again(store: B
     assert held(store, *chain) == [True, True]
 
 
+def test_a_block_whose_parent_is_gone_is_not_written_and_counts_as_dropped_once(store: BlockStore) -> None:
+    chain = make_chain(2)
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.discard(chain[0].key)
+    store.work()
+    assert held(store, *chain) == [False, False]
+    stats = store.stats()
+    assert (stats.num_blocks, stats.num_dropped) == (0, 1)
+    assert not store.is_pending(chain[1].key)
+
+
 def test_what_had_to_be_left_out_at_the_end_is_told(tmp_path: Path, times: Times) -> None:
     files = FaultyFiles(tmp_path / "cache")
     store, chain = make_store(tmp_path / "cache", times, files=files), make_chain(3)
@@ -181,6 +195,7 @@ def test_what_had_to_be_left_out_at_the_end_is_told(tmp_path: Path, times: Times
         store.offer(block, Importance.IDLE)
     close_now(store)
     assert store.left_out_bytes == sum(block.num_bytes for block in chain)
+    assert store.stats().num_dropped == 3
 
 
 def test_the_end_waits_until_less_is_to_be_written(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +232,57 @@ def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
     monkeypatch.setattr(time, "sleep", sleeps.append)
     assert not store.wait_written()
     assert sleeps == []
+
+
+class _Commands(SimpleQueue[Command]):
+    """Commands that end with Close, and the times that the writer waits for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self.num_looks = 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Command:
+        self.waits.append(timeout)
+        if self.empty():
+            self.put(Close(time.monotonic() + 60))
+        return super().get(block, timeout)
+
+    def get_nowait(self) -> Command:
+        self.num_looks += 1
+        assert self.num_looks < 100, "the thread never rests"
+        return super().get_nowait()
+
+
+def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: BlockStore) -> None:
+    writer, chain = store._writer, make_chain(3)
+    commands = writer.commands = _Commands()
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.run()
+    assert held(store, *chain) == [True] * 3
+    # Once before the first command, once when all is written.
+    assert commands.waits == [writer_module._TICK_S] * 2
+    assert not writer.is_broken
+
+
+def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path: Path, times: Times) -> None:
+    chain = make_chain(2)
+    store = make_store(tmp_path / "cache", times, bytes_per_hour=int(1.5 * file_bytes(chain[0])))
+    commands = store._writer.commands = _Commands()
+    for block in chain:
+        store.offer(block, Importance.SYSTEM)
+    store.run()
+    assert held(store, *chain) == [True, False]
+    assert len(commands.waits) == 2
+    assert not store._writer.is_broken
+
+
+def test_what_a_scan_found_is_given_out_once(store: BlockStore) -> None:
+    assert not store._folder.has_found
+    store._folder.has_found = True
+    store.work()
+    assert not store._folder.has_found
 
 
 class _Threaded:
