@@ -265,6 +265,8 @@ class Config(BaseSettings):
     """A small model that speculates for it (same vocabulary); builtin's own is used with builtin."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
     """Folder for the token, the runtime file and caches; private to the user."""
+    route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"
+    """Where requests may run; a client can only be stricter. auto: prefer_local with remotes, else local_only."""
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     cache: CacheConfig = CacheConfig()

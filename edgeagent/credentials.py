@@ -10,28 +10,22 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import re
 import secrets
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from edgeagent.errors import ConfigError
-from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import TOKEN_FILE, read_private, read_token, write_private
+from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
 
 CLIENTS_FILE = "clients.json"
 TOKEN_PREFIX = "edge_"  # noqa: S105 what tells a token of ours from the keys that OpenAI's clients must send
 MAX_CLIENTS = 1000
 _LOCK_FILE = "clients.lock"
-_LOCK_TIMEOUT_S = 10.0
-_LOCK_POLL_S = 0.01
 _TOKEN_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -169,7 +163,7 @@ class KeyRing:
         return found
 
     def _refresh(self) -> None:
-        stamps = [_folder_stamp(self._state_dir), *map(_stamp, self._files)]
+        stamps = [folder_stamp(self._state_dir), *map(file_stamp, self._files)]
         if stamps == self._stamps:
             return
         before, trouble = self._holders, ""
@@ -191,7 +185,7 @@ class KeyRing:
         self._trouble = trouble
 
     def _read(self) -> tuple[tuple[bytes, Client], ...]:
-        _check_folder(self._state_dir)
+        check_folder(self._state_dir)
         owner = read_token(self._state_dir)
         holders = [(bytes.fromhex(held), client) for client, held in _read_clients(self._state_dir)]
         return (((digest(owner.encode()), OWNER),) if owner else ()) + tuple(holders)
@@ -209,7 +203,7 @@ def ensure_token(state_dir: Path) -> str:
 
 def check_files(state_dir: Path) -> None:
     """Raise ConfigError, which says what to do, where a file cannot be trusted; one that is missing is no fault."""
-    _check_folder(state_dir)
+    check_folder(state_dir)
     read_token(state_dir)
     _read_clients(state_dir)
 
@@ -231,7 +225,7 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope]) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
     token = _new_token()
-    with _changing(state_dir):
+    with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         others = [(client, held) for client, held in _read_clients(state_dir) if client.name != name]
         if len(others) >= MAX_CLIENTS:
             raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
@@ -241,7 +235,7 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope]) -> str:
 
 def remove_client(state_dir: Path, name: str) -> None:
     """End a client's token; raise ConfigError where it has none."""
-    with _changing(state_dir):
+    with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         known = _read_clients(state_dir)
         others = [(client, held) for client, held in known if client.name != name]
         if len(others) == len(known):
@@ -252,58 +246,6 @@ def remove_client(state_dir: Path, name: str) -> None:
 
 def _new_token() -> str:
     return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
-
-
-def _stamp(path: Path) -> object:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    # A change of owner or mode is a change: ctime moves with them, and with content that was written in place.
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode, status.st_uid
-
-
-def _folder_stamp(folder: Path) -> object:
-    # Not its times: they change with every file in it.
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_mode, status.st_uid
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise ConfigError where others could put an older file of the owner's back, and with it a removed token."""
-    if sys.platform == "win32":
-        return
-    try:
-        status = folder.stat()
-    except OSError:
-        return  # then no file can be read either
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise ConfigError(f"other users can replace files in {folder}; close it to them (chmod 700, and chown)")
-
-
-@contextmanager
-def _changing(state_dir: Path) -> Iterator[None]:
-    """Let one process at a time change the clients' file: one that wrote back what it read would undo a removal."""
-    path = state_dir / _LOCK_FILE
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    except FileNotFoundError:
-        yield  # without the folder there is nothing to change
-        return
-    except OSError as error:
-        raise ConfigError(f"cannot use {path}: {error.strerror}") from error
-    try:
-        give_up_at_s = time.monotonic() + _LOCK_TIMEOUT_S
-        while not try_lock(descriptor):
-            if time.monotonic() > give_up_at_s:
-                raise ConfigError(f"another `edgeagent token` has held {path} for {_LOCK_TIMEOUT_S:g} s; try again")
-            time.sleep(_LOCK_POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> None:

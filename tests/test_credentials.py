@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent import credentials
+from edgeagent import credentials, state_files
 from edgeagent.credentials import (
     CLIENTS_FILE,
     MAX_CLIENTS,
@@ -29,6 +29,7 @@ from edgeagent.credentials import (
 )
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
+from edgeagent.state_files import changing
 
 
 def standing(ring: KeyRing, *tokens: str) -> Standing:
@@ -138,14 +139,17 @@ def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """An addition that writes back what it read before a removal would undo that."""
     add_client(tmp_path, "removed", [Scope.INFER])
     with ThreadPoolExecutor() as pool:
-        with credentials._changing(tmp_path):
+        with changing(tmp_path / "clients.lock", "edgeagent token"):
             adding = pool.submit(add_client, tmp_path, "added", [Scope.INFER])
             assert not wait([adding], timeout=0.05).done
             credentials._write_clients(tmp_path, [])
         adding.result()
     assert [client.name for client in clients(tmp_path)] == ["added"]
-    monkeypatch.setattr(credentials, "_LOCK_TIMEOUT_S", 0.0)
-    with credentials._changing(tmp_path), pytest.raises(ConfigError, match="another `edgeagent token`"):
+    monkeypatch.setattr(state_files, "_LOCK_TIMEOUT_S", 0.0)
+    with (
+        changing(tmp_path / "clients.lock", "edgeagent token"),
+        pytest.raises(ConfigError, match="another `edgeagent token`"),
+    ):
         remove_client(tmp_path, "added")
 
 

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ROWS: list[set[str]] = [
     {"types", "errors", "short_turns", "home", "file_lock", "load_stage", "__init__"},
     {"config"},
-    {"config_sources", "metrics", "runtime_file"},
+    {"config_sources", "metrics", "runtime_file", "state_files"},
     {"credentials", "cache_folder", "remotes"},
     {"engine", "text", "store"},
     {"worker"},
@@ -48,6 +48,8 @@ OWNERS: dict[str, set[str]] = {
     "pydantic": {"api", "config", "config_sources"},
     "pydantic_core": {"api"},
     "pydantic_settings": {"config", "config_sources"},
+    # Of the extra `keyring`; only those who keep a key there need it.
+    "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
     "httpx": {"backends", "bench"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.

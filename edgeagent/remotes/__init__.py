@@ -1,6 +1,7 @@
 """The remotes that the owner added: where they are, what they serve and what they may cost.
 
-They stand in a file of the state folder, private to the user, which holds no key: only where a key is found.
+They stand in a file of the state folder, private to the user, which holds no key: only where a key is found. `file`
+reads and changes it, `check` says what may stand in it, `keys` finds the keys.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     price: Price = Price()
     budget: Budget = Budget()
     limits: Limits = Limits()
+    plaintext: bool = False
 
     @property
     def serves_any(self) -> bool:

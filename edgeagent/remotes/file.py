@@ -1,0 +1,168 @@
+"""remotes.json: read strictly, changed by one process at a time, and read again by a running daemon when it changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw, Struct
+
+from edgeagent.errors import ConfigError
+from edgeagent.remotes import REMOTES_FILE, Remote
+from edgeagent.remotes.check import checked
+from edgeagent.runtime_file import read_private, write_private
+from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
+
+MAX_REMOTES = 64
+_MAX_BYTES = 1 << 20
+_LOCK_FILE = "remotes.lock"
+
+logger = logging.getLogger(__name__)
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    remotes: list[Raw]
+
+
+class _Named(Struct):
+    name: str
+
+
+class RemotesFile:
+    """The remotes of a state folder, read again when the file has changed.
+
+    While the file cannot be trusted or understood there are none, and `trouble` says why.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._path = state_dir / REMOTES_FILE
+        self._stamps: object = None
+        self._by_name: dict[str, Remote] = {}
+        self._trouble = ""
+        self._revision = 0
+
+    @property
+    def remotes(self) -> tuple[Remote, ...]:
+        """The remotes in the order in which they were added; none while there is trouble."""
+        self._refresh()
+        return tuple(self._by_name.values())
+
+    @property
+    def trouble(self) -> str:
+        """Why no remote is used, and what to do; empty where the file can be trusted."""
+        self._refresh()
+        return self._trouble
+
+    @property
+    def revision(self) -> int:
+        """A number that differs after every change of a remote."""
+        self._refresh()
+        return self._revision
+
+    def find(self, name: str) -> Remote | None:
+        """Return the remote of this name; None where there is none, or while there is trouble."""
+        self._refresh()
+        return self._by_name.get(name)
+
+    def _refresh(self) -> None:
+        stamps = folder_stamp(self._state_dir), file_stamp(self._path)
+        if stamps == self._stamps:
+            return
+        before, trouble = self._by_name, ""
+        try:
+            self._by_name = {remote.name: remote for remote in load_remotes(self._state_dir)}
+        except ConfigError as error:
+            self._by_name, trouble = {}, error.message
+        # What could not be read is tried again, since the reason may have been another than the file.
+        self._stamps = None if trouble else stamps
+        self._revision += list(before.items()) != list(self._by_name.items())
+        if trouble and trouble != self._trouble:
+            logger.warning("no remote is used: %s", trouble)
+        elif self._trouble and not trouble:
+            logger.warning("remotes are used again: %s can be trusted", self._path.name)
+        self._trouble = trouble
+
+
+def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
+    """Return the remotes of a state folder; raise ConfigError, which names the remote and field at fault."""
+    check_folder(state_dir)
+    path = state_dir / REMOTES_FILE
+    content = read_private(path, max_bytes=_MAX_BYTES + 1)
+    if content is None:
+        return ()
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path} has more than {_MAX_BYTES} bytes; remove remotes from it")
+    try:
+        rows = msgspec.json.decode(content, type=_File).remotes
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _complaint(path, "", error) from None
+    if len(rows) > MAX_REMOTES:
+        raise ConfigError(f"{path}: at most {MAX_REMOTES} remotes, not {len(rows)}")
+    found: dict[str, Remote] = {}
+    for index, row in enumerate(rows):
+        remote = _read(path, row, index)
+        if remote.name in found:
+            raise ConfigError(f"{path}: two remotes are named {remote.name!r}; rename or delete one")
+        found[remote.name] = remote
+    return tuple(found.values())
+
+
+def add_remote(state_dir: Path, remote: Remote) -> Remote:
+    """Add a remote, in place of one of the same name; return it as it was written. A running daemon follows."""
+    remote = checked(remote)
+    with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
+        known = load_remotes(state_dir)
+        names = [each.name for each in known]
+        changed = [remote if each.name == remote.name else each for each in known]
+        if remote.name not in names:
+            if len(known) >= MAX_REMOTES:
+                raise ConfigError(f"there are {MAX_REMOTES} remotes; remove one with `edgeagent remote rm`")
+            changed.append(remote)
+        _write(state_dir, changed)
+    return remote
+
+
+def remove_remote(state_dir: Path, name: str) -> None:
+    """Remove a remote; raise ConfigError where there is none of this name."""
+    with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
+        known = load_remotes(state_dir)
+        find_among(known, name)
+        _write(state_dir, [each for each in known if each.name != name])
+
+
+def find_among(remotes: Sequence[Remote], name: str) -> Remote:
+    """Return the remote of this name; raise ConfigError, which names those there are."""
+    for remote in remotes:
+        if remote.name == name:
+            return remote
+    names = ", ".join(each.name for each in remotes)
+    raise ConfigError(
+        f"no remote is named {name!r:.80}; there is {names or 'none: add one with `edgeagent remote add`'}"
+    )
+
+
+def _write(state_dir: Path, remotes: Sequence[Remote]) -> None:
+    content = msgspec.json.encode({"remotes": remotes})
+    write_private(state_dir / REMOTES_FILE, msgspec.json.format(content, indent=1) + b"\n")
+
+
+def _read(path: Path, row: Raw, index: int) -> Remote:
+    name = f"remotes[{index}]"
+    try:
+        name = f"remote {msgspec.json.decode(row, type=_Named).name!r:.80}"
+        return checked(msgspec.json.decode(row, type=Remote))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _complaint(path, name, error) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from None
+
+
+def _complaint(path: Path, name: str, error: Exception) -> ConfigError:
+    """Return what is wrong with the file, as "FILE: remote 'gpu': limits.connect_s: expected `float`, got `str`"."""
+    problem, _, place = str(error).partition(" - at `$")
+    field = place.rstrip("`").lstrip(".")
+    parts = [part for part in (str(path), name, field, problem[:1].lower() + problem[1:]) if part]
+    return ConfigError(f"{': '.join(parts)}; mend it, or delete the file and add the remotes again")

@@ -1,0 +1,26 @@
+"""Which mode holds for a request: of the machine's, the credential's and the request's own, the strictest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgeagent.types import RouteMode
+
+if TYPE_CHECKING:
+    from edgeagent.config import Config
+    from edgeagent.remotes.file import RemotesFile
+
+# In the order of declaration: the strictest first.
+_RANKS = {mode: rank for rank, mode in enumerate(RouteMode)}
+
+
+def strictest(*modes: RouteMode | None) -> RouteMode | None:
+    """Return the strictest of several modes. None says nothing; it is returned where no mode says anything."""
+    return min((mode for mode in modes if mode is not None), key=_RANKS.__getitem__, default=None)
+
+
+def machine_mode(config: Config, remotes: RemotesFile) -> RouteMode:
+    """Return the machine's mode. Without remotes, or while their file cannot be trusted, nothing leaves the machine."""
+    if not remotes.remotes:
+        return RouteMode.LOCAL_ONLY
+    return RouteMode.PREFER_LOCAL if config.route == "auto" else RouteMode(config.route)
