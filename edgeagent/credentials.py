@@ -21,6 +21,7 @@ from typing import Protocol
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, read_private, read_token, write_private
 from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
+from edgeagent.types import RouteMode
 
 CLIENTS_FILE = "clients.json"
 TOKEN_PREFIX = "edge_"  # noqa: S105 what tells a token of ours from the keys that OpenAI's clients must send
@@ -43,10 +44,11 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A holder of a token. The owner's name is empty."""
+    """A holder of a token. The owner's name is empty. `route`: where its requests may run; None: as the machine's."""
 
     name: str
     scopes: frozenset[Scope]
+    route: RouteMode | None = None
 
 
 OWNER = Client("", frozenset(Scope))
@@ -220,7 +222,7 @@ def clients(state_dir: Path) -> list[Client]:
     return [client for client, _ in _read_clients(state_dir)]
 
 
-def add_client(state_dir: Path, name: str, scopes: Iterable[Scope]) -> str:
+def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
     """Return a new token for a client, which replaces the one it had."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
@@ -229,7 +231,7 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope]) -> str:
         others = [(client, held) for client, held in _read_clients(state_dir) if client.name != name]
         if len(others) >= MAX_CLIENTS:
             raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
-        _write_clients(state_dir, [*others, (Client(name, frozenset(scopes)), digest(token.encode()).hex())])
+        _write_clients(state_dir, [*others, (Client(name, frozenset(scopes), route), digest(token.encode()).hex())])
     return token
 
 
@@ -249,7 +251,11 @@ def _new_token() -> str:
 
 
 def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> None:
-    rows = [{"name": client.name, "scopes": sorted(client.scopes), "sha256": held} for client, held in entries]
+    rows = [
+        {"name": client.name, "scopes": sorted(client.scopes), "sha256": held}
+        | ({} if client.route is None else {"route": client.route})
+        for client, held in entries
+    ]
     write_private(state_dir / CLIENTS_FILE, json.dumps({"clients": rows}, indent=1).encode() + b"\n")
 
 
@@ -268,8 +274,10 @@ def _read_clients(state_dir: Path) -> list[tuple[Client, str]]:
 
 def _read_client(row: object) -> tuple[Client, str]:
     match row:
-        case {"name": str(name), "scopes": list(scopes), "sha256": str(held)} if _DIGEST.fullmatch(
+        case {"name": str(name), "scopes": list(scopes), "sha256": str(held), **more} if _DIGEST.fullmatch(
             held
         ) and _NAME.fullmatch(name):
-            return Client(name, frozenset(Scope(scope) for scope in scopes)), held
+            # A mode that is not known, null too, is an error: without it the client's requests could leave the machine.
+            route = RouteMode(str(more["route"])) if "route" in more else None
+            return Client(name, frozenset(Scope(scope) for scope in scopes), route), held
     raise ValueError("a client has a name, scopes and a sha256")

@@ -30,6 +30,7 @@ from edgeagent.credentials import (
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
 from edgeagent.state_files import changing
+from edgeagent.types import RouteMode
 
 
 def standing(ring: KeyRing, *tokens: str) -> Standing:
@@ -133,6 +134,26 @@ def test_clients_are_added_replaced_and_removed(tmp_path: Path) -> None:
     assert [client.name for client in clients(tmp_path)] == ["kiosk"]
     with pytest.raises(ConfigError, match="no client is named 'screen'; there is kiosk"):
         remove_client(tmp_path, "screen")
+
+
+def test_a_route_is_kept_with_the_token_and_its_change_is_a_change(tmp_path: Path) -> None:
+    token, ring = add_client(tmp_path, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY), KeyRing(tmp_path)
+    held = digest(token.encode())
+    assert clients(tmp_path) == [Client("kiosk", frozenset({Scope.INFER}), RouteMode.LOCAL_ONLY)]
+    before = ring.revision
+    assert ring.holder(held) == clients(tmp_path)[0]
+    path = tmp_path / CLIENTS_FILE
+    write_private(path, path.read_bytes().replace(b"local_only", b"prefer_local"))
+    assert ring.holder(held) == Client("kiosk", frozenset({Scope.INFER}), RouteMode.PREFER_LOCAL)
+    assert ring.revision != before
+
+
+@pytest.mark.parametrize("route", [b'"anywhere"', b"null", b"1"])
+def test_a_token_with_a_route_that_is_not_known_opens_nothing(route: bytes, tmp_path: Path) -> None:
+    token, ring = add_client(tmp_path, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY), KeyRing(tmp_path)
+    path = tmp_path / CLIENTS_FILE
+    write_private(path, path.read_bytes().replace(b'"local_only"', route))
+    assert standing(ring, token) is Standing.UNUSABLE
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from edgeagent.api.fields import MAX_INT32, Body, SamplingBody, between, read_schema
+from edgeagent.api.fields import MAX_INT32, Body, EdgeagentBody, SamplingBody, between, read_schema
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -82,6 +82,7 @@ class ExtendedBody(SamplingBody):
     samplers: Annotated[list[str], Field(max_length=16)] | None = None
     lora: list[Fields] | None = None
     service_tier: str | None = None
+    edgeagent: EdgeagentBody | None = None
 
     def check_supported(self) -> None:
         """Raise NotSupported for fields that would change the answer and are not supported."""

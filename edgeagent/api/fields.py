@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.types import Role, SamplingParams, Tier, Tool, ToolChoice
+from edgeagent.router.modes import strictest
+from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
 
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -99,6 +100,19 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+class EdgeagentBody(Body):
+    """`edgeagent`: what no other server has a field for. A wrong name in it is refused, since it might be `route`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    route: Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None = None
+
+
+def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
+    """Return where a request may run: the strictest that it says, None where it says nothing."""
+    return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
+
+
 class SamplingBody(Body):
     """How to draw tokens: OpenAI's fields, and llama-server's names for the rest. All may be null."""
 
@@ -168,6 +182,8 @@ def _demand(details: ErrorDetails) -> str:
             return "is required"
         case "model_type" | "dict_type":
             return "must be an object"
+        case "extra_forbidden":
+            return "is unknown"
         case "list_type":
             return "must be a list"
         case "too_long":

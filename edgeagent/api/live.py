@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
-from edgeagent.api.grants import unless_revoked, until_revoked
+from edgeagent.api.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.api.service import Service
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, ModelNotFound
 from edgeagent.metrics.meter import ABANDONED, Meter
-from edgeagent.types import Embed, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
+from edgeagent.router.modes import strictest
+from edgeagent.types import Embed, GenerateRequest, ModelStatus, RouteMode, Step, TextAnswer, TextQuery, replace
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class LiveRequests:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
         self._refuse_if_draining()
+        request = _with_client(request)
         self._live.add(request.id)
         self._num_total += 1
         meter, code = Meter(self._label(request.model)), ABANDONED
@@ -206,6 +208,17 @@ class LiveRequests:
         logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
         if self._trace is not None:
             self._trace(request, meter, end)
+
+
+def _with_client(request: GenerateRequest) -> GenerateRequest:
+    """Return a request with its client's name, and the route that its token allows: all generations pass here.
+
+    A prompt that is only computed ahead stays here, since that fills this machine's cache.
+    """
+    grant = GRANT.get()
+    allowed = grant.client.route if grant is not None else None
+    here = RouteMode.LOCAL_ONLY if request.prefill_only else None
+    return replace(request, route=strictest(allowed, here, request.route), client=request.cache.partition)
 
 
 def _measures(request: GenerateRequest, meter: Meter, end: str) -> dict[str, object]:

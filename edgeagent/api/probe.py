@@ -10,7 +10,7 @@ from contextvars import copy_context
 from edgeagent.api.grants import GRANT
 from edgeagent.api.service import Service
 from edgeagent.errors import EdgeAgentError, RequestTimeout
-from edgeagent.types import CachePolicy, GenerateRequest, SamplingParams, TextPrompt
+from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextPrompt
 
 READY_CACHE_S = 10.0
 # A failure is probed again sooner: it may have passed.
@@ -58,6 +58,7 @@ class Probe:
             sampling=SamplingParams(temperature=0.0),
             max_tokens=1,
             cache=CachePolicy(read=False, write=False),
+            route=RouteMode.LOCAL_ONLY,
         )
         async with aclosing(self._service.generate(request)) as steps:
             async for _ in steps:

@@ -25,6 +25,7 @@ from edgeagent.api.fields import (
     choose,
     read_schema,
     read_tool,
+    route_of,
     template_kwargs,
     tier,
     validate,
@@ -119,6 +120,7 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
         tier=tier(body.service_tier),
         cache=body.cache(partition),
         reports_progress=delivery.is_streamed and bool(body.return_progress),
+        route=route_of(body.edgeagent),
     )
     return ChatCompletion(choices_of(request, body.n or 1), delivery, has_functions)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from edgeagent.api.extensions import MAX_RIVALS, Delivery, ExtendedBody, choices_of
-from edgeagent.api.fields import MAX_INT32, MaxTokens, Stops, between, tier, validate
+from edgeagent.api.fields import MAX_INT32, MaxTokens, Stops, between, route_of, tier, validate
 from edgeagent.api.known_fields import KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt
@@ -79,6 +79,7 @@ def read_completion(fields: Fields, *, completion_id: str, default_model: str, p
                 cache=body.cache(partition),
                 echo=bool(body.echo),
                 reports_progress=delivery.is_streamed and bool(body.return_progress),
+                route=route_of(body.edgeagent),
             ),
             num_tried,
         )

@@ -20,12 +20,14 @@ from edgeagent.api.fields import (
     MAX_TOOLS,
     ROLES,
     Body,
+    EdgeagentBody,
     SamplingBody,
     Stops,
     between,
     check_distinct,
     read_schema,
     read_tool,
+    route_of,
     template_kwargs,
     validate,
 )
@@ -60,6 +62,7 @@ class OptionsBody(SamplingBody):
 
     num_predict: Annotated[int, between(-MAX_INT32, MAX_INT32)] | None = None
     stop: Stops | None = None
+    edgeagent: EdgeagentBody | None = None
 
     @property
     def max_tokens(self) -> int | None:
@@ -78,6 +81,7 @@ class OllamaBody(Body):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
+    edgeagent: EdgeagentBody | None = None
 
 
 class ChatBody(OllamaBody):
@@ -166,6 +170,8 @@ def _asked(
             stop=tuple(options.stop or ()),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             cache=CachePolicy(partition=partition),
+            # Ollama's own clients send no field that they do not know, but any option.
+            route=route_of(body.edgeagent, options.edgeagent),
         )
     return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload)
 

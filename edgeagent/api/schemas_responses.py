@@ -16,6 +16,7 @@ from edgeagent.api.fields import (
     MAX_MESSAGES,
     Body,
     Count,
+    EdgeagentBody,
     SamplingBody,
     Stops,
     TemplateKwargs,
@@ -24,6 +25,7 @@ from edgeagent.api.fields import (
     choose,
     read_schema,
     read_tool,
+    route_of,
     template_kwargs,
     tier,
     validate,
@@ -117,6 +119,7 @@ class CreateBody(SamplingBody):
     stop: Stops | None = None
     cache_prompt: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    edgeagent: EdgeagentBody | None = None
 
 
 KNOWN = KnownFields.of(
@@ -204,6 +207,7 @@ class ResponseCreate:
             tier=tier(body.service_tier),
             prefill_only=self.is_prefill_only,
             cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and is_storable),
+            route=route_of(body.edgeagent),
         )
 
     def echo(self, defaults: SamplingParams) -> Fields:

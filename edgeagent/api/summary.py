@@ -26,6 +26,7 @@ from edgeagent.types import (
     GenerateRequest,
     Message,
     RenderPrompt,
+    RouteMode,
     SamplingParams,
     TextDelta,
     Usage,
@@ -80,6 +81,8 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
         max_tokens=MAX_SUMMARY_TOKENS,
         tier=template.tier,
         cache=template.cache,
+        # How far to shorten it is found with this machine's tokenizer.
+        route=RouteMode.LOCAL_ONLY,
     )
     parts: list[str] = []
     usage = Usage()

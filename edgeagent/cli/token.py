@@ -15,6 +15,7 @@ from edgeagent.cli.status import AsJson, StateDir
 from edgeagent.config_sources import load_config
 from edgeagent.credentials import Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.runtime_file import TOKEN_FILE
+from edgeagent.types import RouteMode
 
 token_app = typer.Typer(rich_markup_mode=None)
 
@@ -25,6 +26,14 @@ Scopes = Annotated[
         "--scope",
         metavar="infer|models|admin",
         help="What the client may do; repeat it for several: infer, models (fetch them), admin.",
+    ),
+]
+Route = Annotated[
+    RouteMode | None,
+    typer.Option(
+        "--route",
+        metavar="local_only|prefer_local|prefer_remote|remote_only",
+        help="Where the client's requests may run, if that is stricter than the daemon's own route.",
     ),
 ]
 
@@ -41,13 +50,14 @@ def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 def add(
     name: Name,
     scope: Scopes = [Scope.INFER],  # noqa: B006
+    route: Route = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Print a new token for a client; only its digest is kept. A client that had one has this one instead."""
     folder = _made(_folder(state_dir, config))
     is_known = any(client.name == name for client in clients(folder))
-    token = add_client(folder, name, scope)
+    token = add_client(folder, name, scope, route)
     if is_known:
         typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
     typer.echo(token)
@@ -58,10 +68,12 @@ def list_clients(as_json: AsJson = False, state_dir: StateDir = None, config: Co
     """List the clients that have a token, and what it opens."""
     known = clients(_folder(state_dir, config))
     if as_json:
-        typer.echo(json.dumps([{"name": each.name, "scopes": sorted(each.scopes)} for each in known], indent=2))
+        listed = [{"name": each.name, "scopes": sorted(each.scopes), "route": each.route} for each in known]
+        typer.echo(json.dumps(listed, indent=2))
         return
-    rows = [(client.name, ", ".join(sorted(client.scopes))) for client in known]
-    typer.echo(table(("client", "scopes"), rows, left_columns=2) if rows else "No client has a token of its own.")
+    rows = [(client.name, ", ".join(sorted(client.scopes)), client.route or "as the daemon's") for client in known]
+    headings = ("client", "scopes", "route")
+    typer.echo(table(headings, rows, left_columns=3) if rows else "No client has a token of its own.")
 
 
 @token_app.command("remove")

@@ -20,12 +20,27 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
     token = capsys.readouterr().out.strip()
     assert re.fullmatch(r"edge_[\w-]{43}", token)
     assert main(["token", "list", *folder]) == 0
-    assert capsys.readouterr().out.splitlines() == ["client  scopes", "kiosk   infer, models"]
+    assert capsys.readouterr().out.splitlines() == [
+        "client  scopes         route",
+        "kiosk   infer, models  as the daemon's",
+    ]
     assert main(["token", "list", "--json", *folder]) == 0
-    assert json.loads(capsys.readouterr().out) == [{"name": "kiosk", "scopes": ["infer", "models"]}]
+    assert json.loads(capsys.readouterr().out) == [{"name": "kiosk", "scopes": ["infer", "models"], "route": None}]
     assert main(["token", "remove", "kiosk", *folder]) == 0
     assert main(["token", "remove", "kiosk", *folder]) == 2
     assert "no client is named 'kiosk'" in capsys.readouterr().err
+
+
+def test_a_client_may_have_a_route_of_its_own(tmp_path: Path, capsys: Output) -> None:
+    folder = ["--state-dir", str(tmp_path)]
+    assert main(["token", "add", "kiosk", "--route", "local_only", *folder]) == 0
+    capsys.readouterr()
+    assert main(["token", "list", *folder]) == 0
+    assert capsys.readouterr().out.splitlines() == ["client  scopes  route", "kiosk   infer   local_only"]
+    assert main(["token", "list", "--json", *folder]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["route"] == "local_only"
+    assert main(["token", "add", "kiosk", "--route", "anywhere", *folder]) == 2
+    assert "local_only" in capsys.readouterr().err
 
 
 def test_a_token_that_is_replaced_is_told(tmp_path: Path, capsys: Output) -> None:

@@ -1,0 +1,133 @@
+"""Where a request may run: its field and its token's mode, of which the stricter holds, on every wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import connect
+
+from edgeagent.config import Config, ServerConfig
+from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from edgeagent.types import GenerateRequest, RouteMode
+from tests.backends.fake import FakeBackend
+from tests.daemon.running import Running, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "hello"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "hello"},
+    "/api/chat": {"model": "default", "messages": MESSAGES, "stream": False},
+    "/api/generate": {"model": "default", "prompt": "hello", "stream": False},
+}
+TOKENS: dict[str, str] = {}
+LOCAL, PREFERRED, ANY = RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.REMOTE_ONLY
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    folder = tmp_path_factory.mktemp("state")
+    TOKENS[""] = ensure_token(folder)
+    TOKENS["kiosk"] = add_client(folder, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY)
+    TOKENS["desk"] = add_client(folder, "desk", [Scope.INFER], RouteMode.PREFER_LOCAL)
+    async with running(FakeBackend(), Config(server=ServerConfig(token_required=True)), KeyRing(folder)) as daemon:
+        yield daemon
+
+
+def last(daemon: Running) -> GenerateRequest:
+    assert isinstance(daemon.service, FakeBackend)
+    return daemon.service.requests[-1]
+
+
+CASES = [
+    ("", None, None),
+    ("", "remote_only", ANY),
+    ("", "local_only", LOCAL),
+    ("desk", None, PREFERRED),
+    ("desk", "remote_only", PREFERRED),
+    ("desk", "local_only", LOCAL),
+    ("kiosk", "remote_only", LOCAL),
+]
+
+
+@pytest.mark.parametrize(("client", "asked", "route"), CASES)
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_stricter_of_token_and_field_holds(
+    locked: Running, path: str, client: str, asked: str | None, route: RouteMode | None
+) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS[client]}"}
+    field = {} if asked is None else {"edgeagent": {"route": asked}}
+    reply = await locked.http.post(f"{locked.url}{path}", json=BODIES[path] | field, headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert "x-edgeagent-warning" not in reply.headers
+    assert (last(locked).route, last(locked).client) == (route, client)
+
+
+@pytest.mark.parametrize(("client", "asked", "route"), CASES)
+async def test_on_a_socket_too(locked: Running, client: str, asked: str | None, route: RouteMode | None) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS[client]}"}
+    field = {} if asked is None else {"edgeagent": {"route": asked}}
+    async with connect(f"ws://127.0.0.1:{locked.port}/v1/responses", additional_headers=headers) as socket:
+        await socket.send(json.dumps({"type": "response.create", "input": "hello"} | field))
+        while json.loads(await socket.recv())["type"] != "response.completed":
+            pass
+    assert (last(locked).route, last(locked).client) == (route, client)
+
+
+async def test_ollamas_clients_send_it_among_the_options(locked: Running) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['']}"}
+    body = BODIES["/api/chat"] | {"options": {"edgeagent": {"route": "local_only"}, "temperature": 0}}
+    reply = await locked.http.post(f"{locked.url}/api/chat", json=body, headers=headers)
+    assert reply.status_code == 200 and "x-edgeagent-warning" not in reply.headers
+    assert last(locked).route is LOCAL
+    both = body | {"edgeagent": {"route": "prefer_local"}}
+    await locked.http.post(f"{locked.url}/api/chat", json=both, headers=headers)
+    assert last(locked).route is LOCAL
+
+
+FIELDS = [
+    ({"route": "anywhere"}, "edgeagent.route", "must be 'local_only', 'prefer_local'"),
+    ({"route": 1}, "edgeagent.route", "must be 'local_only'"),
+    ({"rout": "local_only"}, "edgeagent.rout", "is unknown"),
+    ("local_only", "edgeagent", "must be an object"),
+]
+
+
+@pytest.mark.parametrize(("field", "param", "message"), FIELDS)
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_is_not_understood_is_refused(
+    locked: Running, path: str, field: object, param: str, message: str
+) -> None:
+    """Ignored, a misspelt `route` would let a request leave the machine."""
+    headers = {"Authorization": f"Bearer {TOKENS['']}"}
+    reply = await locked.http.post(f"{locked.url}{path}", json=BODIES[path] | {"edgeagent": field}, headers=headers)
+    assert reply.status_code == 400
+    assert f"{param} {message}" in reply.text
+
+
+@pytest.mark.parametrize("field", [None, {}, {"route": None}])
+async def test_an_empty_field_says_nothing(locked: Running, field: object) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['']}"}
+    body = BODIES["/v1/responses"] | {"edgeagent": field}
+    reply = await locked.http.post(f"{locked.url}/v1/responses", json=body, headers=headers)
+    assert reply.status_code == 200 and last(locked).route is None
+
+
+async def test_a_prompt_that_is_only_computed_ahead_stays_here(locked: Running) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['']}"}
+    reply = await locked.http.post(f"{locked.url}/edgeagent/cache/warm", json={"prompt": "hello"}, headers=headers)
+    assert reply.status_code == 200 and last(locked).route is LOCAL
+    body = {"input": "hello", "generate": False, "edgeagent": {"route": "remote_only"}}
+    await locked.http.post(f"{locked.url}/v1/responses", json=body, headers=headers)
+    assert last(locked).route is LOCAL
+
+
+async def test_the_probe_of_readiness_stays_here(locked: Running) -> None:
+    await locked.http.get(f"{locked.url}/ready", headers={"Authorization": f"Bearer {TOKENS['']}"})
+    assert last(locked).route is LOCAL
