@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import stat
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from edgeagent.credentials import (
     Scope,
     Standing,
     add_client,
+    check_files,
     clients,
     digest,
     ensure_token,
@@ -31,6 +36,9 @@ from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
 from edgeagent.state_files import changing
 from edgeagent.types import RouteMode
+from tests.fakes import FakeClock
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes")
 
 
 def standing(ring: KeyRing, *tokens: str) -> Standing:
@@ -207,3 +215,63 @@ def test_a_thousand_clients_and_no_more(tmp_path: Path) -> None:
     # One that is there may have a new token all the same.
     add_client(tmp_path, "last", [Scope.ADMIN])
     assert len(clients(tmp_path)) == MAX_CLIENTS
+
+
+def test_a_token_that_was_removed_has_no_holder_whoever_asks_first(tmp_path: Path) -> None:
+    held, ring = digest(add_client(tmp_path, "kiosk", [Scope.INFER]).encode()), KeyRing(tmp_path)
+    assert ring.holder(held) == Client("kiosk", frozenset({Scope.INFER}))
+    remove_client(tmp_path, "kiosk")
+    assert ring.holder(held) is None
+
+
+@POSIX
+@pytest.mark.parametrize("name", [TOKEN_FILE, CLIENTS_FILE, "."])
+def test_a_file_that_others_can_change_is_told(tmp_path: Path, name: str) -> None:
+    check_files(tmp_path)
+    ensure_token(tmp_path)
+    add_client(tmp_path, "kiosk", [Scope.INFER])
+    check_files(tmp_path)
+    (tmp_path / name).chmod(0o777)
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+        check_files(tmp_path)
+
+
+@POSIX
+def test_what_is_made_here_is_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        ensure_token(tmp_path)
+        add_client(tmp_path, "kiosk", [Scope.INFER])
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys((TOKEN_FILE, CLIENTS_FILE, "clients.lock"), 0o600)
+
+
+def test_a_folder_in_the_place_of_the_lock_is_told(tmp_path: Path) -> None:
+    (tmp_path / "clients.lock").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot use .*clients\.lock"):
+        add_client(tmp_path, "kiosk", [Scope.INFER])
+
+
+def test_another_change_is_waited_for_with_pauses_and_no_longer_than_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    num_looks = 0
+
+    def look() -> float:
+        nonlocal num_looks
+        num_looks += 1
+        assert num_looks < 5000, "it waits without a pause"
+        return clock()
+
+    began_s = clock()
+    monkeypatch.setattr(time, "monotonic", look)
+    monkeypatch.setattr(time, "sleep", clock.advance)
+    with (
+        changing(tmp_path / "clients.lock", "edgeagent token"),
+        pytest.raises(ConfigError, match="another `edgeagent token`"),
+    ):
+        remove_client(tmp_path, "kiosk")
+    assert clock() - began_s == pytest.approx(10.0, abs=0.1)

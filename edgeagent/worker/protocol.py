@@ -35,7 +35,7 @@ class DiskCache(Struct, frozen=True):
     min_free_bytes: int
     max_unused_s: float
     max_bytes_per_hour: int
-    close_s: float = 1.0
+    close_s: float
 
 
 class Load(Struct, frozen=True, tag="load"):

@@ -36,6 +36,28 @@ def test_a_fingerprint_and_a_partition_never_run_together() -> None:
     assert Keyring(b"ab", SECRET).root("c") != Keyring(b"a", SECRET).root("bc")
 
 
+def test_keys_are_the_same_in_every_version() -> None:
+    """Blocks on disk are found by them."""
+    keyring = Keyring(b"model", SECRET)
+    assert keyring.root("client").hex() == "dcd46e200a58c7eb7fd2eb7ddec25397b7d9ef7f5c9cf8d6640c92e42e982cd7"
+    assert (
+        keyring.key(keyring.root("client"), [1, 2, 3]).hex()
+        == "8945bec792c959744925c479dac0014f9be5703382899e3bcb25450dc49aaabf"
+    )
+
+
+def test_importances_are_the_same_in_every_version() -> None:
+    """They stand in the names of files."""
+    assert {importance.name: importance.value for importance in Importance} == {
+        "VOLATILE": -1,
+        "ONCE": 0,
+        "IDLE": 1,
+        "REUSED": 2,
+        "SYSTEM": 3,
+        "PINNED": 4,
+    }
+
+
 def test_a_block_counts_all_its_bytes() -> None:
     block = Block(b"r", b"p", b"k", 0, array("i", [1, 2]), b"12345", b"678")
     assert block.num_bytes == 5 + 3 + 8

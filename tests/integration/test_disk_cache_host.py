@@ -43,7 +43,7 @@ class Machine:
     """One life of a worker with this model and this folder."""
 
     def __init__(self, model: Path, folder: Path, config: EngineConfig, *, draft: Path | None = None) -> None:
-        disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
+        disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, 1.0)
         load = Load(
             "tiny", str(model), None if draft is None else str(draft), config.model_dump_json().encode(), disk=disk
         )

@@ -52,7 +52,7 @@ class Life:
     """One life of a worker."""
 
     def __init__(self, model: Path, folder: Path | None, threads: int) -> None:
-        disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0)
+        disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, 1.0)
         config = EngineConfig(threads=threads, ctx=2048).model_dump_json().encode()
         store = None if disk is None else start_block_store(disk)
         self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)

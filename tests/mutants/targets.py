@@ -22,15 +22,18 @@ class Target:
 
 
 _ACCESS = (
+    "tests/api/test_security.py",
+    "tests/robust/test_A1_access_table.py",
+    "tests/robust/test_A2_token_compare.py",
     "tests/test_defaults.py",
+)
+_AT_THE_DOOR = (
     "tests/robust/test_A1_every_route.py",
     "tests/robust/test_A3_origin_host.py",
     "tests/robust/test_A5_unix_socket.py",
     "tests/robust/test_A6_secrets.py",
     "tests/robust/test_A7_scopes.py",
     "tests/robust/test_A6_files.py",
-    "tests/robust/test_A1_access_table.py",
-    "tests/robust/test_A2_token_compare.py",
 )
 _REMOVED = ("tests/robust/test_A6_removed_tokens.py", "tests/robust/test_A7_other_users.py")
 _STORE = ("tests/engine/block_store", "tests/test_defaults.py")
@@ -50,9 +53,24 @@ _DEATHS = ("tests/robust/test_F1_worker_killed.py", "tests/robust/test_F3_quaran
 _HANGS = ("tests/robust/test_F21_hostile_worker.py",)
 
 TARGETS = (
-    Target("edgeagent/credentials.py", ("tests/test_credentials.py", "tests/test_defaults.py"), _ACCESS[4:]),
-    Target("edgeagent/api/access.py", _ACCESS, (*_REMOVED, "tests/daemon", "tests/robust/test_A4_bind.py")),
-    Target("edgeagent/api/security.py", _ACCESS, ("tests/api/test_app.py", "tests/api/test_refusal_log.py", *_REMOVED)),
+    Target(
+        "edgeagent/credentials.py",
+        ("tests/test_credentials.py", "tests/test_defaults.py"),
+        (*_ACCESS, "tests/robust/test_A6_files.py", "tests/robust/test_A7_scopes.py"),
+    ),
+    Target(
+        "edgeagent/state_files.py", ("tests/test_credentials.py", "tests/remotes"), ("tests/robust/test_A6_files.py",)
+    ),
+    Target(
+        "edgeagent/api/access.py",
+        _ACCESS,
+        (*_AT_THE_DOOR, *_REMOVED, "tests/daemon", "tests/robust/test_A4_bind.py"),
+    ),
+    Target(
+        "edgeagent/api/security.py",
+        _ACCESS,
+        (*_AT_THE_DOOR, "tests/api/test_app.py", "tests/api/test_refusal_log.py", *_REMOVED),
+    ),
     Target(
         "edgeagent/engine/scheduler.py",
         ("tests/engine/test_scheduler.py", "tests/test_defaults.py"),

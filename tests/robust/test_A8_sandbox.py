@@ -96,7 +96,7 @@ def home(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Home
 async def make(home: Home) -> AsyncIterator[Make]:
     made: list[Pool] = []
 
-    disk = DiskCache(str(home.folder / "cache"), bytes(32), 64 << 20, 0, 3600.0, 0)
+    disk = DiskCache(str(home.folder / "cache"), bytes(32), 64 << 20, 0, 3600.0, 0, 1.0)
 
     def make_one(**engine: Any) -> Pool:
         config = Config(engine=EngineConfig(threads=1, **engine))

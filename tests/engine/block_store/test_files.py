@@ -137,6 +137,25 @@ def test_a_name_that_cannot_be_given_is_an_error(files: Files) -> None:
         files.rename("old", "new")
 
 
+def test_a_folder_in_the_way_is_told_as_such_on_every_system(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    (files.folder / "new").mkdir()
+
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError(errno.EACCES, "Access is denied")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(IsADirectoryError):
+        files.rename("block", "new")
+    with pytest.raises(PermissionError):
+        files.rename("block", "other")
+
+
+def test_a_stamp_is_left_too_where_an_open_file_takes_none(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "supports_fd", set())
+    files.stamp("block", 1000.0)
+    assert (files.folder / "block").stat().st_mtime == 1000.0
+
+
 def test_errors_are_told_in_words() -> None:
     assert in_words(OSError(errno.ENOSPC, "No space left")) == "the disk is full"
     assert in_words(OSError(errno.ENXIO, "No such device or address")) == "No such device or address"

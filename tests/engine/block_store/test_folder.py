@@ -14,11 +14,12 @@ from typing import BinaryIO
 import pytest
 
 from edgeagent import cache_folder
+from edgeagent.cache_folder import About
 from edgeagent.engine.block_store import folder as module
 from edgeagent.engine.block_store.files import Buffer, Files
 from edgeagent.engine.block_store.format import file_bytes
 from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import FaultyFiles, Times, close_now, make_chain, make_store
+from tests.engine.block_store.stores import FaultyFiles, Times, close_now, is_same, make_chain, make_store
 
 
 def test_names_are_synced_once_when_nothing_waits_any_more(tmp_path: Path) -> None:
@@ -35,6 +36,10 @@ def test_names_are_synced_once_when_nothing_waits_any_more(tmp_path: Path) -> No
     assert (operations.count("rename"), operations.count("sync_folder")) == (4, 1)
     last_block = len(operations) - operations[::-1].index("stamp")
     assert operations.index("sync_folder") > last_block
+    store.offer(make_chain(1, seed=1)[0], Importance.IDLE)
+    close_now(store)
+    assert operations.count("sync_folder") == 2
+    assert operations[-1] == "sync_folder"
 
 
 def temporaries(folder: Path) -> list[str]:
@@ -248,3 +253,41 @@ def test_a_store_that_is_exactly_full_lacks_nothing(tmp_path: Path) -> None:
         store.work()
         times.pass_s(61.0)
     assert (store.stats().num_blocks, store.stats().trouble) == (1, None)
+
+
+def test_a_block_that_lacks_one_byte_takes_the_place_of_another(tmp_path: Path) -> None:
+    (first,), (second,) = make_chain(1), make_chain(1, seed=1)
+    store = make_store(tmp_path / "cache", max_bytes=2 * file_bytes(first) - 1)
+    for block in (first, second):
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
+
+
+def test_a_folder_in_the_place_of_a_label_is_told_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
+    store.open()
+    label = tmp_path / "cache" / cache_folder.about_name(block.root)
+    label.mkdir()
+    store.introduce(block.root, About("model", "client"))
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.num_bytes(block.key) is not None
+    assert str(label) in (store.stats().trouble or "")
+    assert temporaries(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("importance", [Importance.IDLE, Importance.SYSTEM])
+def test_a_block_takes_the_place_of_its_damaged_file(tmp_path: Path, importance: Importance) -> None:
+    store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    (path,) = (tmp_path / "cache").glob("*.kv")
+    path.write_bytes(bytes(path.stat().st_size))
+    later = make_store(tmp_path / "cache")
+    later.open()
+    assert later.num_bytes(block.key) is None
+    later.offer(block, importance)
+    later.work()
+    assert is_same(later.read(block.key), block)
+    assert len(list((tmp_path / "cache").glob("*.kv"))) == later.stats().num_blocks == 1

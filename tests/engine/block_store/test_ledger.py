@@ -100,6 +100,7 @@ def test_a_restart_ages_by_the_wall_clock_within_a_bound(files: Files, wall_s: f
     times = Times()
     ledger = make_ledger(files, times)
     assert not ledger.open(), "nothing is known in a new folder"
+    assert ledger.now_s == times.wall.at_s, "so its time begins with the wall clock"
     ledger.read_bytes_per_s = 7.0
     ledger.save()
     before_s = ledger.now_s

@@ -104,7 +104,7 @@ def test_what_cannot_be_reached_goes_pinned_or_not() -> None:
 
 
 def test_what_nobody_used_for_long_goes() -> None:
-    assert victims(held(1, age_s=8 * DAY_S), held(2, age_s=6 * DAY_S)) == [1]
+    assert victims(held(1, age_s=8 * DAY_S), held(2, age_s=7 * DAY_S), held(3, age_s=6 * DAY_S)) == [1]
 
 
 def test_what_cannot_be_reached_goes_before_what_is_expired_and_that_before_the_rest() -> None:
@@ -152,6 +152,13 @@ def test_the_first_second_of_reads_counts_nearly_alike() -> None:
     rate.observe(1000, 0.4)
     rate.observe(3000, 0.4)
     assert rate.bytes_per_s == pytest.approx((0.9 * 1000 + 3000) / (0.9 * 0.4 + 0.4))
+
+
+def test_after_the_first_second_what_was_read_before_counts_half() -> None:
+    rate = ReadRate()
+    rate.observe(1000, 1.5)
+    rate.observe(3000, 0.5)
+    assert rate.bytes_per_s == pytest.approx((0.5 * 1000 + 3000) / (0.5 * 1.5 + 0.5))
 
 
 def test_recent_reads_count_most() -> None:

@@ -270,6 +270,20 @@ def test_close_waits_for_the_writer_as_long_as_it_may_and_half_a_second_more(fol
     assert waits == [2.5, 0.5]
 
 
+def test_the_first_lookup_waits_for_what_is_there_to_be_known(folder: Path) -> None:
+    waits: list[float | None] = []
+
+    class Never(SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            waits.append(timeout)
+            raise Empty
+
+    store = make_store(folder)
+    store._writer.opened = Never()
+    store.wait_until_open(3.0)
+    assert waits == [3.0]
+
+
 def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
     store, (block, other) = make_store(folder), make_chain(2)
     store.offer(block, Importance.IDLE)
@@ -280,6 +294,8 @@ def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
     assert store.read(block.key) is None
     assert (store.stats().num_hits, store.stats().num_misses) == (0, 2)
+    store.work()
+    assert list(folder.glob("*.kv")) == [], "what is damaged goes"
 
 
 def test_close_writes_down_uses(folder: Path) -> None:

@@ -200,7 +200,12 @@ def test_what_had_to_be_left_out_at_the_end_is_told(tmp_path: Path, times: Times
 
 def test_the_end_waits_until_less_is_to_be_written(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = make_chain(2)
-    monkeypatch.setattr(time, "sleep", lambda seconds: store.work())
+
+    def sleep(seconds: float) -> None:
+        assert seconds < 0.1, "what was written is noticed soon"
+        store.work()
+
+    monkeypatch.setattr(time, "sleep", sleep)
     assert not store.wait_written(), "nothing is to be written"
     for block in chain:
         store.offer(block, Importance.IDLE)
@@ -264,6 +269,7 @@ def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: BlockSt
     # Once before the first command, once when all is written.
     assert commands.waits == [writer_module._TICK_S] * 2
     assert not writer.is_broken
+    assert not writer.closed.empty(), "whoever waits for its end goes on"
 
 
 def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path: Path, times: Times) -> None:
@@ -274,6 +280,7 @@ def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path
         store.offer(block, Importance.SYSTEM)
     store.run()
     assert held(store, *chain) == [True, False]
+    assert store.left_out_bytes == chain[1].num_bytes
     assert len(commands.waits) == 2
     assert not store._writer.is_broken
 
@@ -358,6 +365,7 @@ def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.Ca
     threaded.store.offer(make_chain(1)[0], Importance.SYSTEM)
     threaded.thread.join(10)
     assert "a bug" in (threaded.store.trouble or "")
+    assert not threaded.store._writer.closed.empty(), "whoever waits for its end goes on"
     threaded.store.offer(make_chain(1, seed=1)[0], Importance.SYSTEM)
     threaded.store.close()
     assert threaded.store.stats().num_dropped == 1
@@ -379,6 +387,38 @@ def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
     writer = store._writer
     assert len(writer._waiting) < 20 and len(writer._turns) < 20
     assert kept.key in writer._waiting and store.is_pending(kept.key)
+
+
+def test_what_matters_most_is_still_first_after_others_were_taken_back(
+    tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_STALE", 0)
+    files, written = FaultyFiles(tmp_path / "cache"), list[bytes]()
+    store = make_store(tmp_path / "cache", times, files=files)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    *pinned, once, system, idle = (make_chain(1, seed=seed)[0] for seed in range(15))
+    for block in (*pinned, once, system):
+        store.offer(
+            block, Importance.ONCE if block is once else Importance.SYSTEM if block is system else Importance.PINNED
+        )
+    store.work()
+    for block in pinned:
+        store.withdraw(block.key)
+    store.offer(idle, Importance.IDLE)
+    store.work()
+    files.fault = lambda number, name: None
+    write = store._folder.write
+
+    def noted(name: BlockName, *rest: Any) -> Outcome:
+        written.append(name.key)
+        return write(name, *rest)
+
+    monkeypatch.setattr(store._folder, "write", noted)
+    times.pass_s(31)
+    store.work()
+    store.work()
+    assert written == [system.key, idle.key, once.key]
 
 
 def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp_path: Path, times: Times) -> None:
