@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from edgeagent.backends.base import Estimate
 from edgeagent.backends.mailbox import Mailbox
 from edgeagent.config import EngineConfig
-from edgeagent.errors import NotSupported, Overloaded, RequestTimeout
+from edgeagent.errors import Overloaded, RequestTimeout
 from edgeagent.types import AnswerSoFar, Finished, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 from edgeagent.worker.pool import Pool
 
@@ -74,12 +74,10 @@ class LocalBackend:
     ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""
         del permit  # nothing leaves this machine
-        if so_far is not None:
-            raise NotSupported("an answer that began elsewhere cannot go on here", served_by=self.name)
         self._refuse_if_full(request.model)
-        mailbox = Mailbox()
+        mailbox = Mailbox(num_tokens=0 if so_far is None else so_far.num_tokens)
         began_s = self._clock()
-        self._pool.submit(request, mailbox)
+        self._pool.submit(request, mailbox, so_far)
         deadline = self._set_deadline(request, mailbox)
         try:
             while True:

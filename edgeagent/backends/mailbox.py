@@ -55,12 +55,12 @@ def _join(run: list[Delta]) -> Delta:
 
 
 class Mailbox:
-    """A Sink with one reader."""
+    """A Sink with one reader. `num_tokens` counts the answer's tokens, those that were delivered elsewhere included."""
 
-    def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS) -> None:
+    def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS, *, num_tokens: int = 0) -> None:
         self._max_steps = max_steps
         self._steps: deque[Step] = deque()
-        self.num_tokens = 0
+        self.num_tokens = num_tokens
         self._error: EdgeAgentError | None = None
         self._has_ended = False
         self._arrival: asyncio.Future[None] | None = None

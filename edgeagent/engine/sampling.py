@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -188,6 +188,10 @@ class Sampler:
             self._penalties.extend((token,))
         if self._constraint is not None:
             self._constraint.accept(token)
+
+    def constrain(self, make: Callable[[TokenConstraint | None], TokenConstraint]) -> None:
+        """Put another constraint around its own."""
+        self._constraint = make(self._constraint)
 
     def forced(self) -> Sequence[int]:
         """Return the tokens that must come next whatever the logits; accept each one, and no logits are needed."""

@@ -12,6 +12,7 @@ from itertools import zip_longest
 
 from edgeagent.text.channels import ChannelParser, Content, Part, new_call_id
 from edgeagent.text.detokenizer import Detokenizer
+from edgeagent.text.said_before import SaidBefore
 from edgeagent.text.stops import StopMatcher
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, markers
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
@@ -63,6 +64,7 @@ class OutputStream:
         self._num_content = 0
         self._num_shown = 0
         self._deltas: list[Delta] = []
+        self._said_before: SaidBefore | None = None
         self.stopped: str | None = None
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -87,6 +89,14 @@ class OutputStream:
                 break
             self._feed_token(token, logprob)
         return self._take_deltas()
+
+    def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
+        """Take in an answer's first tokens, which its client has as this text and reasoning; nothing of it is returned.
+
+        False where these channels would have shown something else: a call, text behind a stop string.
+        """
+        self._said_before = SaidBefore(text, reasoning)
+        return not self.feed(tokens) and self.stopped is None
 
     def cut(self) -> tuple[Delta, ...]:
         """Return the text that was held back when generation was cut off, without half the opening of a call."""
@@ -149,6 +159,11 @@ class OutputStream:
 
     def _add_delta(self, delta: Delta) -> None:
         """Add a delta, joined to the one before it where that is of its kind."""
+        if self._said_before is not None:
+            new = self._said_before.rest(delta)
+            if new is None:
+                return
+            delta = new
         last = self._deltas[-1] if self._deltas else None
         match last, delta:
             case TextDelta(), TextDelta():

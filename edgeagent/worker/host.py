@@ -44,6 +44,7 @@ from edgeagent.types import (
     TextAnswer,
     TextQuery,
 )
+from edgeagent.worker.continuation import read_continuation
 from edgeagent.worker.fit import check_memory
 from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
@@ -64,6 +65,8 @@ class Prepared:
     render_ms: float
     echo: PromptEcho | None = None
     num_dropped_items: int = 0
+    num_elsewhere: int = 0
+    """How many tokens more another machine counted for the beginning of the answer than this model has for it."""
 
 
 class Host:
@@ -177,7 +180,7 @@ class Host:
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
-        Sampler, grammar and text are taken to where the `delivered` tokens end, and what these bring is not said again.
+        Sampler, grammar and text are taken to where the `delivered` output ends; nothing of that is said again.
         Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
@@ -195,6 +198,10 @@ class Host:
             reasoning=() if chat is None else REASONING,
             open_reasoning=prompt.open_reasoning,
         )
+        earlier = None
+        if (so_far := delivered.so_far) is not None:
+            earlier = read_continuation(request, so_far, prompt, self._vocabulary, self.engine.context_length)
+            earlier.join(sampler, output, self._vocabulary)
         for token in delivered.tokens:
             sampler.accept(token)
         output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
@@ -207,7 +214,12 @@ class Host:
             echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
         self._introduce(request.cache)
         spec = _spec(request, prompt, sampler, delivered, num_scored)
-        return Prepared(spec, output, (time.monotonic() - started_s) * 1000, echo, prompt.num_dropped_items)
+        if earlier is not None:
+            spec = earlier.extend(spec)
+        render_ms = (time.monotonic() - started_s) * 1000
+        return Prepared(
+            spec, output, render_ms, echo, prompt.num_dropped_items, earlier.num_elsewhere if earlier else 0
+        )
 
     def _try_template(self) -> Template:
         try:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgeagent.errors import EdgeAgentError, InvalidRequest, WorkerCrashed, from_code
 from edgeagent.types import (
+    AnswerSoFar,
     Delta,
     Finished,
     FinishReason,
@@ -67,7 +68,8 @@ class Sink(Protocol):
 class LiveRequest:
     """One accepted request.
 
-    `tokens` are the ids given out so far, from which the next worker goes on; they came in steps of `step_lengths`.
+    `tokens` are the ids given out so far, from which the next worker goes on; they came in steps of `step_lengths`,
+    behind `so_far`, which another machine gave.
     """
 
     __slots__ = (
@@ -83,14 +85,18 @@ class LiveRequest:
         "num_kills",
         "request",
         "sink",
+        "so_far",
         "started",
         "step_lengths",
         "tokens",
         "unsaid",
     )
 
-    def __init__(self, request: GenerateRequest, sink: Sink, accepted_at_s: float) -> None:
+    def __init__(
+        self, request: GenerateRequest, sink: Sink, accepted_at_s: float, so_far: AnswerSoFar | None = None
+    ) -> None:
         self.request = request
+        self.so_far = so_far
         self.sink: Sink | None = sink
         self.accepted_at_s = accepted_at_s
         self.cancelled_at_s: float | None = None
@@ -110,7 +116,12 @@ class LiveRequest:
     @property
     def delivered(self) -> Delivered:
         """The output so far, as the next worker must know it."""
-        return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid)
+        return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid, self.so_far)
+
+    @property
+    def num_delivered(self) -> int:
+        """How many tokens of the output its client was given, here or elsewhere."""
+        return len(self.tokens) + (0 if self.so_far is None else self.so_far.num_tokens)
 
     @property
     def first_token_ms(self) -> float:
@@ -170,11 +181,11 @@ class Ledger:
         cancelled = (live.cancelled_at_s for live in self._live.values())
         return min((at_s for at_s in cancelled if at_s is not None), default=None)
 
-    def add(self, request: GenerateRequest, sink: Sink, now_s: float) -> LiveRequest:
-        """Accept a request; raise InvalidRequest for an id that is live."""
+    def add(self, request: GenerateRequest, sink: Sink, now_s: float, so_far: AnswerSoFar | None = None) -> LiveRequest:
+        """Accept a request, whose answer may have begun elsewhere; raise InvalidRequest for an id that is live."""
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is live; give each its own", param="id")
-        live = self._live[request.id] = LiveRequest(request, sink, now_s)
+        live = self._live[request.id] = LiveRequest(request, sink, now_s, so_far)
         return live
 
     def mark_sent(self, live: LiveRequest) -> None:
@@ -201,7 +212,7 @@ class Ledger:
 
     def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
         """End one request with an error, which says how much was delivered."""
-        error.num_delivered_tokens = len(live.tokens)
+        error.num_delivered_tokens = live.num_delivered
         del self._live[live.request.id]
         if live.sink is not None:
             live.sink.fail(error)
@@ -253,7 +264,7 @@ class Ledger:
                 self.fail(live, _crash(cause))
             else:
                 live.is_sent = live.has_progressed = False
-                live.handovers += (Handover("local", "local", len(live.tokens), fate),)
+                live.handovers += (Handover("local", "local", live.num_delivered, fate),)
 
     def _on_item(self, item: StepItem, at_s: float) -> None:
         live = self._sent(item.id)
@@ -293,7 +304,7 @@ class Ledger:
         if live.sink is None:
             return
         started = live.started or Started(0, 0)
-        usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, len(live.tokens))
+        usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
         timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
         live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, timings),)))
 

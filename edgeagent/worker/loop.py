@@ -311,7 +311,7 @@ class Worker:
             usage=Usage(
                 num_prompt_tokens=sequence.num_prompt,
                 num_cached_tokens=sequence.num_cached,
-                num_output_tokens=prepared.output.num_tokens,
+                num_output_tokens=prepared.output.num_tokens + prepared.num_elsewhere,
                 num_reasoning_tokens=prepared.output.num_reasoning_tokens,
             ),
             timings=Timings(

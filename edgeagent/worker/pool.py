@@ -16,7 +16,7 @@ from typing import Protocol
 
 from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, ModelNotFound
-from edgeagent.types import GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.fit import Header, check_draft, kv_bytes_per_token, num_cells_wanted
 from edgeagent.worker.ledger import Sink
 from edgeagent.worker.model_files import GivenFolder, ModelFiles, identity
@@ -114,9 +114,9 @@ class Pool:
         """Return how many requests a model has that have not ended; raise ModelNotFound."""
         return self._supervisor(model).num_live
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
         """Give a request to its model's worker; raise ModelNotFound, or as Supervisor.submit does."""
-        self._supervisor(request.model).submit(request, sink)
+        self._supervisor(request.model).submit(request, sink, so_far)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Return a model's answer to a question about text; raise ModelNotFound, or as Supervisor.ask does."""

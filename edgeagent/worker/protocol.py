@@ -16,7 +16,16 @@ import msgspec
 from msgspec import Struct
 
 from edgeagent.errors import EdgeAgentError
-from edgeagent.types import Delta, GenerateRequest, ModelInfo, TextAnswer, TextQuery, TokenLogprob, WorkerStatus
+from edgeagent.types import (
+    AnswerSoFar,
+    Delta,
+    GenerateRequest,
+    ModelInfo,
+    TextAnswer,
+    TextQuery,
+    TokenLogprob,
+    WorkerStatus,
+)
 
 MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
@@ -59,21 +68,23 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Delivered(Struct, frozen=True, array_like=True):
-    """The part of an output that a former worker gave: its `tokens`, which came in steps of `step_lengths`.
+    """The part of an output that others gave: first `so_far`, on another machine, then `tokens`, by former workers.
 
-    `unsaid` are the log probabilities of the last of them, whose text the client has not.
+    The tokens came in steps of `step_lengths`; `unsaid` are the log probabilities of the last of them, whose text the
+    client has not.
     """
 
     tokens: tuple[int, ...] = ()
     step_lengths: tuple[int, ...] = ()
     unsaid: tuple[TokenLogprob, ...] = ()
+    so_far: AnswerSoFar | None = None
 
 
 NOTHING_DELIVERED = Delivered()
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """Begin a request, or go on with one that a former worker left.
+    """Begin a request, or go on with one that a former worker or another machine left.
 
     `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` is the time it waited for the model. The
     output is generated from the end of its `delivered` part on, which is not sent again.

@@ -16,6 +16,7 @@ from typing import Any
 
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, WorkerCrashed, from_code
 from edgeagent.types import (
+    AnswerSoFar,
     GenerateRequest,
     ModelInfo,
     ModelStatus,
@@ -31,6 +32,7 @@ from edgeagent.worker.protocol import (
     Answer,
     Ask,
     Cancel,
+    Delivered,
     Drop,
     Failed,
     FromWorker,
@@ -131,16 +133,16 @@ class Supervisor:
             self._condemn("it was told to load the model again", Fate.REPLACED)
         self.start()
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """Accept a request; its answer, error or end goes to the sink.
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
+        """Accept a request, whose answer may have begun elsewhere; its answer, error or end goes to the sink.
 
         Raise BackendUnavailable or the load's error if there can be no worker, InvalidRequest where the request
         cannot be passed on.
         """
         self._check_available()
         now_s = self._clock()
-        check_sendable(Submit(request, now_s))
-        self._ledger.add(request, sink, now_s)
+        check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
+        self._ledger.add(request, sink, now_s, so_far)
         self.start()
         self._send_waiting()
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgeagent.errors import BackendUnavailable, WorkerCrashed
 from edgeagent.types import (
+    AnswerSoFar,
     Finished,
     FinishReason,
     Handover,
@@ -263,3 +264,18 @@ def test_nothing_is_owed_to_an_unsent_request() -> None:
         ledger.on_steps(Steps(0.0, (StepItem("r1", (TextDelta("x"),)),)))
     with pytest.raises(ProtocolError, match="r1"):
         ledger.on_failed(Failed("r1", "internal_error", "x"))
+
+
+def test_what_another_machine_gave_counts_as_delivered() -> None:
+    ledger, keeper = Ledger(), Keeper()
+    so_far = AnswerSoFar("before", "", 7)
+    live = ledger.add(request(""), keeper, 0.0, so_far)
+    assert live.delivered == Delivered(so_far=so_far)
+    ledger.mark_sent(live)
+    ledger.on_steps(Steps(1.0, (StepItem("r1", (Started(5, 2),), (1, 2)),)))
+    assert live.delivered == Delivered((1, 2), (2,), (), so_far)
+    ledger.on_death("signal 9", Fate.KILLED)
+    assert live.handovers == (Handover("local", "local", 9, "worker_killed"),)
+    ledger.cancel("r1", 2.0)
+    (end,) = keeper.ends
+    assert isinstance(end, Finished) and end.usage.num_output_tokens == 9
