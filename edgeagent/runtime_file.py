@@ -140,7 +140,7 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
                 raise ConfigError(f"{path} is a link; replace it by a regular file, or delete it") from error
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     try:
-        _check_private(path, os.fstat(descriptor))
+        check_private(path, os.fstat(descriptor))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes)
     except OSError as error:
@@ -149,7 +149,8 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
         os.close(descriptor)
 
 
-def _check_private(path: Path, status: os.stat_result) -> None:
+def check_private(path: Path, status: os.stat_result) -> None:
+    """Raise ConfigError, which says what to do, where others could have read or written a file."""
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is not a regular file; delete it")
     # Windows has no such bits: there the user's own folder is what keeps others out.

@@ -19,7 +19,7 @@ ROWS: list[set[str]] = [
     {"config"},
     {"config_sources", "metrics", "runtime_file", "state_files"},
     {"credentials", "cache_folder", "remotes"},
-    {"engine", "text", "store"},
+    {"engine", "text", "store", "egress"},
     {"worker"},
     {"backends"},
     {"router"},
@@ -53,7 +53,7 @@ OWNERS: dict[str, set[str]] = {
     "platformdirs": {"config", "config_sources"},
     "httpx": {"backends", "bench"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
-    "msgspec": {"types", "remotes", "worker", "backends", "router"},
+    "msgspec": {"types", "remotes", "egress", "worker", "backends", "router"},
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
     "jinja2": {"text"},

@@ -63,7 +63,7 @@ from edgeagent.types.requests import (
     ToolCall,
     ToolChoice,
 )
-from edgeagent.types.routing import AnswerSoFar, Permit, Placement, RouteMode
+from edgeagent.types.routing import AnswerSoFar, EndpointStatus, Permit, Placement, RemoteStatus, RouteMode
 
 __all__ = [
     "UNUSABLE",
@@ -76,6 +76,7 @@ __all__ = [
     "DeviceInfo",
     "Embed",
     "Embedding",
+    "EndpointStatus",
     "FinishReason",
     "Finished",
     "GenerateRequest",
@@ -94,6 +95,7 @@ __all__ = [
     "PromptText",
     "PurgeCache",
     "ReasoningDelta",
+    "RemoteStatus",
     "RenderPrompt",
     "Role",
     "RouteMode",

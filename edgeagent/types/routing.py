@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -41,6 +42,33 @@ class Permit(Struct, frozen=True):
     mode: RouteMode
     reason: str
     client: str = ""
+
+
+class EndpointStatus(Struct, frozen=True):
+    """One base URL of a remote, as it is known here; None: not known.
+
+    `breaker` "open": nothing is sent there for a while; `cause` says why. `num_waiting` and `kv_usage` are its own
+    measurements, where it tells them; the times are averages of what was seen.
+    """
+
+    url: str
+    region: str = ""
+    breaker: Literal["closed", "half_open", "open"] = "closed"
+    cause: str = ""
+    num_live: int = 0
+    first_token_s: float | None = None
+    token_s: float | None = None
+    num_waiting: int | None = None
+    kv_usage: float | None = None
+
+
+class RemoteStatus(Struct, frozen=True):
+    """A remote, as it is known here. `trouble` says why nothing can be sent to it; empty where that can be."""
+
+    name: str
+    trouble: str = ""
+    num_live: int = 0
+    endpoints: tuple[EndpointStatus, ...] = ()
 
 
 class AnswerSoFar(Struct, frozen=True):

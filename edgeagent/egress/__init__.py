@@ -1,0 +1,74 @@
+"""The egress ledger: one row for each time that a request left this machine, without its content.
+
+A row is two lines in a file of its UTC day: one before anything is sent, one at the end. `ledger` writes them, `rows`
+reads and purges them, `spending` sums a day's tokens and money.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+EGRESS_FOLDER = "egress"
+KEPT_DAYS = 30
+UNFINISHED = "unfinished"
+"""The outcome of a row without an end: it is still running, or the daemon ended first."""
+
+
+class Begun(Struct, frozen=True, tag="begun", tag_field="kind"):
+    """The line that is written before anything is sent. `at` is ISO 8601, UTC; `num_bytes` what the body has."""
+
+    row: int
+    at: str
+    request: str
+    client: str
+    mode: str
+    reason: str
+    remote: str
+    host: str
+    model: str
+    num_bytes: int
+
+
+class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
+    """The line at the end. It names the remote and the client again, since it may stand in another day's file."""
+
+    row: int
+    at: str
+    remote: str
+    client: str
+    outcome: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    money: float
+
+
+class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
+    """What a client had spent at a remote when the day's rows were purged: budgets go on counting it."""
+
+    remote: str
+    client: str
+    num_tokens: int
+    money: float
+
+
+Line = Begun | Ended | Carried
+
+
+class Row(Struct, frozen=True):
+    """A request that left, as it is shown and exported. `ended_at` is empty where there is no end."""
+
+    row: int
+    at: str
+    request: str
+    client: str
+    mode: str
+    reason: str
+    remote: str
+    host: str
+    model: str
+    num_bytes: int
+    outcome: str = UNFINISHED
+    ended_at: str = ""
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    money: float = 0.0

@@ -1,0 +1,200 @@
+"""The ledger's one writer, in the daemon: a row before anything is sent, its end, and the budgets of the day.
+
+A line is one write to the page cache, some microseconds: so it is in the file when the caller goes on, and outlives the
+daemon. Nothing may be sent whose row cannot be written, and nothing while the day's sums cannot be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from edgeagent.egress import KEPT_DAYS, Begun, Carried, Ended
+from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
+from edgeagent.egress.spending import Spending, Spent, cost, lack
+from edgeagent.errors import ConfigError, RemoteUnavailable
+from edgeagent.remotes import Price, Remote
+from edgeagent.runtime_file import check_private
+from edgeagent.state_files import check_folder
+from edgeagent.types import Permit
+
+MAX_TEXT = 512
+# One word of ours, or an error's code: never a text that could quote a prompt.
+_OUTCOME = re.compile(r"[a-z0-9_]{1,64}")
+_FLAGS = os.O_CREAT | os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+logger = logging.getLogger(__name__)
+
+
+class Remotes(Protocol):
+    """Finds a remote, for its price and its budget."""
+
+    def find(self, name: str) -> Remote | None:
+        """Return the remote of this name."""
+        ...
+
+
+class Ledger:
+    """Appends to the file of the day. One daemon has it, on one thread."""
+
+    def __init__(self, state_dir: Path, remotes: Remotes, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder_of(state_dir)
+        self._remotes = remotes
+        self._clock = clock
+        self._day = ""
+        self._spending = Spending()
+        self._file: int | None = None
+        self._inode: tuple[int, int] = (0, 0)
+        self._last_row = 0
+        self._open: dict[int, Begun] = {}
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing may be sent to a remote; empty where rows can be written."""
+        return self._trouble
+
+    def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
+        """Write the row of a request that is about to leave; return its number.
+
+        Raise RemoteUnavailable where it cannot be written: then nothing may be sent.
+        """
+        now_s = self._clock()
+        try:
+            self._turn_to(now_s)
+            row = self._last_row = max(self._last_row + 1, int(now_s * 1e6))
+            line = Begun(
+                row,
+                time_text(now_s),
+                permit.request_id[:MAX_TEXT],
+                permit.client,
+                permit.mode.value,
+                permit.reason[:MAX_TEXT],
+                permit.remote,
+                host,
+                model[:MAX_TEXT],
+                num_bytes,
+            )
+            self._append(line)
+        except (OSError, ConfigError) as error:
+            raise RemoteUnavailable(self._troubled(error)) from None
+        self._trouble = ""
+        self._open[row] = line
+        self._spending.add(line, self._price(permit.remote))
+        return row
+
+    def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """Write how a row ended, and what it took; a row that has ended is left as it is."""
+        begun = self._open.pop(row, None)
+        if begun is None:
+            return
+        now_s = self._clock()
+        outcome = outcome if _OUTCOME.fullmatch(outcome) else "unknown"
+        money = cost(self._price(begun.remote), num_prompt_tokens, num_output_tokens)
+        line = Ended(
+            row, time_text(now_s), begun.remote, begun.client, outcome, num_prompt_tokens, num_output_tokens, money
+        )
+        try:
+            self._turn_to(now_s)
+            self._append(line)
+        except (OSError, ConfigError) as error:
+            self._troubled(error)
+        # What was spent is spent, whether it could be written or not.
+        self._spending.add(line)
+
+    def budget_left(self, remote: str, client: str) -> str | None:
+        """Return why a client may send nothing more to a remote today; None where it may."""
+        found = self._remotes.find(remote)
+        if found is None:
+            return f"there is no remote {remote!r}"
+        try:
+            self._turn_to(self._clock())
+        except (OSError, ConfigError) as error:
+            return self._troubled(error)
+        return lack(remote, found.budget, self._spending, client)
+
+    def spent(self, remote: str) -> Spent:
+        """Return what all clients have spent today at a remote; nothing where that cannot be read."""
+        try:
+            self._turn_to(self._clock())
+        except (OSError, ConfigError) as error:
+            self._troubled(error)
+        return self._spending.of(remote)
+
+    def close(self) -> None:
+        """Release the file; rows that have not ended stay unfinished."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _price(self, remote: str) -> Price:
+        found = self._remotes.find(remote)
+        return found.price if found is not None else Price()
+
+    def _turn_to(self, now_s: float) -> None:
+        """Read the sums of the day, if it is another than before, and delete what is too old."""
+        day = day_of(now_s)
+        if day == self._day:
+            return
+        spending = Spending()
+        for line in read_lines(file_of(self._folder, day)):
+            # Numbers stay unique where the clock was set back.
+            if not isinstance(line, Carried):
+                self._last_row = max(self._last_row, line.row)
+            spending.add(line, self._price(line.remote))
+        self._spending, self._day = spending, day
+        self.close()
+        try:
+            delete_old(self._folder, now_s, KEPT_DAYS)
+        except ConfigError as error:
+            logger.warning("the egress ledger: %s", error.message)
+
+    def _append(self, line: Begun | Ended) -> None:
+        content = encoded(line)
+        if self._file is None or self._inode != _inode(file_of(self._folder, self._day)):
+            self._reopen()
+        assert self._file is not None, "it was opened, or that raised"
+        if os.write(self._file, content) != len(content):
+            # A full disk took a part of it. The next line must begin on its own.
+            self.close()
+            raise OSError(0, "the disk is full")
+
+    def _reopen(self) -> None:
+        """Open the file of the day: the first time, or after it was purged or deleted."""
+        self.close()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        check_folder(self._folder)
+        path = file_of(self._folder, self._day)
+        descriptor = os.open(path, _FLAGS, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            check_private(path, status)
+            if status.st_size:
+                os.lseek(descriptor, -1, os.SEEK_END)
+                if os.read(descriptor, 1) != b"\n":
+                    os.write(descriptor, b"\n")  # behind a line that a crash cut off
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._file, self._inode = descriptor, (status.st_dev, status.st_ino)
+
+    def _troubled(self, error: OSError | ConfigError) -> str:
+        reason = error.message if isinstance(error, ConfigError) else (error.strerror or type(error).__name__)
+        trouble = f"the egress ledger in {self._folder} cannot be kept ({reason}), so nothing is sent to remotes"
+        if trouble != self._trouble:
+            logger.warning("%s", trouble)
+        self._trouble = trouble
+        return trouble
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino

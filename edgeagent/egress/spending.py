@@ -1,0 +1,103 @@
+"""The tokens and the money of one day, for each remote and client, and what its budgets still allow. Sums only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeagent.egress import Begun, Carried, Ended, Line
+from edgeagent.remotes import Budget, Price
+
+# Of a body whose tokens nobody has counted yet.
+BYTES_PER_TOKEN = 4
+_PER_MILLION = 1e-6
+
+
+@dataclass(slots=True)
+class Spent:
+    """What was spent. A running request counts with its prompt, estimated, until its end says more."""
+
+    num_tokens: int = 0
+    money: float = 0.0
+
+
+def cost(price: Price, num_prompt_tokens: int, num_output_tokens: int) -> float:
+    """Return the money that a request takes."""
+    return _PER_MILLION * (price.prompt * num_prompt_tokens + price.output * num_output_tokens)
+
+
+class Spending:
+    """One day's sums, from its lines in their order."""
+
+    def __init__(self) -> None:
+        self._by_remote: dict[str, Spent] = {}
+        self._by_client: dict[tuple[str, str], Spent] = {}
+        self._open: dict[int, tuple[str, str, Spent]] = {}
+
+    def add(self, line: Line, price: Price | None = None) -> None:
+        """Count a line; `price` is that of a Begun's remote, where it is known."""
+        match line:
+            case Begun():
+                num_tokens = line.num_bytes // BYTES_PER_TOKEN
+                estimate = Spent(num_tokens, cost(price or Price(), num_tokens, 0))
+                self._open[line.row] = line.remote, line.client, estimate
+                self._count(line.remote, line.client, estimate.num_tokens, estimate.money)
+            case Ended():
+                self._close(line.row)
+                self._count(line.remote, line.client, line.num_prompt_tokens + line.num_output_tokens, line.money)
+            case Carried():
+                self._count(line.remote, line.client, line.num_tokens, line.money)
+
+    def of(self, remote: str) -> Spent:
+        """Return what all clients have spent at a remote."""
+        return self._by_remote.get(remote) or Spent()
+
+    def of_client(self, remote: str, client: str) -> Spent:
+        """Return what a client has spent at a remote."""
+        return self._by_client.get((remote, client)) or Spent()
+
+    def clients(self, remote: str) -> list[str]:
+        """Return the clients that have spent something at a remote."""
+        return sorted(client for name, client in self._by_client if name == remote)
+
+    def carried(self) -> list[Carried]:
+        """Return the sums of what has ended, as lines; nothing can be added afterwards."""
+        for row in list(self._open):
+            self._close(row)
+        return [
+            Carried(remote, client, spent.num_tokens, spent.money)
+            for (remote, client), spent in self._by_client.items()
+            if spent != Spent()
+        ]
+
+    def _close(self, row: int) -> None:
+        if row in self._open:
+            remote, client, estimate = self._open.pop(row)
+            self._count(remote, client, -estimate.num_tokens, -estimate.money)
+
+    def _count(self, remote: str, client: str, num_tokens: int, money: float) -> None:
+        for spent in (
+            self._by_remote.setdefault(remote, Spent()),
+            self._by_client.setdefault((remote, client), Spent()),
+        ):
+            spent.num_tokens += num_tokens
+            spent.money += money
+
+
+def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
+    """Return why a budget allows a client nothing more today; None where it does."""
+    if budget == Budget():
+        return None
+    everyone, one = spending.of(name), spending.of_client(name, client)
+    whose = f"of the client {client!r}" if client else "of the owner"
+    for spent, most, unit, who in (
+        (everyone.num_tokens, budget.tokens, "tokens", "of all clients"),
+        (everyone.money, budget.money, "money", "of all clients"),
+        (one.num_tokens, budget.client_tokens, "tokens", whose),
+        (one.money, budget.client_money, "money", whose),
+    ):
+        if most is not None and spent >= most:
+            return (
+                f"the day's budget {who} at the remote {name!r} is used up: {spent:,.6g} of {most:,.6g} {unit}; "
+                "it begins anew at 0:00 UTC"
+            )
+    return None
