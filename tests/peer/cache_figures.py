@@ -2,7 +2,7 @@
 
 Starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them by turns; where
 it is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps every sample.
-About a quarter of an hour with a 0.5 B model on a quiet machine (tests/peer/random_model.py makes one,
+About a quarter of an hour with a 0.5 B model on a quiet machine (tests/peer/shelf makes one,
 tests/peer/build.py compiles llama-server); `--quick` tries everything once, with numbers that mean little.
 """
 

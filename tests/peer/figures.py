@@ -1,6 +1,6 @@
 """Measures what docs/figures.md says of the daemon: `python -m tests.peer.figures MODEL.gguf --llama-bench PATH`.
 
-MODEL is a 0.5 B model (tests/peer/random_model.py makes one). Run it on a quiet machine. Comparisons alternate and give
+MODEL is a 0.5 B model (tests/peer/shelf makes one). Run it on a quiet machine. Comparisons alternate and give
 medians; `--json` prints everything measured.
 """
 

@@ -1,6 +1,6 @@
 """Measures a long prompt of a model with an 8B model's KV cells: cold, again, and after a stop and a start.
 
-Run as `python -m tests.peer.large_kv`; it makes the model (random weights: preset 8b-kv of random_model.py), starts a
+Run as `python -m tests.peer.large_kv`; it makes the model (8b-kv of tests/peer/shelf), starts a
 daemon with its defaults, and stops it in order. The disk gets 0.6 GB.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
-from tests.peer.random_model import make_random_model
+from tests.peer.shelf import SHAPES, make_model
 
 
 def ask(daemon: Daemon, num_tokens: int) -> tuple[int, float]:
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = str(make_random_model(folder / "model.gguf", "8b-kv"))
+        model = str(make_model(folder / "model.gguf", SHAPES["8b-kv"]))
         daemon = start_daemon(folder / "state", model, "--threads", "0")
         rows = {"cold": ask(daemon, options.tokens), "again": ask(daemon, options.tokens)}
         time.sleep(options.quiet)

@@ -2,7 +2,7 @@
 
 Both get the same model, threads, context and number of sequences, and are started anew for each scenario; `edgeagent
 bench` measures them A B A B. Prints the table of docs/figures.md; `--json FILE` keeps every sample. About six
-minutes with a 0.5 B model (tests/peer/random_model.py makes one, tests/peer/build.py compiles llama-server).
+minutes with a 0.5 B model (tests/peer/shelf makes one, tests/peer/build.py compiles llama-server).
 """
 
 from __future__ import annotations
