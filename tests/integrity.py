@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import singledispatch
-from typing import Any
 
 import numpy as np
 
 from edgeagent.api.response_database import DamagedError, ResponseDatabase
 from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.block_tree import BlockTree
 from edgeagent.engine.cell_ledger import CellLedger
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.holdings import Holdings
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.prefix_cache import PrefixCache
-from edgeagent.engine.radix_tree import H, Node, RadixTree
+from edgeagent.engine.radix_tree import Node, RadixTree
 from edgeagent.engine.saver import Saver
 from edgeagent.engine.speculation import DraftModel
 
@@ -42,14 +40,7 @@ def _(response_database: ResponseDatabase) -> None:
 @check_integrity.register(BlockCache)
 def _(blocks: BlockCache) -> None:
     check_integrity(blocks.host)
-    check_integrity(blocks._tree)
-
-
-@check_integrity.register(BlockTree)
-def _(block_tree: BlockTree) -> None:
-    check_integrity(block_tree._tree)
-    assert set(block_tree._tree) == block_tree._starts.keys() == block_tree._parents.keys()
-    assert Counter(block_tree._parents.values()) == block_tree._num_children
+    check_integrity(blocks.tree)
 
 
 @check_integrity.register(CellLedger)
@@ -108,7 +99,7 @@ def _(cells: PrefixCache) -> None:
     check_integrity(cells._cells)
     ids = sorted([*cells._free, *cells._live, *cells._idle])
     assert ids == list(range(cells._runner.num_sequences)), ids
-    assert len(cells._tree) == len(cells._live) + len(cells._idle)
+    assert cells._tree._sequences.keys() == {*cells._live, *cells._idle}
     for seq_id in (*cells._live, *cells._idle):
         length = cells._tree.length(seq_id)
         assert cells._cells.length(seq_id) == length
@@ -116,30 +107,45 @@ def _(cells: PrefixCache) -> None:
 
 
 @check_integrity.register(RadixTree)
-def _(tree: RadixTree[Any]) -> None:
-    seen: dict[H, Node[H]] = {}
-    for root in tree._roots.values():
+def _(tree: RadixTree) -> None:
+    blocks: dict[bytes, Node] = {}
+    sequences: dict[int, Node] = {}
+    parents: Counter[bytes] = Counter()
+    for partition, root in tree._roots.items():
+        assert root.sequences or root.children, "a partition that has nothing is forgotten"
         stack = [root]
         while stack:
             node = stack.pop()
-            for holder in node.holders:
-                assert holder not in seen
-                seen[holder] = node
+            for key, place in node.blocks.items():
+                assert key not in blocks
+                assert (place.key, place.end) == (key, node.depth)
+                assert place.parent != partition or place.start == 0
+                blocks[key] = node
+                parents[place.parent] += 1
+            below = [seq_id for child in node.children.values() for seq_id in child.sequences]
+            assert len(set(below)) == len(below)
+            assert node.sequences >= set(below)
+            ends_here = node.sequences - set(below)
+            sequences |= dict.fromkeys(ends_here, node)
+            assert all(tree._partitions[seq_id] == partition for seq_id in ends_here)
             for first, child in node.children.items():
                 assert child.parent is node
                 assert child.tokens[0] == first
                 assert child.depth == node.depth + len(child.tokens)
                 stack.append(child)
             if node.parent is not None:
-                assert node.holders or len(node.children) > 1, "a node must end a holder or branch"
-    assert seen == tree._ends
-    assert seen.keys() == tree._partitions.keys()
+                assert node.blocks or ends_here or len(node.children) > 1, "a node must end a holder or branch"
+    assert blocks == tree.blocks
+    assert sequences == tree._sequences
+    assert sequences.keys() == tree._partitions.keys()
+    assert parents == tree._num_children
 
 
 @check_integrity.register(Saver)
 def _(saver: Saver) -> None:
     check_integrity(saver.cells)
     check_integrity(saver.blocks)
+    assert saver.cells._tree is saver.blocks.tree
     idle = set(saver.cells.idle_ids)
     assert saver._priorities.keys() == (idle if saver.blocks.is_enabled else set())
     assert saver._unsaved.keys() | saver._saved <= idle

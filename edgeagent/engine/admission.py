@@ -75,16 +75,14 @@ class Admission:
         """
         started_s = self._clock()
         found = self._find(sequence)
-        if not is_alone and not self._saver.cells.can_hold(len(sequence.tokens) - found.length + 1):
+        if not is_alone and not self._saver.cells.can_hold(len(sequence.tokens) - found.source.length + 1):
             return False
-        claimed = self._saver.claim(sequence.spec.partition, sequence.tokens, found.length)
-        if claimed is None:
+        sequence.restoring = self._restorer.claim(sequence.tokens, found)
+        if sequence.restoring is None:
             return False
-        sequence.seq_id, sequence.num_computed = claimed
-        self._saver.follow(sequence.seq_id, found.known)
+        sequence.seq_id = sequence.restoring.seq_id
+        sequence.num_computed = self._saver.cells.length(sequence.seq_id)
         sequence.restore_started_s = started_s
-        wanted = found.to_restore if sequence.num_computed == found.length else []
-        sequence.restoring = self._restorer.begin(sequence.seq_id, sequence.tokens, wanted)
         return True
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
@@ -155,8 +153,8 @@ class Admission:
             return
         if not spec.boundaries:
             sequence.add_stop(sequence.num_prompt - 1)
-        prompt = sequence.tokens[: sequence.num_prompt]
-        sequence.add_stop(self._restorer.num_shared(spec.partition, prompt, sequence.num_usable))
+        usable = sequence.tokens[: min(sequence.num_prompt, sequence.num_usable)]
+        sequence.add_stop(self._restorer.num_shared(spec.partition, usable))
         interval = self._saver.checkpoint_interval()
         for position in range(interval, sequence.num_prompt, interval):
             if all(abs(position - stop) >= _MIN_SHARED for stop in sequence.stops):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import psutil
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.block_tree import BlockTree, Path, Place
 from edgeagent.engine.blocks import (
     MAX_BLOCK_TOKENS,
     MIN_PART,
@@ -23,7 +22,7 @@ from edgeagent.engine.blocks import (
     LowerTier,
 )
 from edgeagent.engine.host_tier import HostTier
-from edgeagent.engine.radix_tree import to_array
+from edgeagent.engine.radix_tree import Place, RadixTree, Walk
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
@@ -79,12 +78,13 @@ class BlockCache:
         self.block_tokens = block_tokens
         self.host = host
         self.below = below
+        self.tree = RadixTree()
+        """Of these blocks, and of the sequences in the cells of the engine that uses them."""
         self._keyring = keyring
         self._can_cut = can_cut
         self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
-        self._tree = BlockTree()
         self._sweep_at = _MIN_SWEEP
-        self._num_purges: Counter[str | None] = Counter()  # by partition; None: of all
+        self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: of all
         self._roots: dict[str, BlockKey] = {}
 
     @property
@@ -92,19 +92,29 @@ class BlockCache:
         """Whether anything can be kept at all."""
         return self.host.max_bytes > 0
 
-    def find(self, partition: str, tokens: Sequence[int], max_length: int) -> list[Link]:
-        """Return the chain of blocks that restores the most of tokens[:max_length], of the fewest blocks."""
+    def root(self, partition: str) -> BlockKey:
+        """Return the root key of a partition, which names it here and in the tree."""
+        root = self._roots.get(partition)
+        if root is None:
+            root = self._roots[partition] = self._keyring.root(partition)
+        return root
+
+    def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
+        """Look up tokens in the tree; `find` says what blocks there are of them."""
         self.refresh(_MAX_HEADS)
-        path = self._tree.path(self._root(partition), to_array(tokens)[:max_length])
+        return self.tree.walk(root, tokens)
+
+    def find(self, walk: Walk) -> list[Link]:
+        """Return the chain of blocks that restores the most of what was looked up, of the fewest blocks."""
         last_to: dict[int, Link | None] = {0: None}  # the last block of the shortest chain that ends there
         num_blocks = {0: 0}
-        for place in path.on:
+        for place in walk.blocks():
             if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):
                 link = self._link(place, place.end)
                 if link is not None:
                     last_to[place.end], num_blocks[place.end] = link, num_blocks[place.start] + 1
         end = max(last_to)
-        part = self._part(path, num_blocks, end) if self._can_cut else None
+        part = self._part(walk, num_blocks, end) if self._can_cut else None
         links = [] if part is None else [part]
         at = end if part is None else part.start
         while (last := last_to[at]) is not None:
@@ -112,24 +122,24 @@ class BlockCache:
             at = last.start
         return links[::-1]
 
-    def continuation(self, partition: str, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
+    def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
         """Look for `own` tokens behind a chain that ends at `at` with the block `key` (None: an empty one).
 
         A child may extend a block that is full, ends at `cut`, or has children already.
         """
-        if key is not None and key not in self._tree:
+        if key is not None and key not in self.tree.blocks:
             return Continuation(None, None)
-        path = self._tree.path(self._root(partition), own, key)
+        walk = self.tree.walk(root, own, key)
         extendable = complete = None
-        for place in path.on:
+        for place in walk.blocks():
             if place.start != at or place.end == at or (link := self._link(place, place.end)) is None:
                 continue
-            if link.length == self.block_tokens or place.end == cut or self._tree.has_children(place.key):
+            if link.length == self.block_tokens or place.end == cut or self.tree.has_children(place.key):
                 extendable = link
             if link.length == len(own):
                 complete = link
-        if complete is None and self._can_cut and path.depth == at + len(own):
-            complete = self._part(path, {at: 0}, path.depth - 1)
+        if complete is None and self._can_cut:
+            complete = self._part(walk, {at: 0}, at + len(own) - 1)
         return Continuation(extendable, complete)
 
     def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
@@ -137,21 +147,15 @@ class BlockCache:
         if not links:
             return []
         *before, last = links
-        is_end = last.length == self.block_tokens or last.end == cut or self._tree.has_children(last.key)
+        is_end = last.length == self.block_tokens or last.end == cut or self.tree.has_children(last.key)
         return list(links) if last.is_whole and is_end else before
-
-    def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
-        """Return how many of the leading tokens some block shares, whether or not a restore can end there."""
-        self.refresh(_MAX_HEADS)
-        return self._tree.path(self._root(partition), to_array(tokens)[:max_length]).depth
 
     def is_held(self, key: BlockKey) -> bool:
         """Whether some tier has a block."""
         return any(tier.num_bytes(key) is not None for tier in self._tiers)
 
-    def make(self, partition: str, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
+    def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
         """Make the block of these tokens behind `parent` (None: the root)."""
-        root = self._root(partition)
         parent = parent or root
         return Block(root, parent, self._keyring.key(parent, own), start, own, payload)
 
@@ -159,31 +163,30 @@ class BlockCache:
         """Take a block into host memory; False if there is no room for it."""
         if not self.host.offer(block, importance):
             return False
-        self._tree.add(block)
+        self.tree.add(block)
         return True
 
     def refresh(self, max_heads: int = 1 << 60) -> None:
         """Add blocks that came to the tier below from elsewhere, and forget those that no tier holds."""
         if self.below is not None:
             for head in self.below.take_found(max_heads):
-                self._tree.add(head)
-        if len(self._tree) > self._sweep_at:
-            for key in self._tree:
+                self.tree.add(head)
+        if len(self.tree.blocks) > self._sweep_at:
+            for key in tuple(self.tree.blocks):
                 if not self.is_held(key):
-                    self._tree.remove(key)
-            self._sweep_at = _MIN_SWEEP + 2 * len(self._tree)
+                    self.tree.discard(key)
+            self._sweep_at = _MIN_SWEEP + 2 * len(self.tree.blocks)
 
-    def purge(self, partition: str | None) -> int:
+    def purge(self, root: BlockKey | None) -> int:
         """Forget a partition's blocks (None: those of all) in all tiers; return how many."""
-        self._num_purges[partition] += 1
-        root = None if partition is None else self._root(partition)
+        self._num_purges[root] += 1
         self.refresh()
-        self._tree.purge(root)
+        self.tree.purge(root)
         return sum(tier.purge(root) for tier in self._tiers)
 
-    def epoch(self, partition: str) -> int:
+    def epoch(self, root: BlockKey) -> int:
         """Return a number that rises with each purge of a partition: older blocks must not be kept again."""
-        return self._num_purges[None] + self._num_purges[partition]
+        return self._num_purges[None] + self._num_purges[root]
 
     def use(self, links: Sequence[Link]) -> None:
         """Note that a request uses these blocks."""
@@ -192,21 +195,15 @@ class BlockCache:
         if self.below is not None:
             self.below.touch(keys)
 
-    def _root(self, partition: str) -> BlockKey:
-        root = self._roots.get(partition)
-        if root is None:
-            root = self._roots[partition] = self._keyring.root(partition)
-        return root
-
-    def _part(self, path: Path, num_blocks: dict[int, int], end: int) -> Link | None:
-        """Return the block that reaches furthest along a path, from one of these positions beyond `end`, cut there.
+    def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> Link | None:
+        """Return the block that reaches furthest along a walk, from one of these positions beyond `end`, cut there.
 
         Of several: one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
         """
         best: Link | None = None
         best_rank: tuple[bool, int, int] = (False, 0, 0)
         gone = []
-        for place, depth in self._tree.across(path, end):
+        for place, depth in walk.across(end):
             if best is not None and depth < best.end:
                 break
             if place.start not in num_blocks or depth - place.start < MIN_PART:
@@ -219,7 +216,7 @@ class BlockCache:
             if best is None or rank > best_rank:
                 best, best_rank = link, rank
         for key in gone:
-            self._tree.remove(key)
+            self.tree.discard(key)
         return best
 
     def _link(self, place: Place, end: int) -> Link | None:

@@ -7,7 +7,7 @@ A prefix is a chain of blocks, which are restored in order. Each covers consecut
 model where memory is attention alone, any number where a state belongs to it (then a block may reach back to the
 beginning). It is named by a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix
 that ends with the block. A chain begins at the root key of a cache partition. Blocks are found by
-their tokens, which one tree keeps for all tiers (`engine.block_tree`).
+their tokens, which one tree keeps for the cells and all tiers (`engine.radix_tree`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from edgeagent.engine.radix_tree import to_array
 from edgeagent.types import CacheStatus
 
 BlockKey = bytes
@@ -211,6 +210,11 @@ class LowerTier(BlockTier, Protocol):
     def wait_written(self) -> bool:
         """Wait until less is pending; False where that will not be before the process must end. For its end only."""
         ...
+
+
+def to_array(tokens: Sequence[int]) -> array[int]:
+    """Return tokens as the compact form used here."""
+    return tokens if isinstance(tokens, array) else array("i", tokens)
 
 
 def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:

@@ -1,10 +1,11 @@
 """Who owns which sequence id of the runner, and which of the prefixes in its cells can be used again.
 
-A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live
-or idle stands in a radix tree; a new prompt takes over or shares the longest prefix found there. Idle prefixes are
-evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to keep them elsewhere.
+A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live or
+idle stands in the radix tree that has the blocks too; a new prompt takes over or shares the longest prefix found there.
+Idle prefixes are evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to keep
+them elsewhere.
 
-Ledger: live + idle + free ids = runner.num_sequences; tree holders = live + idle; the cells of a holder = its length.
+Ledger: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of one = its length.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from edgeagent.engine.blocks import BlockKey
 from edgeagent.engine.cell_ledger import CellLedger
-from edgeagent.engine.radix_tree import RadixTree
+from edgeagent.engine.radix_tree import RadixTree, Walk
 from edgeagent.engine.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A prefix in cells: the first `length` tokens of a sequence (None: no tokens, of none)."""
+
+    length: int = 0
+    seq_id: int | None = None
 
 
 class PrefixCache:
     """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
 
-    def __init__(self, runner: Runner, on_evict: Callable[[int], None] | None = None) -> None:
+    def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
         """`on_evict` is called with the id of an idle sequence that is about to be forgotten."""
         self._runner = runner
         self._on_evict = on_evict
-        self._tree: RadixTree[int, str] = RadixTree()
+        self._tree = tree
         self._cells = CellLedger(runner.num_cells)
         self._free = list(range(runner.num_sequences - 1, -1, -1))
         self._live: set[int] = set()
@@ -54,11 +65,6 @@ class PrefixCache:
         """Return about how far up a sequence's cells reach."""
         return self._cells.highest(seq_id)
 
-    def find_idle(self, partition: str, tokens: Sequence[int], length: int) -> int | None:
-        """Return the idle sequence from which a claim of so much, which `match` found, would take it."""
-        found = self._find(partition, tokens, length)
-        return found[1] if found is not None and found[1] in self._idle else None
-
     def gap_below(self, seq_id: int, length: int) -> int:
         """Return about how many cells would lie unused below an idle sequence's first `length` without other idle ones.
 
@@ -73,18 +79,25 @@ class PrefixCache:
         """Return a sequence's tokens, or those from `start` to `end`."""
         return self._tree.tokens(seq_id, start, end)
 
-    def partition(self, seq_id: int) -> str:
-        """Return a sequence's partition."""
+    def root(self, seq_id: int) -> BlockKey:
+        """Return the root key of a sequence's partition."""
         return self._tree.partition(seq_id)
 
-    def match(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
-        """Return how many of the leading tokens, at most `max_length`, a claim would find. No side effect."""
-        found = self._find(partition, tokens, max_length)
-        return found[0] if found else 0
+    def match(self, walk: Walk, max_length: int) -> Source:
+        """Return the longest prefix of what was looked up whose sequence's memory can be cut there. No side effect.
 
-    def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
-        """Return how many of the leading tokens some sequence has, whether or not its memory can be cut there."""
-        return next((length for length, _ in self._tree.match(partition, tokens[:max_length])), 0)
+        Among equals an idle sequence that ends there is best (taken over without a copy), then any idle one.
+        """
+        best, best_rank = Source(), -1
+        for length, seq_id in walk.sequences(max_length):
+            if length < best.length:
+                break
+            rank = (2 if self._tree.length(seq_id) == length else 1) if seq_id in self._idle else 0
+            if rank > best_rank and self._runner.can_trim(seq_id, length):
+                best, best_rank = Source(length, seq_id), rank
+                if rank == 2:
+                    break
+        return best
 
     def is_idle(self, seq_id: int) -> bool:
         """Whether a sequence ended and its prefix stayed."""
@@ -94,34 +107,29 @@ class PrefixCache:
         """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
-    def claim(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:
-        """Make a live sequence with the longest known prefix of `tokens`; return (seq_id, prefix length).
+    def claim(self, root: BlockKey, source: Source) -> int | None:
+        """Return a live sequence with a prefix that `match` has just found; an empty one if that cannot be copied.
 
         None if every sequence id is live.
         """
-        found = self._find(partition, tokens, max_length)
-        if found is not None:
-            length, source = found
-            if source in self._idle and self._tree.length(source) == length:
-                del self._idle[source]
-                self._live.add(source)
-                return source, length
-            if source in self._idle:
-                self._idle.move_to_end(source)
-            seq_id = self._take_id(keep=source)
-            if seq_id is None:
-                return None
-            if self._runner.copy(source, seq_id, length):
-                self._cells.share(source, seq_id, length)
-                self._tree.insert(seq_id, partition, tokens[:length])
-                return seq_id, length
+        former = source.seq_id
+        if former is not None and former in self._idle:
+            if self._tree.length(former) == source.length:
+                del self._idle[former]
+                self._live.add(former)
+                return former
+            self._idle.move_to_end(former)
+        seq_id = self._take_id(keep=former)
+        if seq_id is None:
+            return None
+        if former is not None:
+            if self._runner.copy(former, seq_id, source.length):
+                self._cells.share(former, seq_id, source.length)
+                self._tree.fork(seq_id, former, source.length)
+                return seq_id
             self._runner.clear(seq_id)
-        else:
-            seq_id = self._take_id(keep=None)
-            if seq_id is None:
-                return None
-        self._tree.insert(seq_id, partition, ())
-        return seq_id, 0
+        self._tree.insert(seq_id, root)
+        return seq_id
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle prefixes until `num_cells` are free; False if live sequences hold too many."""
@@ -181,23 +189,6 @@ class PrefixCache:
             self._idle[seq_id] = None
         else:
             self._forget(seq_id)
-
-    def _find(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:
-        """Return (length, holder) of the longest prefix whose holder's memory can be cut there.
-
-        Among equals an idle holder that ends there is best (taken over without a copy), then any idle one.
-        """
-        best: tuple[int, int] | None = None
-        best_rank = -1
-        for length, holder in self._tree.match(partition, tokens[:max_length]):
-            if best is not None and length < best[0]:
-                break
-            rank = (2 if self._tree.length(holder) == length else 1) if holder in self._idle else 0
-            if rank > best_rank and self._runner.can_trim(holder, length):
-                best, best_rank = (length, holder), rank
-                if rank == 2:
-                    break
-        return best
 
     def _take_id(self, keep: int | None) -> int | None:
         if self._free:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from edgeagent.engine.block_cache import Link
 from edgeagent.engine.blocks import MIN_PART, Block, BlockKey, Importance
 from edgeagent.engine.loader import BlockLoader
+from edgeagent.engine.prefix_cache import Source
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.saver import MAX_GAP, Saver
 
@@ -44,16 +45,17 @@ class Restoring:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The cached part of a prompt: `length` tokens in cells, then blocks `to_restore`; `known` are all its blocks."""
+    """The cached part of a prompt: `source` in cells, then blocks `to_restore`; `known` are all its blocks."""
 
-    length: int
+    root: BlockKey
+    source: Source
     to_restore: list[Link]
     known: list[Link]
 
     @property
     def end(self) -> int:
         """Tokens that need not be computed."""
-        return self.to_restore[-1].end if self.to_restore else self.length
+        return self.to_restore[-1].end if self.to_restore else self.source.length
 
 
 class _Rate:
@@ -90,31 +92,37 @@ class Restorer:
         `prefill_s` predicts the seconds of computing so many tokens from a depth on; blocks that would take longer are
         left alone.
         """
-        known = self._cells.match(partition, tokens, max_length)
-        links = self._blocks.find(partition, tokens, max_length)
-        if self._is_better_lower(partition, tokens, known, links):
-            return Found(0, links, links)
-        if not links or links[-1].end < known + MIN_PART:
-            return Found(known, [], links)
-        beyond = [link for link in links if link.end > known]
-        if self._cells.match(partition, tokens, beyond[0].start) != beyond[0].start:
-            beyond = links
-        expected_s = prefill_s(links[-1].end - known, known)
+        root = self._blocks.root(partition)
+        walk = self._blocks.walk(root, tokens[:max_length])
+        source, links = self._cells.match(walk, max_length), self._blocks.find(walk)
+        if self._is_better_lower(source, links):
+            return Found(root, Source(), links, links)
+        if not links or links[-1].end < source.length + MIN_PART:
+            return Found(root, source, [], links)
+        beyond = [link for link in links if link.end > source.length]
+        before = self._cells.match(walk, beyond[0].start)
+        if before.length != beyond[0].start:
+            before, beyond = Source(), links
+        expected_s = prefill_s(links[-1].end - source.length, source.length)
         if expected_s is not None and self._restore_s(beyond) > expected_s:
-            return Found(known, [], links)
-        return Found(beyond[0].start, beyond, links)
+            return Found(root, source, [], links)
+        return Found(root, before, beyond, links)
 
-    def num_shared(self, partition: str, tokens: Sequence[int], max_length: int) -> int:
+    def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
         """Return how many of the leading tokens were seen before, whether or not a restore can end there."""
-        return max(
-            self._cells.num_shared(partition, tokens, max_length),
-            self._blocks.num_shared(partition, tokens, max_length),
-        )
+        return self._blocks.walk(self._blocks.root(partition), tokens).depth
 
-    def begin(self, seq_id: int, tokens: array[int], links: Sequence[Link]) -> Restoring:
-        """Begin to restore a live sequence; go on with `advance` until that says it is done."""
+    def claim(self, tokens: array[int], found: Found) -> Restoring | None:
+        """Make a live sequence with what was just found of its tokens; None if every sequence id is live.
+
+        Go on with `advance` until that says it is done.
+        """
+        seq_id = self._saver.claim(found.root, found.source, found.known)
+        if seq_id is None:
+            return None
+        links = found.to_restore if self._cells.length(seq_id) == found.source.length else []
         self._blocks.use(links)
-        restoring = Restoring(seq_id, tokens, deque(links), self._blocks.epoch(self._cells.partition(seq_id)))
+        restoring = Restoring(seq_id, tokens, deque(links), self._blocks.epoch(found.root))
         restoring.unasked.extend(link for link in links if link.tier is self._blocks.below)
         self._read_ahead(restoring)
         return restoring
@@ -161,19 +169,18 @@ class Restorer:
         if self._blocks.below is not None:
             self._blocks.below.close()
 
-    def _is_better_lower(self, partition: str, tokens: Sequence[int], known: int, links: Sequence[Link]) -> bool:
+    def _is_better_lower(self, source: Source, links: Sequence[Link]) -> bool:
         """Whether to restore a prefix that the cells hold too, since it would keep the used cells far apart.
 
         Every token pays for a gap, and a restore is paid once: a gap as long as the prefix is worth a restore.
         """
-        if self._runner.memory_kind not in CUTTABLE or not known or not links or links[-1].end < known:
+        if source.seq_id is None or not self._saver.is_saved(source.seq_id):
+            return False
+        if self._runner.memory_kind not in CUTTABLE or not links or links[-1].end < source.length:
             return False
         if any(link.tier is not self._blocks.host for link in links):
             return False
-        holder = self._cells.find_idle(partition, tokens, known)
-        if holder is None or not self._saver.is_saved(holder):
-            return False
-        return self._cells.gap_below(holder, known) > max(MAX_GAP, known)
+        return self._cells.gap_below(source.seq_id, source.length) > max(MAX_GAP, source.length)
 
     def _is_loaded(self, restoring: Restoring, link: Link) -> bool:
         return link.key not in restoring.requested or (self._loader is not None and self._loader.is_loaded(link.key))
@@ -188,7 +195,7 @@ class Restorer:
         block = self._loader.take(link.key)
         self._read_ahead(restoring)
         # A block that was purged meanwhile serves the sequence that began with it, and is not kept for others.
-        if block is not None and restoring.epoch == self._blocks.epoch(self._cells.partition(restoring.seq_id)):
+        if block is not None and restoring.epoch == self._blocks.epoch(self._cells.root(restoring.seq_id)):
             self._blocks.add(block, Importance.IDLE)
         return block
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from edgeagent.engine.block_cache import BlockCache, Continuation, Link
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance
+from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
 from edgeagent.engine.chain import Chain
-from edgeagent.engine.prefix_cache import PrefixCache
+from edgeagent.engine.prefix_cache import PrefixCache, Source
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -39,7 +39,7 @@ class Saver:
     """Between one runner's cells and the blocks that keep what leaves them; told of every sequence's start and end."""
 
     def __init__(self, runner: Runner, blocks: BlockCache, clock: Callable[[], float] = time.monotonic) -> None:
-        self.cells = PrefixCache(runner, self._save_evicted)
+        self.cells = PrefixCache(runner, blocks.tree, self._save_evicted)
         self.blocks = blocks
         self._runner = runner
         self._clock = clock
@@ -76,17 +76,17 @@ class Saver:
         """Whether an idle sequence may leave the cells at no loss."""
         return seq_id in self._saved
 
-    def claim(self, partition: str, tokens: Sequence[int], max_length: int) -> tuple[int, int] | None:
-        """Make a live sequence with what the cells hold of a prefix; see PrefixCache.claim."""
-        claimed = self.cells.claim(partition, tokens, max_length)
-        if claimed is not None:
-            self._forget(claimed[0])
-        return claimed
+    def claim(self, root: BlockKey, source: Source, known: Sequence[Link]) -> int | None:
+        """Return a live sequence with a prefix from the cells; see PrefixCache.claim.
 
-    def follow(self, seq_id: int, links: Sequence[Link]) -> None:
-        """Note which blocks a live sequence begins with: its saved blocks extend them."""
-        if not self._has_state:
-            self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.extendable(links))
+        `known` are the blocks that its prompt begins with: those saved of it extend them.
+        """
+        seq_id = self.cells.claim(root, source)
+        if seq_id is not None:
+            self._forget(seq_id)
+            if not self._has_state:
+                self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.extendable(known))
+        return seq_id
 
     def release(self, seq_id: int, *, keep: bool, priority: CachePriority) -> None:
         """End a live sequence; its prefix stays for others if `keep`."""
@@ -147,10 +147,11 @@ class Saver:
 
     def purge(self, partition: str | None) -> int:
         """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
+        root = None if partition is None else self.blocks.root(partition)
         for seq_id in self.cells.idle_ids:
-            if partition is None or self.cells.partition(seq_id) == partition:
+            if root in (None, self.cells.root(seq_id)):
                 self._drop(seq_id)
-        return self.blocks.purge(partition)
+        return self.blocks.purge(root)
 
     def close(self) -> None:
         """Read out what is unsaved, and hand everything that is kept to the tier below."""
@@ -198,13 +199,13 @@ class Saver:
             return _Saved.REFUSED
         if self.blocks.host.is_waiting:
             return _Saved.LATER
-        partition, own = self.cells.partition(seq_id), self.cells.tokens(seq_id, chain.end, end)
+        own = self.cells.tokens(seq_id, chain.end, end)
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # no answer needs it
-        block = self.blocks.make(partition, chain.key, chain.end, own, payload)
+        block = self.blocks.make(self.cells.root(seq_id), chain.key, chain.end, own, payload)
         if self._has_state:
             self._state_bytes = self._runner.state_bytes(seq_id)
             self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
@@ -233,7 +234,7 @@ class Saver:
     def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> Continuation:
         size = self.blocks.block_tokens
         own = self.cells.tokens(seq_id, chain.end, min(length, chain.end + size))
-        return self.blocks.continuation(self.cells.partition(seq_id), chain.key, chain.end, own, priority.cut(size))
+        return self.blocks.continuation(self.cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
         """Return where the next block of a sequence ends; None where there is none yet, or nothing is left."""
@@ -275,7 +276,7 @@ class Saver:
         Each block has a state, and a restore reads them all: so reach back until the cells take as many bytes.
         """
         length = self.cells.length(seq_id)
-        links = self.blocks.find(self.cells.partition(seq_id), self.cells.tokens(seq_id), length)
+        links = self.blocks.find(self.blocks.walk(self.cells.root(seq_id), self.cells.tokens(seq_id)))
         if not links or links[-1].end < length:
             while links and (length - links[-1].end) * self._cell_bytes <= self._state_bytes:
                 links.pop()

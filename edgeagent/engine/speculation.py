@@ -145,16 +145,12 @@ class DraftModel:
         """Claim what the draft's cells and blocks hold of a sequence; None if every sequence id is live."""
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
         found = self._restorer.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
-        claimed = self.saver.claim(partition, sequence.tokens, found.length)
-        if claimed is None:
+        restoring = self._restorer.claim(sequence.tokens, found)
+        if restoring is None:
             return None
-        seq_id, length = claimed
-        self.saver.follow(seq_id, found.known)
-        wanted = found.to_restore if length == found.length else []
-        restoring = self._restorer.begin(seq_id, sequence.tokens, wanted)
         while not self._restorer.advance(restoring, math.inf):
             pass  # memory never makes it wait
-        draft = self._drafts[sequence.id] = _Draft(seq_id, self._cache.length(seq_id))
+        draft = self._drafts[sequence.id] = _Draft(restoring.seq_id, self._cache.length(restoring.seq_id))
         return draft
 
     def _guess(self, ready: Items[tuple[Sequence, _Draft]], counts: dict[str, int]) -> dict[str, tuple[int, ...]]:

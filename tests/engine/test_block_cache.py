@@ -11,13 +11,15 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine import block_cache
-from edgeagent.engine.block_cache import BlockCache, Continuation, make_blocks
+from edgeagent.engine.block_cache import BlockCache, Continuation, Link, make_blocks
 from edgeagent.engine.blocks import Block, BlockKey, Importance, Keyring, LowerTier
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeClock, FakeTier
 
 TOKENS = array("i", range(64))
+KEYS = Keyring(b"model", b"s" * 32)
+ROOT = KEYS.root("")
 
 
 class TouchedTier(FakeTier):
@@ -31,13 +33,18 @@ class TouchedTier(FakeTier):
         self.touched += keys
 
 
+def find(blocks: BlockCache, tokens: array[int]) -> list[Link]:
+    """Look tokens up."""
+    return blocks.find(blocks.walk(ROOT, tokens))
+
+
 def make_cache(below: LowerTier | None) -> BlockCache:
     """Return a cache with two blocks of one prefix."""
     host = HostTier(1 << 20, can_cut=True, below=below, clock=FakeClock())
-    blocks = BlockCache(Keyring(b"model", b"s" * 32), host, below, can_cut=True, block_tokens=32)
+    blocks = BlockCache(KEYS, host, below, can_cut=True, block_tokens=32)
     parent = None
     for start in (0, 32):
-        block = blocks.make("", parent, start, TOKENS[start : start + 32], memoryview(bytes(100)))
+        block = blocks.make(ROOT, parent, start, TOKENS[start : start + 32], memoryview(bytes(100)))
         assert blocks.add(block, Importance.IDLE)
         parent = block.key
     return blocks
@@ -46,7 +53,7 @@ def make_cache(below: LowerTier | None) -> BlockCache:
 def test_the_tier_below_is_told_what_is_used() -> None:
     below = TouchedTier()
     blocks = make_cache(below)
-    links = blocks.find("", TOKENS, 64)
+    links = find(blocks, TOKENS)
     assert [(link.start, link.end) for link in links] == [(0, 32), (32, 64)]
     assert below.touched == [], "to find is not to use"
     blocks.use(links)
@@ -56,9 +63,9 @@ def test_the_tier_below_is_told_what_is_used() -> None:
 @pytest.mark.parametrize("max_length", [64, 32])
 def test_without_a_tier_below_uses_concern_host_memory_alone(max_length: int) -> None:
     blocks = make_cache(None)
-    links = blocks.find("", TOKENS, max_length)
+    links = find(blocks, TOKENS[:max_length])
     blocks.use(links)
-    assert blocks.find("", TOKENS, max_length) == links
+    assert find(blocks, TOKENS[:max_length]) == links
 
 
 @pytest.mark.parametrize("lengths", [(32, 28, 24), (24, 28, 32)])
@@ -66,17 +73,17 @@ def test_of_blocks_that_go_equally_far_the_one_with_the_least_to_cut_off_is_take
     blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
     for length in lengths:
         own = TOKENS[:20] + array("i", [100 + length]) * (length - 20)
-        assert blocks.add(blocks.make("", None, 0, own, memoryview(bytes(100))), Importance.IDLE)
-    (link,) = blocks.find("", TOKENS, 64)
+        assert blocks.add(blocks.make(ROOT, None, 0, own, memoryview(bytes(100))), Importance.IDLE)
+    (link,) = find(blocks, TOKENS)
     assert (link.end, link.length) == (20, 24)
 
 
 @pytest.mark.parametrize("kind", list(MemoryKind))
 def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
     blocks = no_tier_below(kind)
-    assert blocks.add(blocks.make("", None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.IDLE)
-    assert [link.end for link in blocks.find("", TOKENS, 32)] == [32]
-    assert [link.end for link in blocks.find("", TOKENS, 20)] == ([20] if kind is MemoryKind.FULL_ATTENTION else [])
+    assert blocks.add(blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.IDLE)
+    assert [link.end for link in find(blocks, TOKENS[:32])] == [32]
+    assert [link.end for link in find(blocks, TOKENS[:20])] == ([20] if kind is MemoryKind.FULL_ATTENTION else [])
 
 
 def no_tier_below(kind: MemoryKind) -> BlockCache:
@@ -87,7 +94,7 @@ def no_tier_below(kind: MemoryKind) -> BlockCache:
 def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own: array[int]) -> Block:
     """Put a block into the tier below alone, as another process does."""
     start = 0 if parent is None else parent.start + len(parent.tokens)
-    block = blocks.make("", None if parent is None else parent.key, start, own, memoryview(bytes(100)))
+    block = blocks.make(ROOT, None if parent is None else parent.key, start, own, memoryview(bytes(100)))
     below.offer(block, Importance.IDLE)
     return block
 
@@ -95,7 +102,7 @@ def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own
 def over(below: FakeTier, host_bytes: int = 1 << 20) -> BlockCache:
     """Return an empty cache over a tier."""
     host = HostTier(host_bytes, can_cut=True, below=below, clock=FakeClock())
-    return BlockCache(Keyring(b"model", b"s" * 32), host, below, can_cut=True, block_tokens=32)
+    return BlockCache(KEYS, host, below, can_cut=True, block_tokens=32)
 
 
 def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
@@ -104,19 +111,19 @@ def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
     first = offered_below(blocks, below, None, TOKENS[:20])
     offered_below(blocks, below, first, TOKENS[20:52])
     other = offered_below(blocks, below, None, TOKENS[:30] + array("i", [99, 98]))
-    assert [link.end for link in blocks.find("", TOKENS, 64)] == [20, 52]
+    assert [link.end for link in find(blocks, TOKENS)] == [20, 52]
     del below.blocks[first.key]
     for length in (64, 40):
-        assert [(link.key, link.end) for link in blocks.find("", TOKENS[:length], length)] == [(other.key, 30)]
+        assert [(link.key, link.end) for link in find(blocks, TOKENS[:length])] == [(other.key, 30)]
 
 
 def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
     below = FakeTier()
     blocks = over(below)
     offered_below(blocks, below, None, TOKENS[:20] + array("i", [99] * 4))
-    longer = blocks.make("", None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
+    longer = blocks.make(ROOT, None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
     assert blocks.add(longer, Importance.ONCE)
-    (link,) = blocks.find("", TOKENS, 64)
+    (link,) = find(blocks, TOKENS)
     assert (link.tier, link.key, link.end) == (blocks.host, longer.key, 20)
 
 
@@ -133,15 +140,15 @@ def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypat
 
     monkeypatch.setattr(blocks, "is_held", counted)
     for number in range(20):
-        block = blocks.make("", None, 0, array("i", [number] * 32), memoryview(bytes(100)))
+        block = blocks.make(ROOT, None, 0, array("i", [number] * 32), memoryview(bytes(100)))
         assert blocks.add(block, Importance.ONCE)
         blocks.refresh()
     assert num_asked == 5 + 15
     blocks.host.purge()
     for number in range(40):
-        blocks.add(blocks.make("", None, 0, array("i", [50 + number] * 32), memoryview(bytes(100))), Importance.ONCE)
+        blocks.add(blocks.make(ROOT, None, 0, array("i", [50 + number] * 32), memoryview(bytes(100))), Importance.ONCE)
         blocks.refresh()
-    assert len(blocks._tree) == 40
+    assert len(blocks.tree.blocks) == 40
 
 
 class TestContinuation:
@@ -149,13 +156,13 @@ class TestContinuation:
 
     def test_behind_a_block_that_is_gone_there_is_nothing(self) -> None:
         blocks = over(FakeTier())
-        assert blocks.continuation("", b"gone" * 8, 32, TOKENS[32:40], 0) == Continuation(None, None)
+        assert blocks.continuation(ROOT, b"gone" * 8, 32, TOKENS[32:40], 0) == Continuation(None, None)
 
     def test_a_block_that_has_all_of_the_tokens_is_complete_though_it_goes_on(self) -> None:
         blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
-        block = blocks.make("", None, 0, TOKENS[:32], memoryview(bytes(100)))
+        block = blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100)))
         assert blocks.add(block, Importance.IDLE)
-        found = blocks.continuation("", None, 0, TOKENS[:24], 0)
+        found = blocks.continuation(ROOT, None, 0, TOKENS[:24], 0)
         assert found.extendable is None
         assert found.complete is not None and (found.complete.key, found.complete.end) == (block.key, 24)
 
@@ -166,7 +173,7 @@ class TestContinuation:
         offered_below(blocks, below, first, TOKENS[20:52])
         offered_below(blocks, below, None, TOKENS[:23] + array("i", [99] * 9))
         blocks.refresh()
-        assert blocks.continuation("", None, 0, TOKENS[:24], 0).complete is None
+        assert blocks.continuation(ROOT, None, 0, TOKENS[:24], 0).complete is None
 
     @pytest.mark.parametrize(
         ("length", "cut", "has_child", "is_extendable"),
@@ -180,9 +187,9 @@ class TestContinuation:
         block = offered_below(blocks, below, None, TOKENS[:length])
         if has_child:
             offered_below(blocks, below, block, array("i", [99] * 8))
-        links = blocks.find("", TOKENS[:length], length)
+        links = find(blocks, TOKENS[:length])
         assert [link.key for link in blocks.extendable(links, cut)] == [block.key] * is_extendable
-        found = blocks.continuation("", None, 0, TOKENS[:length], cut)
+        found = blocks.continuation(ROOT, None, 0, TOKENS[:length], cut)
         assert (found.extendable is not None) == is_extendable
 
 

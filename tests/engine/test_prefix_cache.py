@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from edgeagent.engine.prefix_cache import PrefixCache
+from collections.abc import Callable
+
+from edgeagent.engine.prefix_cache import PrefixCache, Source
+from edgeagent.engine.radix_tree import RadixTree
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeRunner
 from tests.integrity import check_integrity
 
+ROOT = b"root"
 
-def compute(
-    runner: FakeRunner, cache: PrefixCache, tokens: list[int], partition: str = "", keep: bool = True
-) -> tuple[int, int]:
+
+def make_cache(runner: FakeRunner, on_evict: Callable[[int], None] | None = None) -> PrefixCache:
+    return PrefixCache(runner, RadixTree(), on_evict)
+
+
+def match(cache: PrefixCache, tokens: list[int]) -> Source:
+    return cache.match(cache._tree.walk(ROOT, tokens), len(tokens))
+
+
+def claim(cache: PrefixCache, tokens: list[int]) -> int:
+    """Claim what there is of a prompt."""
+    seq_id = cache.claim(ROOT, match(cache, tokens))
+    assert seq_id is not None
+    return seq_id
+
+
+def compute(runner: FakeRunner, cache: PrefixCache, tokens: list[int], keep: bool = True) -> tuple[int, int]:
     """Claim, compute and release a prompt; return (sequence id, tokens found in the cache)."""
-    claimed = cache.claim(partition, tokens, len(tokens))
-    assert claimed is not None
-    seq_id, found = claimed
+    seq_id = claim(cache, tokens)
+    found = cache.length(seq_id)
     rest = tokens[found:]
     if rest:
         assert cache.reserve(len(rest))
@@ -29,7 +46,7 @@ def compute(
 
 def test_a_continued_prefix_is_taken_over_without_a_copy() -> None:
     runner = FakeRunner()
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     first = compute(runner, cache, [1, 2, 3])
     second = compute(runner, cache, [1, 2, 3, 4])
     assert (first, second) == ((first[0], 0), (first[0], 3))
@@ -38,62 +55,61 @@ def test_a_continued_prefix_is_taken_over_without_a_copy() -> None:
 
 def test_a_branch_shares_cells_and_keeps_both() -> None:
     runner = FakeRunner()
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3, 4])
     _, found = compute(runner, cache, [1, 2, 9])
     assert found == 2
     assert (len(cache.idle_ids), cache.num_cells_used) == (2, 5)
-    assert cache.match("", [1, 2, 3, 4, 5], 5) == 4
+    assert match(cache, [1, 2, 3, 4, 5]).length == 4
 
 
 def test_the_least_recently_used_prefix_goes_first() -> None:
     runner = FakeRunner(num_cells=12, max_batch=12)
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1, 1, 1, 1])
     compute(runner, cache, [2, 2, 2, 2])
     compute(runner, cache, [1, 1, 1, 1, 1])
     compute(runner, cache, [3, 3, 3, 3])
-    assert [cache.match("", [n] * 4, 4) for n in (1, 2, 3)] == [4, 0, 4]
+    assert [match(cache, [n] * 4).length for n in (1, 2, 3)] == [4, 0, 4]
 
 
 def test_live_sequences_are_never_evicted() -> None:
     runner = FakeRunner(num_cells=8, num_sequences=2)
-    cache = PrefixCache(runner)
-    claimed = [cache.claim("", [n], 1) for n in (1, 2)]
-    assert None not in claimed
-    assert cache.claim("", [3], 1) is None
+    cache = make_cache(runner)
+    assert {claim(cache, [n]) for n in (1, 2)} == {0, 1}
+    assert cache.claim(ROOT, Source()) is None
     assert cache.reserve(8)
     assert not cache.reserve(9)
 
 
 def test_ids_run_out_before_cells_and_an_idle_one_is_reused() -> None:
     runner = FakeRunner(num_sequences=2)
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     for n in (1, 2, 3, 4):
         compute(runner, cache, [n, n])
     assert len(cache.idle_ids) == 2
-    assert [cache.match("", [n, n], 2) for n in (1, 2, 3, 4)] == [0, 0, 2, 2]
+    assert [match(cache, [n, n]).length for n in (1, 2, 3, 4)] == [0, 0, 2, 2]
 
 
 def test_a_memory_that_cannot_be_cut_offers_only_whole_sequences() -> None:
     runner = FakeRunner(memory_kind=MemoryKind.RECURRENT)
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3])
-    assert cache.match("", [1, 2, 3, 4], 4) == 3
-    assert cache.match("", [1, 2, 9], 3) == 0
-    assert cache.match("", [1, 2, 3], 2) == 0
+    assert match(cache, [1, 2, 3, 4]).length == 3
+    assert match(cache, [1, 2, 9]) == Source()
+    assert cache.match(cache._tree.walk(ROOT, [1, 2, 3]), 2) == Source()
 
 
 def test_what_must_not_be_kept_is_gone() -> None:
     runner = FakeRunner()
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3], keep=False)
-    assert (len(cache.idle_ids), cache.num_cells_used, cache.match("", [1, 2, 3], 3)) == (0, 0, 0)
+    assert (len(cache.idle_ids), cache.num_cells_used, match(cache, [1, 2, 3]).length) == (0, 0, 0)
 
 
 def test_can_hold_counts_what_eviction_would_free() -> None:
     runner = FakeRunner(num_cells=10, max_batch=10)
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3, 4])
     assert cache.can_hold(10)
     assert not cache.can_hold(11)
@@ -101,7 +117,7 @@ def test_can_hold_counts_what_eviction_would_free() -> None:
 
 def test_of_equally_long_prefixes_the_one_that_ends_there_is_taken_over() -> None:
     runner = FakeRunner()
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3, 4])
     compute(runner, cache, [1, 2, 3])
     assert len(cache.idle_ids) == 2
@@ -111,10 +127,8 @@ def test_of_equally_long_prefixes_the_one_that_ends_there_is_taken_over() -> Non
 
 def test_a_live_sequence_that_cannot_be_cut_is_emptied() -> None:
     runner = FakeRunner(memory_kind=MemoryKind.RECURRENT)
-    cache = PrefixCache(runner)
-    claimed = cache.claim("", [1, 2, 3], 3)
-    assert claimed is not None
-    seq_id, _ = claimed
+    cache = make_cache(runner)
+    seq_id = claim(cache, [1, 2, 3])
     assert cache.reserve(3)
     runner.decode([Slice(seq_id, 0, [1, 2, 3], 0)])
     cache.append(seq_id, [1, 2])
@@ -124,11 +138,9 @@ def test_a_live_sequence_that_cannot_be_cut_is_emptied() -> None:
 
 def test_the_gap_below_an_idle_prefix_counts_what_is_neither_its_own_nor_live() -> None:
     runner = FakeRunner()
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     compute(runner, cache, [1] * 6)
-    claimed = cache.claim("", [2], 0)
-    assert claimed is not None
-    live, _ = claimed
+    live = claim(cache, [2])
     assert cache.reserve(3)
     runner.decode([Slice(live, 0, [2, 2, 2], 0)])
     cache.append(live, [2, 2, 2])
@@ -141,16 +153,15 @@ def test_the_gap_below_an_idle_prefix_counts_what_is_neither_its_own_nor_live() 
 
 def test_of_equally_long_prefixes_an_idle_one_is_found_before_a_live_one() -> None:
     runner = FakeRunner()
-    cache = PrefixCache(runner)
+    cache = make_cache(runner)
     idle, _ = compute(runner, cache, [1, 2, 3, 4])
-    claimed = cache.claim("", [1, 2, 3], 3)
-    assert claimed is not None and claimed[0] != idle
-    assert cache.find_idle("", [1, 2, 3, 9], 3) == idle
+    assert claim(cache, [1, 2, 3]) != idle
+    assert match(cache, [1, 2, 3, 9]) == Source(3, idle)
 
 
 def test_one_idle_prefix_is_evicted_at_a_time_and_told_of_first() -> None:
     runner, evicted = FakeRunner(), list[int]()
-    cache = PrefixCache(runner, evicted.append)
+    cache = make_cache(runner, evicted.append)
     first, _ = compute(runner, cache, [1, 1, 1])
     second, _ = compute(runner, cache, [2, 2, 2])
     assert [cache.evict_one() for _ in range(3)] == [True, True, False]

@@ -75,9 +75,9 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "max(2, self.max_pending_bytes)",
     ): "Only a division by zero has to be avoided.",
     (
-        "edgeagent/engine/block_tree.py",
-        "if self._starts[key] < depth < node.depth:",
-        "(self._starts[key] <= depth < node.depth)",
+        "edgeagent/engine/radix_tree.py",
+        "if place.start < depth < place.end:",
+        "(place.start <= depth < place.end)",
     ): "A block with none of the tokens is refused by those who ask: MIN_PART is the least.",
     (
         "edgeagent/engine/block_store/folder.py",
@@ -106,7 +106,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "An empty part comes with the others; the tokens are the same.",
     (
         "edgeagent/engine/prefix_cache.py",
-        "if rank > best_rank and self._runner.can_trim(holder, length):",
+        "if rank > best_rank and self._runner.can_trim(seq_id, length):",
         "(rank >= best_rank)",
     ): "Of several holders with the same rank either serves as well.",
     (
@@ -116,7 +116,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "The message would show in the traceback of a bug only; refusals are answered from `error`.",
     (
         "edgeagent/engine/block_cache.py",
-        "if len(self._tree) > self._sweep_at:",
-        "(len(self._tree) >= self._sweep_at)",
+        "if len(self.tree.blocks) > self._sweep_at:",
+        "(len(self.tree.blocks) >= self._sweep_at)",
     ): "The sweep comes one block sooner; what it takes out is held by no tier in either case.",
 }

@@ -14,6 +14,7 @@ from edgeagent.bench.stats import median, quantile
 from edgeagent.engine.block_cache import BlockCache
 from edgeagent.engine.blocks import CachePriority, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.prefix_cache import Source
 from edgeagent.engine.saver import Saver
 from tests.fakes import FakeRunner, FakeTier
 
@@ -45,9 +46,8 @@ def step_ms(num_tokens: int, chunk: int) -> list[float]:
     blocks = BlockCache(Keyring(b"model", bytes(32)), host, below, can_cut=True, block_tokens=block_tokens)
     saver = Saver(Weightless(num_tokens + chunk, block_tokens), blocks)
     tokens = array("i", (at * 7919 % 150_000 for at in range(num_tokens)))
-    claimed = saver.claim("", tokens, 0)
-    assert claimed is not None
-    seq_id, times = claimed[0], []
+    seq_id, times = saver.claim(blocks.root(""), Source(), []), []
+    assert seq_id is not None
     for start in range(0, num_tokens, chunk):
         saver.cells.append(seq_id, tokens[start : start + chunk])
         started_s = time.perf_counter()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edgeagent.engine.block_cache import BlockCache, Link
-from edgeagent.engine.block_tree import BlockTree
-from edgeagent.engine.blocks import MIN_PART, Block, Head, Importance, Keyring
+from edgeagent.engine.blocks import MIN_PART, Block, Importance, Keyring
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.radix_tree import common_length
@@ -60,13 +59,15 @@ class Lives(RuleBasedStateMachine):
     def save(self, partition: str, runs: list[tuple[int, int]], size: int, payload: int) -> None:
         """Keep one more block of a prefix, behind what there is of it."""
         tokens = tokens_of(runs)
-        links = self.blocks.find(partition, tokens, len(tokens))
+        links = self.look_up(partition, tokens)
         whole = [link for link in links if link.is_whole]
         start = whole[-1].end if whole else 0
         own = tokens[start : start + size]
         if len(own) < MIN_PART:
             return
-        block = self.blocks.make(partition, whole[-1].key if whole else None, start, own, memoryview(bytes(payload)))
+        block = self.blocks.make(
+            KEYS.root(partition), whole[-1].key if whole else None, start, own, memoryview(bytes(payload))
+        )
         if self.blocks.add(block, Importance.IDLE):
             self.known[block.key] = partition, tokens[: start + len(own)], start
 
@@ -85,7 +86,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(partition=st.one_of(PARTITIONS, st.none()))
     def purge(self, partition: str | None) -> None:
-        self.blocks.purge(partition)
+        self.blocks.purge(None if partition is None else KEYS.root(partition))
         assert not [key for key, (owner, _, _) in self.held().items() if partition in (None, owner)]
 
     @rule()
@@ -97,7 +98,7 @@ class Lives(RuleBasedStateMachine):
     @rule(partition=PARTITIONS, runs=RUNS)
     def find(self, partition: str, runs: list[tuple[int, int]]) -> None:
         wanted = tokens_of(runs)
-        links = self.blocks.find(partition, wanted, len(wanted))
+        links = self.look_up(partition, wanted)
         self.check_links(partition, wanted, links)
         assert (links[-1].end if links else 0) == self.reach(partition, wanted)
 
@@ -106,9 +107,12 @@ class Lives(RuleBasedStateMachine):
     def find_again(self, number: int, more: list[tuple[int, int]]) -> None:
         partition, tokens, _ = self.known[sorted(self.known)[number % len(self.known)]]
         wanted = tokens + tokens_of(more)
-        links = self.blocks.find(partition, wanted, len(wanted))
+        links = self.look_up(partition, wanted)
         self.check_links(partition, wanted, links)
         assert (links[-1].end if links else 0) == self.reach(partition, wanted)
+
+    def look_up(self, partition: str, tokens: array[int]) -> list[Link]:
+        return self.blocks.find(self.blocks.walk(KEYS.root(partition), tokens))
 
     def held(self) -> dict[bytes, tuple[str, array[int], int]]:
         return {key: known for key, known in self.known.items() if self.blocks.is_held(key)}
@@ -145,19 +149,6 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
-
-
-def test_a_block_hangs_on_what_is_there_and_ends_where_it_begins() -> None:
-    tree, root = BlockTree(), KEYS.root("")
-    first = Head(root, root, b"first", 0, array("i", [1, 2]))
-    second = Head(root, b"first", b"second", 2, array("i", [3]))
-    assert not tree.add(second)
-    assert tree.add(first)
-    assert not tree.add(Head(root, b"first", b"elsewhere", 3, array("i", [3])))
-    assert tree.add(second)
-    assert tree.tokens(b"second") == array("i", [3])
-    tree.remove(b"first")
-    assert [place.key for place in tree.path(root, [1, 2, 3]).on] == [b"second"]
 
 
 def make_engine(below: FakeTier, runner: FakeRunner | None = None) -> tuple[Engine, FakeRunner]:
