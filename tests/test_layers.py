@@ -53,7 +53,7 @@ OWNERS: dict[str, set[str]] = {
     "platformdirs": {"config", "config_sources"},
     "httpx": {"backends", "bench"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
-    "msgspec": {"types", "remotes", "egress", "worker", "backends", "router"},
+    "msgspec": {"types", "remotes", "egress", "worker", "backends", "router", "api"},
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
     "jinja2": {"text"},

@@ -72,6 +72,8 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/cache": Scope.ADMIN,
     "/edgeagent/cache/purge": Scope.ADMIN,
     "/edgeagent/cache/warm": Scope.ADMIN,
+    "/edgeagent/egress": Scope.ADMIN,
+    "/edgeagent/egress/purge": Scope.ADMIN,
     "/edgeagent/reload": Scope.ADMIN,
     "/edgeagent/stop": Scope.ADMIN,
 }

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.remotes import route_report
 from edgeagent.types import CacheStatus, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
@@ -42,6 +43,7 @@ async def get_status(request: Request) -> JSONResponse:
             # Why stored responses are in memory only, e.g. a full disk.
             "response_trouble": context.history.trouble,
             "models": [_model(status) for status in models],
+            "route": route_report(context),
         }
     )
 

@@ -23,6 +23,7 @@ from edgeagent.api import (
     metrics,
     models,
     ollama,
+    remotes,
     responses,
     stored_responses,
     text_routes,
@@ -45,7 +46,7 @@ from edgeagent.store.resolve import Library
 
 _MODULES = (
     *(chat, completions, embeddings, text_routes, llama_server),
-    *(responses, compaction, stored_responses, websocket, models, ollama, admin, cache_routes, metrics),
+    *(responses, compaction, stored_responses, websocket, models, ollama, admin, cache_routes, remotes, metrics),
 )
 ROUTERS = tuple(module.router for module in _MODULES)
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"

@@ -14,7 +14,18 @@ from edgeagent.api.service import Service
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, ModelNotFound
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.router.modes import strictest
-from edgeagent.types import Embed, GenerateRequest, ModelStatus, RouteMode, Step, TextAnswer, TextQuery, replace
+from edgeagent.router.outside import Outside
+from edgeagent.types import (
+    Embed,
+    GenerateRequest,
+    ModelStatus,
+    RemoteStatus,
+    RouteMode,
+    Step,
+    TextAnswer,
+    TextQuery,
+    replace,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +153,15 @@ class LiveRequests:
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
         self._service.cancel(request_id)
+
+    @property
+    def outside(self) -> Outside | None:
+        """The owner's remotes and the ledger; None where there can be none."""
+        return self._service.outside
+
+    def remotes(self) -> list[RemoteStatus]:
+        """Return how the remotes stand that requests may go to."""
+        return self._service.remotes()
 
     def models(self) -> list[ModelStatus]:
         """Return the models that are served, loaded or not."""

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from edgeagent.types import GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
+from edgeagent.router.outside import Outside
+from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step, TextAnswer, TextQuery
 
 
 class Service(Protocol):
     """The contract of `generate` and `cancel` is that of backends.base.Backend."""
+
+    @property
+    def outside(self) -> Outside | None:
+        """The owner's remotes and the ledger; None where there can be none."""
+        ...
+
+    def remotes(self) -> list[RemoteStatus]:
+        """Return how the remotes stand that requests may go to."""
+        ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; closing the generator cancels it."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 def build(config: Config) -> Router:
     """Return the router with its backends, not started. The imports are here, to keep the package's own quick."""
     from edgeagent.backends.local import LocalBackend
+    from edgeagent.router.outside import Outside
     from edgeagent.router.router import Router
     from edgeagent.store.gguf import validate_model
     from edgeagent.store.resolve import resolve
@@ -24,4 +25,4 @@ def build(config: Config) -> Router:
         validate_model,
         disk_cache=lambda: prepare_disk_cache(config),
     )
-    return Router([LocalBackend(config.engine, pool)])
+    return Router([LocalBackend(config.engine, pool)], Outside(config))

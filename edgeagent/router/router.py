@@ -14,15 +14,18 @@ from msgspec.structs import replace
 from edgeagent.backends.base import Backend, Estimate
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.admission import Refused, admit
+from edgeagent.router.outside import Outside
 from edgeagent.router.policy import Route, choose_routes
-from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, Step, TextAnswer, TextQuery
+from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, RemoteStatus, Step, TextAnswer, TextQuery
 
 
 class Router:
     """All backends as one; its `generate` and `cancel` keep the contract of backends.base.Backend."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(self, backends: Sequence[Backend], outside: Outside | None = None) -> None:
+        """Without `outside` there are no remotes."""
         self._backends = {backend.name: backend for backend in backends}
+        self.outside = outside
 
     async def start(self) -> None:
         """Start every backend; raise what keeps one from starting."""
@@ -32,6 +35,12 @@ class Router:
     async def stop(self) -> None:
         """End every request, then release everything."""
         await asyncio.gather(*(backend.stop() for backend in self._backends.values()))
+        if self.outside is not None:
+            self.outside.close()
+
+    def remotes(self) -> list[RemoteStatus]:
+        """Return how the remotes stand that requests may go to."""
+        return []
 
     def models(self) -> list[ModelStatus]:
         """Return the models of every backend."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from edgeagent.backends.base import Estimate
 from edgeagent.errors import EdgeAgentError, ModelNotFound
+from edgeagent.router.outside import Outside
 from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
@@ -26,6 +27,7 @@ from edgeagent.types import (
     ModelStatus,
     Permit,
     PurgeCache,
+    RemoteStatus,
     RenderPrompt,
     Started,
     Step,
@@ -101,6 +103,7 @@ class FakeBackend:
     """
 
     name = "fake"
+    outside: Outside | None = None
 
     def __init__(self, script: Script = echo, models: tuple[str, ...] = ("fake",)) -> None:
         self.script = script
@@ -111,8 +114,13 @@ class FakeBackend:
         self.is_started = False
         self._names = models
         self.reloaded: list[str] = []
+        self.statuses: list[RemoteStatus] = []
         self._live: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+
+    def remotes(self) -> list[RemoteStatus]:
+        """Return `statuses`."""
+        return self.statuses
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Return room without end, for any request."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import RootModel
 
 from edgeagent.api.documents.answers import Answer
-from edgeagent.types import WorkerState
+from edgeagent.types import RouteMode, WorkerState
 
 
 class HealthError(Answer):
@@ -66,6 +66,86 @@ class ModelReport(Answer):
     worker: WorkerReport | None
 
 
+class EndpointReport(Answer):
+    """A remote's base URL; the fields after `region` are of one that is used."""
+
+    url: str
+    region: str
+    breaker: Literal["closed", "half_open", "open"] | None = None
+    cause: str | None = None
+    num_live: int | None = None
+    first_token_s: float | None = None
+    token_s: float | None = None
+    num_waiting: int | None = None
+    kv_usage: float | None = None
+
+
+class BudgetReport(Answer):
+    """Most that a day (UTC) may take; null: no limit."""
+
+    tokens: int | None
+    money: float | None
+    client_tokens: int | None
+    client_money: float | None
+
+
+class RemoteReport(Answer):
+    """A remote: whether requests may go to it, and what they took today."""
+
+    name: str
+    trouble: str | None
+    is_used: bool
+    num_live: int
+    num_tokens_today: int
+    money_today: float
+    budget: BudgetReport
+    endpoints: list[EndpointReport]
+
+
+class RouteReport(Answer):
+    """Where requests may run, by the machine's mode; a client and a request can be stricter."""
+
+    mode: RouteMode
+    trouble: str | None
+    """Why no remote is used; null if nothing is wrong."""
+    ledger_trouble: str | None
+    """Why nothing may be sent: no row of the egress ledger can be written."""
+    remotes: list[RemoteReport]
+
+
+class EgressRow(Answer):
+    """A request that left this machine, without its content."""
+
+    row: int
+    at: str
+    request: str
+    client: str
+    mode: RouteMode
+    reason: str
+    remote: str
+    host: str
+    model: str
+    num_bytes: int
+    outcome: str
+    ended_at: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    money: float
+
+
+class EgressRows(Answer):
+    """The newest rows of the ledger, the oldest of them first."""
+
+    rows: list[EgressRow]
+
+
+class EgressPurged(Answer):
+    """The ledger's rows are deleted, of so many days."""
+
+    status: Literal["purged"]
+    num_days: int
+
+
 class Status(Answer):
     """The daemon's status."""
 
@@ -84,6 +164,7 @@ class Status(Answer):
     response_trouble: str | None
     """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
     models: list[ModelReport]
+    route: RouteReport
 
 
 class Stopping(Answer):

@@ -67,6 +67,8 @@ OPERATIONS: dict[str, Operation] = {
     "GET /edgeagent/cache": Operation("daemon", answer=answers_daemon.CacheReport),
     "POST /edgeagent/cache/purge": Operation("daemon", cache_routes.PurgeBody, answers_daemon.Purged),
     "POST /edgeagent/cache/warm": Operation("daemon", cache_routes.WarmBody, answers_daemon.Warmed),
+    "GET /edgeagent/egress": Operation("daemon", answer=answers_daemon.EgressRows, query=("since_s", "limit")),
+    "POST /edgeagent/egress/purge": Operation("daemon", answer=answers_daemon.EgressPurged),
     "POST /tokenize": Operation("llama-server", text_routes.TokenizeBody, answers_daemon.Tokens),
     "POST /detokenize": Operation("llama-server", text_routes.DetokenizeBody, answers_daemon.Content),
     "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, answers_daemon.RenderedPrompt),

@@ -1,0 +1,92 @@
+"""The remotes as their owner sees them, and the ledger of what left this machine, shown and purged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from msgspec import structs
+
+from edgeagent.api.context import Context, context_of
+from edgeagent.egress import Row
+from edgeagent.egress.rows import folder_of, purge, read_rows
+from edgeagent.egress.spending import Spent
+from edgeagent.errors import ConfigError, InternalError, InvalidRequest
+from edgeagent.remotes import Remote
+from edgeagent.types import RemoteStatus
+
+MAX_ROWS = 1000
+
+router = APIRouter(prefix="/edgeagent/egress")
+
+Fields = dict[str, Any]
+
+
+@router.get("")
+async def get_egress(request: Request, since_s: str = "0", limit: str = "100") -> JSONResponse:
+    """Return the newest rows of the ledger, the oldest of them first: what left since a time, without its content."""
+    since, most = _number(since_s, "since_s"), int(_number(limit, "limit"))
+    if not 1 <= most <= MAX_ROWS:
+        raise InvalidRequest(f"limit must be from 1 to {MAX_ROWS}, not {most}", param="limit")
+    folder = folder_of(context_of(request).config.state_dir)
+    try:
+        rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, since), most))
+    except ConfigError as error:
+        raise InternalError(error.message) from None
+    return JSONResponse({"rows": [structs.asdict(row) for row in rows]})
+
+
+@router.post("/purge")
+async def purge_egress(request: Request) -> JSONResponse:
+    """Delete every row; what was spent today still counts."""
+    try:
+        num_days = await asyncio.to_thread(purge, folder_of(context_of(request).config.state_dir), time.time())
+    except ConfigError as error:
+        raise InternalError(error.message) from None
+    return JSONResponse({"status": "purged", "num_days": num_days})
+
+
+def route_report(context: Context) -> Fields:
+    """Return where requests may run, and how each remote stands; `trouble` says why none is used."""
+    outside = context.service.outside
+    if outside is None:
+        return {"mode": "local_only", "trouble": None, "ledger_trouble": None, "remotes": []}
+    statuses = {status.name: status for status in context.service.remotes()}
+    return {
+        "mode": outside.mode.value,
+        "trouble": outside.file.trouble or None,
+        "ledger_trouble": outside.ledger.trouble or None,
+        "remotes": [
+            _remote(remote, statuses.get(remote.name), outside.ledger.spent(remote.name))
+            for remote in outside.file.remotes
+        ],
+    }
+
+
+def _remote(remote: Remote, status: RemoteStatus | None, spent: Spent) -> Fields:
+    endpoints = status.endpoints if status is not None else ()
+    return {
+        "name": remote.name,
+        "trouble": (status.trouble or None) if status is not None else None,
+        "is_used": status is not None,
+        "num_live": status.num_live if status is not None else 0,
+        "num_tokens_today": spent.num_tokens,
+        "money_today": round(spent.money, 9),
+        "budget": structs.asdict(remote.budget),
+        "endpoints": [structs.asdict(endpoint) for endpoint in endpoints]
+        or [{"url": endpoint.url, "region": endpoint.region} for endpoint in remote.endpoints],
+    }
+
+
+def _number(text: str, param: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e11:
+        raise InvalidRequest(f"{param} must be a number from 0, not {text!r:.80}", param=param)
+    return value
