@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from edgeagent import metrics
@@ -24,6 +26,8 @@ from edgeagent.api.access import (
     Asker,
     Listener,
     User,
+    client_of,
+    is_page,
 )
 from edgeagent.api.grants import GRANT, Grant, Grants
 from edgeagent.api.security import Policy, Security
@@ -331,6 +335,15 @@ async def test_refusals_are_counted_and_those_of_someone_are_logged(
     assert (forbidden._value.get(), invalid._value.get()) == (before[0] + 2, before[1] + 1)
 
 
+@pytest.mark.parametrize(("key", "said"), [(None, "needs a token:"), ("sk-x", "is not one of this daemon")])
+async def test_where_all_need_a_token_it_is_said_what_is_wrong(tmp_path: Path, key: str | None, said: str) -> None:
+    ensure_token(tmp_path)
+    locked = Door(tmp_path, token_required=True)
+    sent = await locked.ask(request(*([] if key is None else [bearer(key)])))
+    assert status(sent) == 401
+    assert said in json.loads(sent[1]["body"])["error"]["message"]
+
+
 def test_who_asked_is_described_without_a_key() -> None:
     described = {
         Asker(Listener.UNIX, UNKNOWN_USER, Shown(Standing.NOTHING)): "no key over the Unix socket",
@@ -437,3 +450,72 @@ async def test_requests_that_open_something_are_no_wrong_tokens(tmp_path: Path) 
         await access.judge(request(bearer("sk-anything")))  # the owner's all the same, over loopback
         await access.judge({**request(path="/metrics"), PEER_KEY: STRANGER})  # no token
     assert isinstance((await access.judge(request(bearer("edge_wrong"))))[0], Unauthorized)
+
+
+def basic(text: str) -> tuple[str, str]:
+    return "authorization", f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+async def test_in_which_forms_a_token_counts_as_shown(tmp_path: Path) -> None:
+    token = add_client(tmp_path, "kiosk", [Right.INFER])
+    access = Access(KeyRing(tmp_path), is_token_required=False)
+
+    async def standing(*headers: tuple[str, str]) -> Standing:
+        return (await access.judge(request(*headers)))[1].shown.standing
+
+    for value in (
+        f"Bearer {token}",
+        f"bearer '{token}'",
+        f'Bearer "{token}"',
+        token,
+        f"Token {token}",
+        f"edge_x {token}",
+    ):
+        assert await standing(("authorization", value)) is Standing.HELD, value
+    for shown in (basic(f"{token}:"), basic(f"user:{token}"), basic(token)):
+        assert await standing(shown) is Standing.HELD, shown
+    # A second word makes it another key.
+    assert await standing(("authorization", f"Bearer {token} x")) is Standing.UNKNOWN
+    for shown in (
+        basic("user:password"),
+        basic(f"user:x:{token}"),
+        ("authorization", "Basic &"),
+        ("authorization", ""),
+    ):
+        assert await standing(shown) is Standing.NOTHING, shown
+    assert await standing(bearer(token), basic(f"{token}:")) is Standing.SEVERAL
+
+
+@pytest.mark.parametrize("header", ["cookie", "sec-fetch-mode", "Sec-Fetch-Dest"])
+async def test_a_form_that_a_browser_sends_is_no_declared_body(door: Door, header: str) -> None:
+    assert status(await door.ask(posted((header, "x")))) == 415
+    assert status(await door.ask(posted(("x-other", "x"), ("user-agent", "curl/8 (Mozilla/5.0)")))) == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_from_page"),
+    [
+        ({}, False),
+        ({"user-agent": "curl/8"}, False),
+        ({"user-agent": "Mozilla/5.0"}, True),
+        ({"sec-fetch-mode": "cors"}, False),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, False),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate", "user-agent": "Mozilla/5.0"}, False),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate", "origin": PAGE}, True),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "cors"}, True),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate"}, True),
+        ({"cookie": "a=b"}, True),
+    ],
+)
+async def test_the_owners_browser_may_do_all_only_where_its_user_typed_the_address(
+    door: Door, headers: dict[str, str], is_from_page: bool
+) -> None:
+    scope = request(*headers.items(), path="/metrics")
+    assert is_page(scope) == is_from_page
+    assert status(await door.ask(scope)) == (401 if is_from_page else 200)
+
+
+def test_a_request_that_was_not_judged_has_no_client() -> None:
+    assert client_of(HTTPConnection({**request(), CLIENT_KEY: "kiosk"})) == "kiosk"
+    with pytest.raises(KeyError):
+        client_of(HTTPConnection(request()))

@@ -31,9 +31,49 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "Said for systems without the flag, and O_CREAT with O_EXCL follows no link on any.",
     (
         "edgeagent/engine/block_store/files.py",
-        "os.utime(self.folder / name, (used_s, used_s))",
-        "(self.folder * name)",
-    ): "Windows alone comes here.",
+        '_OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)',
+        "1",
+    ): "Said for systems without the flags.",
+    (
+        "edgeagent/engine/block_store/files.py",
+        'flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)',
+        "1",
+    ): "Said for systems without the flag.",
+    (
+        "edgeagent/state_files.py",
+        'descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)',
+        "1",
+    ): "Said for systems without the flag.",
+    (
+        "edgeagent/engine/block_store/folder.py",
+        "return Outcome.LATER",
+        "return None",
+    ): "The types refuse it, and the writer asks for `trouble` before.",
+    (
+        "edgeagent/engine/block_store/folder.py",
+        "if needed > 0 and num_bytes <= max(0, limit):",
+        "1",
+    ): "A block has more than one byte.",
+    (
+        "edgeagent/engine/block_store/folder.py",
+        "self._missing_bytes = 0  # of that block",
+        "1",
+    ): "Set with `shortage`, and read only with it.",
+    (
+        "edgeagent/engine/block_store/folder.py",
+        "self._seen_ns = 0  # of the folder's last change that is known here",
+        "1",
+    ): "`open` sets it before anything reads it.",
+    (
+        "edgeagent/engine/block_store/store.py",
+        "held.epoch = -1  # never found again",
+        "2",
+    ): "No epoch is below 0.",
+    (
+        "edgeagent/engine/block_store/ledger.py",
+        "self._allowance_left, self._looked_at_s = 1.0, 0.0",
+        "1.0",
+    ): "All is left, whenever that was seen.",
     (
         "edgeagent/engine/prefix_cache.py",
         "break",
@@ -44,6 +84,11 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         'return base64.b64decode(encoded).split(b":", 1)',
         "2",
     ): "No token of ours has a colon, so it is a part of its own either way.",
+    (
+        "edgeagent/api/access.py",
+        "if now_s - self._since_s > FAILURES_WINDOW_S:",
+        "(now_s - self._since_s >= FAILURES_WINDOW_S)",
+    ): "One instant of a clock.",
     (
         "edgeagent/engine/scheduler.py",
         "return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]",
@@ -67,12 +112,47 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     (
         "edgeagent/engine/block_store/writer.py",
         "self.max_pending_bytes = 256 << 20",
-        "256 << 21",
+        "257",
     ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
     (
         "edgeagent/engine/block_store/writer.py",
+        "self.max_pending_bytes = 256 << 20",
+        "(256 >> 20)",
+    ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "self.max_pending_bytes = 256 << 20",
+        "21",
+    ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "while self._turns and self._ticks() <= by_s:",
+        "(self._ticks() < by_s)",
+    ): "One instant of a clock.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "continue",
+        "break",
+    ): "The next turn passes over the next one; it comes at once.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:",
+        "(2 // len(self.pending))",
+    ): "How many are forgotten at once decides what that costs, and nothing else.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:",
+        "(len(self._waiting) >= 2 * len(self.pending) + _MAX_STALE)",
+    ): "How many are forgotten at once decides what that costs, and nothing else.",
+    (
+        "edgeagent/engine/block_store/writer.py",
+        "if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:",
+        "3",
+    ): "How many are forgotten at once decides what that costs, and nothing else.",
+    (
+        "edgeagent/engine/block_store/writer.py",
         "spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)",
-        "max(2, self.max_pending_bytes)",
+        "2",
     ): "Only a division by zero has to be avoided.",
     (
         "edgeagent/engine/radix_tree.py",

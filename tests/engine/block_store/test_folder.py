@@ -291,3 +291,18 @@ def test_a_block_takes_the_place_of_its_damaged_file(tmp_path: Path, importance:
     later.work()
     assert is_same(later.read(block.key), block)
     assert len(list((tmp_path / "cache").glob("*.kv"))) == later.stats().num_blocks == 1
+
+
+def test_a_purge_while_a_block_is_written_leaves_nothing_of_it(tmp_path: Path) -> None:
+    (block,) = make_chain(1)
+
+    def fault(number: int, name: str) -> None:
+        if name == "sync":
+            assert temporaries(tmp_path / "cache") != []
+            store.purge(block.root)
+
+    store = make_store(tmp_path / "cache", files=FaultyFiles(tmp_path / "cache", fault))
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.num_bytes(block.key) is None
+    assert temporaries(tmp_path / "cache") == list((tmp_path / "cache").glob("*.kv")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import sys
 from array import array
@@ -30,6 +31,17 @@ def test_a_file_has_the_size_that_is_said(draft: bool) -> None:
     _, block = make_chain(2, draft=draft)
     assert len(content_of(block)) == file_bytes(block)
     assert file_bytes(block) == head_bytes(len(block.tokens)) + 1000 + (32 if draft else 0)
+
+
+def test_files_are_the_same_in_every_version() -> None:
+    """Or what earlier ones wrote is lost."""
+    _, block = make_chain(2, num_tokens=20, draft=True)
+    assert (
+        hashlib.sha256(content_of(block)).hexdigest()
+        == "bc3b2295e440ecc490ad2cc0d655f73857b6247421bd6be8fe9101a40efcf627"
+    )
+    root, parent, key = block.root.hex()[:16], block.parent.hex()[:32], block.key.hex()
+    assert name_of(block).file_name == f"{root}-{parent}-{key}-14-14-1.kv"
 
 
 def test_tokens_are_little_endian_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:

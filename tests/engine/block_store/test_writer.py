@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -331,6 +332,29 @@ def test_it_leaves_the_processor_to_those_who_compute_and_ends_soon_all_the_same
     assert threaded.store.num_bytes(other.key) is not None
 
 
+def test_it_rests_after_each_block_while_tokens_are_computed(
+    store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+    worked_s = itertools.count(0.0, 0.01)
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        times.pass_s(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "thread_time", lambda: next(worked_s))
+    blocks = [make_chain(1, seed=seed)[0] for seed in range(3)]
+    store.offer(blocks[0], Importance.IDLE)
+    store.work()
+    assert sleeps == [], "none are computed"
+    store.yield_to(lambda: True)
+    for block in blocks[1:]:
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert sum(sleeps) == pytest.approx(2.0, rel=0.01), "a hundred times as long as it worked"
+
+
 def test_it_rests_in_short_steps_and_less_the_more_waits(
     store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,21 +396,32 @@ def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.Ca
     assert "RuntimeError" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("importance", [Importance.SYSTEM, Importance.IDLE])
 def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch, importance: Importance
 ) -> None:
     monkeypatch.setattr(writer_module, "_MAX_STALE", 10)
     files = FaultyFiles(tmp_path / "cache", failing(NO_SPACE))
-    store = make_store(tmp_path / "cache", files=files)
-    kept, *others = (make_chain(1, seed=seed)[0] for seed in range(100))
-    store.offer(kept, Importance.SYSTEM)
+    store = make_store(tmp_path / "cache", times, files=files)
+    # Those that are not full wait until they are quiet, where they do not matter.
+    kept, *others = (make_chain(1, seed=seed, num_tokens=20)[0] for seed in range(100))
+    store.offer(kept, importance)
     for block in others:
-        store.offer(block, Importance.SYSTEM)
+        store.offer(block, importance)
         store.work()
         store.withdraw(block.key)
     writer = store._writer
-    assert len(writer._waiting) < 20 and len(writer._turns) < 20
+    assert len(writer._waiting) < 20 and len(writer._turns) < 20 and len(writer._settling) < 20
     assert kept.key in writer._waiting and store.is_pending(kept.key)
+    times.pass_s(6)
+    for _ in range(30):
+        store.work()
+    assert len(writer._turns) < 20, "one that is quiet comes to its place once"
+    files.fault = lambda number, name: None
+    times.pass_s(31)
+    store.work()
+    store.work()
+    assert held(store, kept, others[-1]) == [True, False]
 
 
 def test_what_matters_most_is_still_first_after_others_were_taken_back(
