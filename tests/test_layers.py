@@ -51,7 +51,10 @@ OWNERS: dict[str, set[str]] = {
     # Of the extra `keyring`; only those who keep a key there need it.
     "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
-    "httpx": {"backends", "bench"},
+    "httpx": {"bench"},
+    # httpx's own transport and its HTTP/2, without httpx's cookies, redirects and variables: see backends.remote.
+    "httpcore": {"backends"},
+    "h2": {"backends"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
     "msgspec": {"types", "remotes", "egress", "worker", "backends", "router", "api"},
     "llama_cpp": {"engine"},
@@ -158,6 +161,24 @@ def test_no_lock_is_taken() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 assert ast.unparse(node) not in ("threading.Lock", "threading.RLock", "asyncio.Lock"), path
+
+
+def test_one_module_opens_connections_to_remotes() -> None:
+    """The choke point. What others may open goes to this machine, to the hub, or where a user's command says."""
+    choke_point = Path("backends/remote/transport.py")
+    sockets = Path("backends/remote/network.py")
+    names = Path("backends/remote/names.py")
+    importers = {path.relative_to(PACKAGE): set(_imports(path)) for path in MODULES}
+    for path, imported in importers.items():
+        libraries = {name.split(".")[0] for name in imported}
+        if libraries & {"httpcore", "h2"}:
+            assert path in (choke_point, sockets), path
+        if "edgeagent.backends.remote.network" in imported:
+            assert path == choke_point, path
+        if "edgeagent.backends.remote.names" in imported:
+            assert path == sockets, path
+        if path.parts[:2] == ("backends", "remote") and path not in (sockets, names):
+            assert not libraries & {"socket", "httpx", "urllib3", "requests", "http"}, path
 
 
 def test_every_part_has_a_row() -> None:

@@ -63,7 +63,15 @@ from edgeagent.types.requests import (
     ToolCall,
     ToolChoice,
 )
-from edgeagent.types.routing import AnswerSoFar, EndpointStatus, Permit, Placement, RemoteStatus, RouteMode
+from edgeagent.types.routing import (
+    AnswerSoFar,
+    EndpointStatus,
+    Permit,
+    Placement,
+    ProbePermit,
+    RemoteStatus,
+    RouteMode,
+)
 
 __all__ = [
     "UNUSABLE",
@@ -90,6 +98,7 @@ __all__ = [
     "OutputFormat",
     "Permit",
     "Placement",
+    "ProbePermit",
     "Prompt",
     "PromptProgress",
     "PromptText",

@@ -71,6 +71,16 @@ class RemoteStatus(Struct, frozen=True):
     endpoints: tuple[EndpointStatus, ...] = ()
 
 
+class ProbePermit(Struct, frozen=True):
+    """Leave to ask one remote whether it is well, and to open connections to it; nothing of a request goes there.
+
+    Only the router's policy issues it, and only while the machine's mode, which it holds, lets requests leave at all.
+    """
+
+    remote: str
+    mode: RouteMode
+
+
 class AnswerSoFar(Struct, frozen=True):
     """The part of an answer that its client has, for the place that goes on with it.
 

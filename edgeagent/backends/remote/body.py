@@ -1,0 +1,250 @@
+"""Writes a request as the body of chat completions, or of text completions.
+
+Only what the request asks goes in: no name of this machine, of its user or of a client, and no other conversation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from edgeagent.backends.remote.dialect import Dialect
+from edgeagent.errors import NotSupported
+from edgeagent.types import (
+    AnswerSoFar,
+    ChatPrompt,
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    OutputFormat,
+    SamplingParams,
+    TextFormat,
+    TextPrompt,
+    TokenPrompt,
+    Tool,
+    ToolChoice,
+)
+
+Fields = dict[str, Any]
+
+_GO_ON = (
+    "Your last message was cut off. Go on with it exactly where it stopped, in the middle of a word if need be. "
+    "Repeat nothing of it and say nothing about this."
+)
+
+
+class Target(Struct, frozen=True):
+    """Whom a body is for: the model's name there, the server's dialect, and the salt of its prefix cache.
+
+    `in_words`: an answer that it cannot continue exactly is asked for in words.
+    """
+
+    model: str
+    dialect: Dialect
+    cache_salt: str = ""
+    in_words: bool = False
+
+
+class Body(Struct, frozen=True):
+    """What to send, and where to, below the base URL."""
+
+    path: str
+    content: bytes
+
+
+def unsupported(request: GenerateRequest) -> str:
+    """Return what in a request no remote can be asked for, in words; empty where there is nothing."""
+    prompt = request.prompt
+    if request.echo:
+        return "the prompt's own text (echo)"
+    if request.prefill_only:
+        return "computing a prompt without an answer"
+    if request.sampling.logit_bias:
+        return "logit_bias, whose token ids are those of this machine's model"
+    if isinstance(prompt, TextPrompt) and prompt.suffix is not None:
+        return "a suffix"
+    if isinstance(prompt, ChatPrompt) and prompt.truncate:
+        return "dropping the oldest turns"
+    return ""
+
+
+def not_supported(what: str, served_by: str = "edgeagent") -> NotSupported:
+    """Return the error of a request that needs something no remote does."""
+    return NotSupported(f"a remote cannot be asked for {what}", served_by=served_by)
+
+
+def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None = None) -> Body:
+    """Return a request's body; raise NotSupported for what cannot be said in it."""
+    if what := unsupported(request):
+        raise not_supported(what)
+    if so_far is not None:
+        check_continuation(request, so_far)
+    fields = _common(request, target, so_far)
+    match request.prompt:
+        case ChatPrompt() as prompt:
+            path = "/chat/completions"
+            fields |= _chat(prompt, request, target, so_far)
+        case TextPrompt(text=text):
+            path = "/completions"
+            fields["prompt"] = text + (so_far.text if so_far is not None else "")
+            if request.logprobs is not None:
+                fields["logprobs"] = request.logprobs
+        case TokenPrompt(tokens=tokens):
+            path = "/completions"
+            if not target.dialect.takes_token_prompts:
+                raise not_supported("a prompt of token ids")
+            if so_far is not None:
+                raise not_supported("the rest of an answer to a prompt of token ids")
+            fields["prompt"] = list(tokens)
+            if request.logprobs is not None:
+                fields["logprobs"] = request.logprobs
+    return Body(path, msgspec.json.encode(fields))
+
+
+def check_continuation(request: GenerateRequest, so_far: AnswerSoFar) -> None:
+    """Raise NotSupported for an answer that can go on nowhere but where it began."""
+    if so_far.reasoning and not so_far.text:
+        raise not_supported("the rest of a half-finished reasoning")
+    # A grammar there would begin anew behind the half answer.
+    if so_far.text and not isinstance(request.format, TextFormat):
+        raise not_supported("the rest of an answer in a fixed format")
+    prompt = request.prompt
+    if so_far.text and isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice.mode == "required":
+        raise not_supported("the rest of an answer that must be a call")
+
+
+def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | None:
+    """Return how many tokens the answer may still have; None: no limit."""
+    if request.max_tokens is None:
+        return None
+    return max(0, request.max_tokens - (so_far.num_tokens if so_far is not None else 0))
+
+
+def _common(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
+    fields: Fields = {"model": target.model, "stream": True, "stream_options": {"include_usage": True}}
+    left = tokens_left(request, so_far)
+    if left is not None:
+        is_chat = isinstance(request.prompt, ChatPrompt)
+        fields[target.dialect.max_tokens if is_chat else "max_tokens"] = left
+    if request.stop:
+        fields["stop"] = list(request.stop)
+    if not isinstance(request.format, TextFormat):
+        fields["response_format"] = _response_format(request.format)
+    if target.cache_salt and target.dialect.takes_cache_salt:
+        fields["cache_salt"] = target.cache_salt
+    return fields | _sampling(request.sampling, target.dialect)
+
+
+def _sampling(sampling: SamplingParams, dialect: Dialect) -> Fields:
+    fields: Fields = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+    }
+    others: Fields = {
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        dialect.penalty: sampling.repeat_penalty,
+    }
+    if dialect.has_repeat_last_n:
+        others["repeat_last_n"] = sampling.repeat_last_n
+    if dialect.takes_sampling:
+        fields |= others
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _response_format(output: OutputFormat) -> Fields:
+    match output:
+        case JsonSchemaFormat(schema=schema, name=name, strict=strict):
+            described = {"name": name, "schema": json_value(schema), "strict": strict}
+            return {"type": "json_schema", "json_schema": described}
+        case JsonObjectFormat():
+            return {"type": "json_object"}
+        case TextFormat():
+            return {"type": "text"}
+
+
+def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
+    dialect = target.dialect
+    fields: Fields = {"messages": [_message(message, dialect) for message in prompt.messages]}
+    tools = offered(prompt.tools, prompt.tool_choice)
+    if tools:
+        fields["tools"] = [_tool(tool) for tool in tools]
+        fields["tool_choice"] = _tool_choice(prompt.tool_choice)
+        fields["parallel_tool_calls"] = prompt.parallel_tool_calls
+    if request.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": request.logprobs}
+    fields |= _template_kwargs(prompt.template_kwargs, dialect)
+    if so_far is not None and (so_far.text or so_far.reasoning):
+        _continue(fields, so_far, target)
+    return fields
+
+
+def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
+    """Put the answer so far last, and have the server go on with it."""
+    fields["messages"].append(_message(Message("assistant", so_far.text, so_far.reasoning), target.dialect))
+    if target.dialect.continues:
+        if target.dialect.continue_fields:
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    elif target.in_words:
+        fields["messages"].append({"role": "user", "content": _GO_ON})
+    else:
+        raise not_supported("the rest of an answer: it is not known to continue one exactly")
+
+
+def _message(message: Message, dialect: Dialect) -> Fields:
+    fields: Fields = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        fields |= dict.fromkeys(dialect.reasoning_fields, message.reasoning)
+    if message.tool_calls:
+        fields["content"] = message.content or None
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        fields["name"] = message.name
+    return fields
+
+
+def offered(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
+    """Return the tools that a choice leaves, which OpenAI's `tool_choice` cannot say of several."""
+    return tuple(tool for tool in tools if not choice.names or tool.name in choice.names)
+
+
+def _tool(tool: Tool) -> Fields:
+    function: Fields = {"name": tool.name, "parameters": json_value(tool.parameters)}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice) -> str | Fields:
+    if choice.mode == "required" and len(choice.names) == 1:
+        return {"type": "function", "function": {"name": choice.names[0]}}
+    return choice.mode
+
+
+def _template_kwargs(text: str, dialect: Dialect) -> Fields:
+    kwargs = json_value(text)
+    if not kwargs:
+        return {}
+    if dialect.takes_template_kwargs:
+        return {"chat_template_kwargs": kwargs}
+    # Variables of this machine's templates mean nothing there, but for the one that OpenAI has too.
+    effort = kwargs.get("reasoning_effort")
+    return {"reasoning_effort": effort} if effort is not None else {}
+
+
+def json_value(text: str) -> Any:
+    """Return what JSON text of a request says, so that nothing but JSON is put into a body."""
+    return msgspec.json.decode(text.encode())

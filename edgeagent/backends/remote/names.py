@@ -1,0 +1,87 @@
+"""Resolves names. Each lookup has a thread of its own, since a resolver may hang for as long as it likes.
+
+Nothing is kept of what it said: an address may change with the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+
+_MAX_LOOKUPS = 16
+_running_lookups: set[int] = set()
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses that a remote of this name may have, in the order to try; an address is its own.
+
+    None: it has only others. Raise OSError for a name that has none.
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        allowed = [address for address in await _look_up(host, port) if _may_be(host, address)]
+        return _alternating(allowed) if allowed else []
+    return [host]
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    """Resolve a name. A thread that hangs is left behind; with too many of those no more are begun."""
+    if len(_running_lookups) >= _MAX_LOOKUPS:
+        raise OSError(f"{_MAX_LOOKUPS} earlier lookups still hang")
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+    number = id(answer)
+    _running_lookups.add(number)
+
+    def tell(found: list[str] | OSError) -> None:
+        _running_lookups.discard(number)
+        if answer.done():
+            return
+        if isinstance(found, OSError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    def ask() -> None:
+        found: list[str] | OSError
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+        except OSError as error:
+            found = error
+        except UnicodeError:
+            found = OSError("it cannot be a name")
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            loop.call_soon_threadsafe(tell, found)
+
+    threading.Thread(target=ask, name="edgeagent-dns", daemon=True).start()
+    return await answer
+
+
+def _may_be(host: str, address: str) -> bool:
+    """Whether a remote may be at the address that a name has.
+
+    A name that leads to this machine, or to a link's own addresses (a cloud's metadata), is a resolver's mistake or a
+    rebinding; the owner who means them writes the address, or localhost. Private networks are where clusters are.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
+        return False
+    return not ip.is_loopback or host == "localhost" or host.endswith(".localhost")
+
+
+def _alternating(addresses: list[str]) -> list[str]:
+    """Return the addresses with those of the two protocols in turns, the resolver's first one first (RFC 8305)."""
+    first_kind = ":" in addresses[0]
+    ours = [address for address in addresses if (":" in address) == first_kind]
+    others = [address for address in addresses if (":" in address) != first_kind]
+    mixed: list[str] = []
+    while ours or others:
+        for kind in (ours, others):
+            if kind:
+                mixed.append(kind.pop(0))
+    return mixed

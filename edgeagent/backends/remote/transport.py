@@ -1,0 +1,290 @@
+"""The one way from this machine to a remote: every connection is opened here, and only for who holds a permit.
+
+It knows where a remote is, how it is known (TLS) and how much it may send; it does not know what is said. Nothing else
+is sent or followed: no cookies, no redirects, no proxy but the remote's own, no compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import h2.errors
+import h2.exceptions
+import httpcore
+from msgspec import Struct, field
+
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.network import Limits, Network, Stages
+from edgeagent.errors import ConfigError, Forbidden
+from edgeagent.remotes import Remote, Tls
+from edgeagent.types import Permit, ProbePermit, RouteMode
+
+MAX_STREAM_BYTES = 256 << 20
+_KEEP_ALIVE_S = 60.0
+_MAX_DRAINED_BYTES = 64 * 1024
+_DRAIN_S = 1.0
+# Beyond those for requests: probes, and what is being closed.
+_SPARE_CONNECTIONS = 4
+_CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, h2.exceptions.ProtocolError)
+
+
+class Call(Struct, frozen=True):
+    """One HTTP request. `path` is below the endpoint's base URL, or with `is_at_root` beside its /v1.
+
+    `request_id` is that of the request whose permit it needs; a probe has none, and no body.
+    """
+
+    path: str
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    request_id: str = ""
+    is_at_root: bool = False
+
+
+class Transport:
+    """Connections to one endpoint, pooled and kept warm."""
+
+    def __init__(self, remote: Remote, url: str, context: ssl.SSLContext) -> None:
+        self._remote = remote
+        parts = urlsplit(url)
+        self.host = parts.netloc
+        self._base = f"{parts.scheme}://{parts.netloc}"
+        self._path = parts.path.rstrip("/")
+        self._root = self._path.removesuffix("/v1")
+        self._pinned = context if remote.tls.pin is not None else None
+        self._context = context
+        self._drains: set[asyncio.Task[None]] = set()
+        self._pool, self._network = self._open_pool()
+
+    def _open_pool(self) -> tuple[httpcore.AsyncConnectionPool, Network]:
+        remote = self._remote
+        network = Network(Limits(connect_s=remote.limits.connect_s), self._pinned, remote.tls.pin or "")
+        num_connections = remote.limits.max_concurrent + _SPARE_CONNECTIONS
+        pool = httpcore.AsyncConnectionPool(
+            ssl_context=self._context,
+            proxy=httpcore.Proxy(remote.proxy) if remote.proxy else None,
+            max_connections=num_connections,
+            max_keepalive_connections=num_connections,
+            keepalive_expiry=_KEEP_ALIVE_S,
+            http1=True,
+            http2=True,
+            network_backend=network,
+        )
+        return pool, network
+
+    @property
+    def num_connections(self) -> int:
+        """How many connections are open, in use or idle."""
+        return len(self._pool.connections)
+
+    async def open(self, permit: Permit | ProbePermit, call: Call) -> Exchange:
+        """Send a call and wait for the head of its answer; raise Forbidden without leave for it, or a Failure.
+
+        The caller sets the limit of time around this, and closes the exchange.
+        """
+        check_permit(permit, self._remote.name, call)
+        stages = CallStages(began_s=time.monotonic())
+
+        async def trace(event: str, details: dict[str, Any]) -> None:
+            del details
+            stages.note(event, self._network.stages)
+
+        request = httpcore.Request(
+            "GET" if call.body is None else "POST",
+            f"{self._base}{self._root if call.is_at_root else self._path}{call.path}",
+            headers=self._headers(call),
+            content=call.body,
+            extensions={"trace": trace},
+        )
+        try:
+            response = await self._pool.handle_async_request(request)
+        except httpcore.ProxyError as error:
+            raise Failure(Kind.UNREACHABLE, f"the proxy refused: {error}") from None
+        except _CUT:
+            kind = Kind.CUT if stages.was_sent else Kind.UNREACHABLE
+            raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
+        return Exchange(response, stages, self._drain)
+
+    def _headers(self, call: Call) -> list[tuple[str, str]]:
+        headers = [("Host", self.host), ("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"), *call.headers]
+        if call.body is not None:
+            headers += [("Content-Type", "application/json"), ("Content-Length", str(len(call.body)))]
+        return headers
+
+    def _drain(self, rest: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
+        """Read the little that follows an answer's end beside everything else, so that its connection can be reused."""
+        task = asyncio.get_running_loop().create_task(_read_off(rest, close))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    async def drop(self) -> None:
+        """Close every connection at once, and begin anew with the next call: the network changed, or leave ended."""
+        for task in self._drains:
+            task.cancel()
+        if self._drains:
+            await asyncio.wait(self._drains)
+        old, (self._pool, self._network) = self._pool, self._open_pool()
+        await old.aclose()
+
+
+class CallStages(Struct):
+    """When a call reached its stages: seconds of time.monotonic, and how long a new connection took."""
+
+    began_s: float
+    is_new: bool = False
+    was_sent: bool = False
+    answered_s: float = 0.0
+    connection: Stages = field(default_factory=Stages)
+
+    def note(self, event: str, connection: Stages) -> None:
+        """Take one of httpcore's trace events."""
+        stage = event.partition(".")[2]
+        if stage in ("connect_tcp.complete", "start_tls.complete"):
+            self.is_new, self.connection = True, connection
+        elif stage == "send_request_headers.started":
+            self.was_sent = True
+        elif stage == "receive_response_headers.complete":
+            self.answered_s = time.monotonic()
+
+
+class Exchange:
+    """An answer whose head has come. Its body is read piece by piece; `close` it whatever happens."""
+
+    def __init__(
+        self,
+        response: httpcore.Response,
+        stages: CallStages,
+        drain: Callable[[AsyncIterator[bytes], Callable[[], Any]], None],
+    ) -> None:
+        self._response = response
+        self._drain = drain
+        self._chunks = response.aiter_stream()
+        self._num_bytes = 0
+        self._is_at_end = False
+        self._is_closed = False
+        self.stages = stages
+        self.status = response.status
+        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+
+    @property
+    def content_type(self) -> str:
+        """The type of the body, without its parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def is_http2(self) -> bool:
+        """Whether it runs over HTTP/2."""
+        return self._response.extensions.get("http_version") == b"HTTP/2"
+
+    async def read(self, max_bytes: int = MAX_STREAM_BYTES) -> bytes:
+        """Return the next bytes of the body, b"" at its end; raise a Failure where it breaks, or is too large."""
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise Failure(Kind.GARBLED, "it compressed its answer, though it was asked not to")
+        if self._is_at_end:
+            return b""
+        try:
+            chunk: bytes = await anext(self._chunks, b"")
+        except _CUT:
+            raise Failure(Kind.CUT, "the connection broke in the middle of its answer") from None
+        self._num_bytes += len(chunk)
+        if self._num_bytes > max_bytes:
+            raise Failure(Kind.GARBLED, f"its answer is larger than {max_bytes} bytes")
+        self._is_at_end = not chunk
+        return chunk
+
+    async def read_all(self, max_bytes: int) -> bytes:
+        """Return the rest of the body; raise a Failure where it breaks, or is too large."""
+        parts: list[bytes] = []
+        while part := await self.read(max_bytes):
+            parts.append(part)
+        return b"".join(parts)
+
+    async def close(self, *, is_done: bool = False) -> None:
+        """End the exchange. Unless it `is_done`, the remote is told to stop: the stream is reset, or cut."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if is_done and not self._is_at_end:
+            self._drain(self._chunks, self._end)
+        else:
+            await self._end()
+
+    async def _end(self) -> None:
+        with contextlib.suppress(*_CUT):
+            await _reset_stream(self._response)
+            await self._response.aclose()
+
+
+async def _read_off(rest: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            async for chunk in rest:
+                num_bytes += len(chunk)
+                if num_bytes > _MAX_DRAINED_BYTES:
+                    break
+    except (TimeoutError, *_CUT):
+        pass
+    finally:
+        await close()
+
+
+async def _reset_stream(response: httpcore.Response) -> None:
+    """Tell an HTTP/2 server that nobody reads the rest of a stream.
+
+    httpcore 1.0 closes a half-read stream only on its own side: the server would go on to generate, and the stream
+    would count against the connection's limit of streams for ever. It has no public way to do it.
+    """
+    stream_id = response.extensions.get("stream_id")
+    connection = getattr(getattr(response.stream, "_stream", None), "_connection", None)
+    state = getattr(connection, "_h2_state", None)
+    if stream_id is None or connection is None or state is None:
+        return
+    try:
+        state.reset_stream(stream_id, error_code=h2.errors.ErrorCodes.CANCEL)
+    except h2.exceptions.ProtocolError:  # it had ended, or the connection has
+        return
+    await connection._network_stream.write(state.data_to_send())
+
+
+def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
+    """Raise Forbidden unless this is leave for this call to this remote, from a mode that lets requests leave."""
+    is_request = type(permit) is Permit and bool(call.request_id) and permit.request_id == call.request_id
+    is_probe = type(permit) is ProbePermit and call.body is None and not call.request_id
+    is_for_us = (is_request or is_probe) and permit.remote == remote
+    if not is_for_us or permit.mode not in _REMOTE_MODES:
+        raise Forbidden(f"there is no leave to send this to remote {remote!r}")
+
+
+_REMOTE_MODES = (RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Return how a remote is known by TLS 1.2 or later; raise ConfigError, which names the file at fault.
+
+    By its own CA where there is one; by its pin alone where there is only that, whoever signed it; else by the CAs that
+    the system trusts.
+    """
+    path = tls.ca_file
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.pin is not None and tls.ca_file is None:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE  # the pin is compared before a byte is sent
+        if tls.client_certificate is not None:
+            path = tls.client_certificate
+            context.load_cert_chain(tls.client_certificate, tls.client_key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; name another file, or mend it") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
