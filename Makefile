@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 3
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-clients mutants soak check format documents golden eval-builtin clean
+.PHONY: help setup demo cluster-demo check-cluster test test-slow test-clients mutants soak check format documents golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -18,6 +18,8 @@ help:
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
+	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go over, all of it is broken"
+	@echo "make check-cluster everything in packaging/cluster, read by the tools of its own ecosystem"
 	@echo "make mutants       which of 400 faults planted in the source no test notices: about an hour; SAMPLE=60, SEED=2"
 	@echo "make check         the same as make test"
 	@echo "make format        format and fix what can be fixed"
@@ -47,6 +49,12 @@ test-slow: setup
 
 test-clients: setup
 	$(BIN)/python -m tests.clients.run $(ARGS)
+
+cluster-demo: setup
+	@$(BIN)/python -m tests.cluster $(ARGS)
+
+check-cluster: setup
+	@$(BIN)/python packaging/cluster/check.py
 
 SAMPLE ?= 400
 SEED ?= 1
