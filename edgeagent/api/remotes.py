@@ -13,7 +13,7 @@ from msgspec import structs
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.egress import Row
-from edgeagent.egress.rows import folder_of, purge, read_rows
+from edgeagent.egress.rows import described, folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
 from edgeagent.errors import ConfigError, InternalError, InvalidRequest
 from edgeagent.remotes import Remote
@@ -37,7 +37,7 @@ async def get_egress(request: Request, since_s: str = "0", limit: str = "100") -
         rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, since), most))
     except ConfigError as error:
         raise InternalError(error.message) from None
-    return JSONResponse({"rows": [structs.asdict(row) for row in rows]})
+    return JSONResponse({"rows": [described(row) for row in rows]})
 
 
 @router.post("/purge")

@@ -53,6 +53,8 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
         typer.echo(wrapped(f"every token is refused: {trouble}"))
     if trouble := report.get("response_trouble"):
         typer.echo(wrapped(trouble))
+    for line in _route_lines(report.get("route")):
+        typer.echo(wrapped(line))
     typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))
     for model in report["models"]:
         for line in _remarks(model):
@@ -152,6 +154,21 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
         lines.append(f"{model['name']}: tried again by a request {when}, or at once by `edgeagent reload`")
     return lines
+
+
+def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
+    """Return where requests may run, and which remotes are not used; nothing of a daemon that has no remotes."""
+    if route is None or not (route["remotes"] or route["trouble"]):
+        return []
+    names = [f"{remote['name']} ({remote['trouble'] or _use(remote)})" for remote in route["remotes"]]
+    lines = [f"route: {route['mode']}, remotes: {', '.join(names) or 'none is used'}"]
+    return lines + [trouble for trouble in (route["trouble"], route["ledger_trouble"]) if trouble]
+
+
+def _use(remote: Mapping[str, Any]) -> str:
+    if not remote["is_used"]:
+        return "not used"
+    return f"{remote['num_live']} running"
 
 
 def _place(facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -128,6 +129,11 @@ def delete_old(folder: Path, now_s: float, kept_days: int) -> None:
     for day in days(folder):
         if day < oldest:
             _delete(file_of(folder, day))
+
+
+def described(row: Row) -> dict[str, Any]:
+    """Return a row for JSON."""
+    return msgspec.structs.asdict(row)
 
 
 def encoded(line: Begun | Ended | Carried) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -142,6 +143,12 @@ def find_among(remotes: Sequence[Remote], name: str) -> Remote:
     raise ConfigError(
         f"no remote is named {name!r:.80}; there is {names or 'none: add one with `edgeagent remote add`'}"
     )
+
+
+def described(remote: Remote) -> dict[str, Any]:
+    """Return a remote for JSON, as it stands in the file."""
+    fields: dict[str, Any] = msgspec.to_builtins(remote)
+    return fields
 
 
 def _write(state_dir: Path, remotes: Sequence[Remote]) -> None:

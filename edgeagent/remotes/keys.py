@@ -36,6 +36,19 @@ class KeyFinder:
         self._from_keyring.pop(key.name, None)
 
 
+def store_key(name: str, value: str) -> None:
+    """Put a remote's key into the system's keyring; raise ConfigError where that cannot be."""
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        raise ConfigError(_NO_KEYRING) from None
+    try:
+        keyring.set_password(KEYRING_SERVICE, name, _checked(value, "what was typed", "type it again"))
+    except keyring.errors.KeyringError as error:
+        raise ConfigError(f"the system's keyring takes no key ({type(error).__name__}); unlock it") from None
+
+
 _SET_IT = "set it where the daemon is started (a service needs it in its own settings)"
 
 

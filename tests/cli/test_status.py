@@ -273,3 +273,25 @@ def test_an_answer_that_is_not_edgeagents_is_refused(daemon: Any, code: int, bod
 def test_a_closed_port_is_an_error_with_advice(unused_tcp_port: int) -> None:
     with pytest.raises(BackendUnavailable, match="may be stopping"):
         ask(Address(f"http://127.0.0.1:{unused_tcp_port}"), "/x")
+
+
+def test_the_route_is_told_where_there_are_remotes(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+
+    def shown(**route: Any) -> str:
+        report = {**REPORT, "route": {"mode": "local_only", "trouble": None, "ledger_trouble": None, **route}}
+        monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, report))
+        assert main(["status"]) == 0
+        return capsys.readouterr().out
+
+    assert "route" not in shown(remotes=[])
+    gpu = {"name": "gpu", "trouble": None, "is_used": True, "num_live": 2}
+    other = {"name": "other", "trouble": "its key was refused", "is_used": True, "num_live": 0}
+    third = {"name": "third", "trouble": None, "is_used": False, "num_live": 0}
+    output = shown(mode="prefer_local", remotes=[gpu, other, third], ledger_trouble="the ledger cannot be kept")
+    assert "route: prefer_local, remotes: gpu (2 running), other (its key was refused), third (not used)\n" in output
+    assert "the ledger cannot be kept\n" in output
+    output = shown(remotes=[], trouble="remotes.json is open to other users")
+    assert "route: local_only, remotes: none is used\nremotes.json is open to other users\n" in output

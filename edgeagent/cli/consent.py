@@ -1,0 +1,66 @@
+"""What an owner agrees to by adding a remote, in words."""
+
+from __future__ import annotations
+
+from edgeagent.remotes import Budget, Key, Price, Remote
+from edgeagent.remotes.check import host_of, is_loopback
+
+
+def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
+    """Return what may go where from now on. `before` is the remote that this one replaces, `route` the option's."""
+    mode = "prefer_local" if route == "auto" else route
+    hosts = ", ".join(_host(endpoint.url, endpoint.region) for endpoint in remote.endpoints)
+    lines = [f"{remote.name} is at {hosts}."]
+    if before is not None:
+        lines.append(f"It replaces {before.name} at {', '.join(host_of(each.url) for each in before.endpoints)}.")
+    lines += [
+        "",
+        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, tools, their results) and its settings, "
+        "the part of an answer that began here included.",
+        "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
+        "and of its clients, and every request that says local_only or whose token does.",
+        f"Who can read it: whoever runs {_each_host(remote)}, who may keep it too. Know for how long, where, and "
+        "whether models are trained on it.",
+        f"Key: {_key(remote.key)}. Price and budget: {_money(remote)}.",
+    ]
+    if any(endpoint.url.startswith("http:") and not is_loopback(endpoint.url) for endpoint in remote.endpoints):
+        lines.append("Not encrypted: everyone on the way can read prompts, answers and the key.")
+    lines += [
+        "",
+        "Each request that goes there is written down, without its content: `edgeagent egress`. "
+        f"`edgeagent remote rm {remote.name}` takes this back at once.",
+    ]
+    return "\n".join(lines)
+
+
+_WHEN = {
+    "local_only": "nothing, as long as the daemon's route is local_only; then, each request that leaves",
+    "prefer_local": "each request that this machine cannot serve, or not in time",
+    "prefer_remote": "each request, while the remote can serve it",
+    "remote_only": "each request",
+}
+
+
+def _host(url: str, region: str) -> str:
+    return host_of(url) + (f" ({region})" if region else "")
+
+
+def _each_host(remote: Remote) -> str:
+    return " and ".join(dict.fromkeys(host_of(endpoint.url) for endpoint in remote.endpoints))
+
+
+def _key(key: Key | None) -> str:
+    match key:
+        case None:
+            return "none is sent"
+        case Key(source="env", name=name):
+            return f"in the daemon's environment variable {name}"
+        case Key(source="file", name=name):
+            return f"in {name}"
+    return "in the system's keyring"
+
+
+def _money(remote: Remote) -> str:
+    prices = f"{remote.price.prompt:g} and {remote.price.output:g} for a million tokens"
+    price = "no price" if remote.price == Price() else prices
+    return f"{price}, {'no daily budget' if remote.budget == Budget() else 'a daily budget'}"

@@ -1,0 +1,149 @@
+"""`edgeagent egress`: what left this machine, from the ledger's files; a daemon need not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from typer import get_text_stream
+
+from edgeagent.cli.display import size_text, table, wrapped
+from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.status import AsJson, StateDir
+from edgeagent.config_sources import load_config
+from edgeagent.egress import KEPT_DAYS, Row
+from edgeagent.egress.rows import described, folder_of, purge, read_rows
+from edgeagent.errors import ConfigError
+
+COLUMNS = ("time (UTC)", "remote", "host", "model", "client", "reason", "sent", "tokens in", "out", "outcome")
+MAX_SHOWN = 50
+_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over rows."""
+
+    num_rows: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    money: float = 0.0
+
+    def add(self, row: Row) -> None:
+        """Count a row."""
+        self.num_rows += 1
+        self.num_bytes += row.num_bytes
+        self.num_tokens += row.num_prompt_tokens + row.num_output_tokens
+        self.money += row.money
+
+
+def egress(
+    since: Annotated[
+        str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a time as 2026-11-22[T10:30] (UTC).")
+    ] = "24h",
+    as_json: AsJson = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write every row as a line of JSON; - is stdout.")
+    ] = None,
+    is_purge: Annotated[
+        bool, typer.Option("--purge", help="Delete every row; the sums of today's budgets stay.")
+    ] = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show which requests left this machine: when, for whom, why, where to, and how much. Never what they said.
+
+    The rows are in the state folder, private, for 30 days.
+    """
+    folder = folder_of(load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir)
+    if sum((as_json, export is not None, is_purge)) > 1:
+        raise ConfigError("give one of --json, --export and --purge")
+    if is_purge:
+        num_days = purge(folder, time.time())
+        typer.echo(f"Deleted the rows of {num_days} {'day' if num_days == 1 else 'days'}.")
+        return
+    if export is not None:
+        _export(folder, export)
+        return
+    rows = read_rows(folder, _since(since, time.time()))
+    if as_json:
+        typer.echo(json.dumps({"rows": [described(row) for row in rows]}, indent=2))
+        return
+    _show(list(rows), since)
+
+
+def _show(rows: Sequence[Row], since: str) -> None:
+    if not rows:
+        typer.echo(f"Nothing has left this machine since {since}.")
+        return
+    typer.echo(table(COLUMNS, [*map(_cells, rows[-MAX_SHOWN:])], left_columns=6, last_left=True))
+    totals, outcomes = Totals(), Counter(row.outcome for row in rows)
+    for row in rows:
+        totals.add(row)
+    money = f", {totals.money:,.4g} money" if totals.money else ""
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+    left_out = f" (the last {MAX_SHOWN} are shown)" if len(rows) > MAX_SHOWN else ""
+    typer.echo(
+        wrapped(
+            f"{totals.num_rows} requests since {since}{left_out}: {size_text(totals.num_bytes)} sent, "
+            f"{totals.num_tokens:,} tokens{money}; {counts}"
+        )
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.at[:19].replace("T", " "),
+        row.remote,
+        row.host,
+        row.model,
+        row.client or "owner",
+        row.reason,
+        size_text(row.num_bytes),
+        str(row.num_prompt_tokens),
+        str(row.num_output_tokens),
+        row.outcome,
+    )
+
+
+def _export(folder: Path, file: Path) -> None:
+    with _opened(file) as out:
+        for row in read_rows(folder):
+            out.write(json.dumps(described(row), ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TextIO]:
+    if file == Path("-"):
+        yield get_text_stream("stdout")
+        return
+    try:
+        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            yield out
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _since(text: str, now_s: float) -> float:
+    """Return a time in seconds since 1970."""
+    if match := re.fullmatch(r"(\d{1,6})([mhd])", text):
+        return max(0.0, now_s - int(match[1]) * _UNITS_S[match[2]])
+    try:
+        at = datetime.fromisoformat(text)
+        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"--since: must be as 30m, 24h or 7d, or a time as 2026-11-22T10:30, not {text!r:.80}; "
+            f"rows are kept for {KEPT_DAYS} days"
+        ) from None

@@ -1,0 +1,274 @@
+"""`edgeagent remote`: the servers that may take requests which this machine cannot, or not soon enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from edgeagent.cli.consent import consent_text
+from edgeagent.cli.display import table, wrapped
+from edgeagent.cli.link import address_of, ask
+from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.remote_options import budget, key, limits, models, price, regions
+from edgeagent.cli.status import AsJson, StateDir
+from edgeagent.config import Config
+from edgeagent.config_sources import load_config
+from edgeagent.errors import ConfigError
+from edgeagent.home import with_home
+from edgeagent.remotes import Endpoint, Key, Remote, Tls
+from edgeagent.remotes.check import checked, host_of
+from edgeagent.remotes.file import add_remote, described, load_remotes, remove_remote
+from edgeagent.remotes.keys import KeyFinder, store_key
+from edgeagent.runtime_file import find_daemon, no_daemon
+
+remote_app = typer.Typer(rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.")]
+LIST_COLUMNS = ("remote", "hosts", "models", "key", "budget")
+STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per token", "its queue")
+
+
+@remote_app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of your own for it.")],
+    urls: Annotated[
+        list[str], typer.Argument(metavar="URL", help="Base URLs of the same models, e.g. https://gpu.example/v1.")
+    ],
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", metavar="VAR", help="The daemon's variable that holds the API key.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", metavar="FILE", help="The private file (0600) that holds it.")
+    ] = None,
+    key_keyring: Annotated[
+        bool, typer.Option("--key-keyring", help="The key is in the system's keyring; asks for it.")
+    ] = False,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            "--model",
+            metavar="LOCAL=REMOTE",
+            help="Ask it for REMOTE where a client asks for LOCAL; repeat it. Without: for the name the client gives.",
+        ),
+    ] = [],  # noqa: B006
+    region: Annotated[
+        list[str], typer.Option("--region", metavar="NAME", help="Its region; for several URLs, one for each.")
+    ] = [],  # noqa: B006
+    ctx: Annotated[int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: not known.")] = 0,
+    wire: Annotated[
+        Literal["auto", "chat", "responses"],
+        typer.Option("--wire", help="Which of OpenAI's APIs to speak. [default auto]", show_default=False),
+    ] = "auto",
+    continues: Annotated[
+        Literal["no", "exact", "inexact"],
+        typer.Option(
+            "--continues",
+            help="Whether it may go on with an answer that began elsewhere: exactly, or in its own words too. "
+            "[default exact]",
+            show_default=False,
+        ),
+    ] = "exact",
+    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="PEM file of the CA that it has.")] = None,
+    pin: Annotated[
+        str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate that it may show.")
+    ] = None,
+    client_cert: Annotated[
+        Path | None, typer.Option("--client-cert", metavar="FILE", help="PEM file of the certificate to show it.")
+    ] = None,
+    client_key: Annotated[
+        Path | None, typer.Option("--client-key", metavar="FILE", help="PEM file of that certificate's key.")
+    ] = None,
+    proxy: Annotated[
+        str | None, typer.Option("--proxy", metavar="URL", help="Reach it through this HTTP proxy.")
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option("--price", metavar="PROMPT,OUTPUT", help="Money for a million tokens of each, e.g. 0.5,1.5."),
+    ] = None,
+    budgets: Annotated[
+        list[str],
+        typer.Option(
+            "--budget",
+            metavar="KIND=N",
+            help="Most that a day (UTC) may take: tokens, money, client_tokens or client_money; repeat it.",
+        ),
+    ] = [],  # noqa: B006
+    limit: Annotated[
+        list[str],
+        typer.Option(
+            "--limit",
+            metavar="KIND=N",
+            help="max_concurrent requests, or seconds: connect_s, first_token_s, idle_s, total_s; repeat it.",
+        ),
+    ] = [],  # noqa: B006
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Allow http:// to another machine: prompts can be read on the way.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree without being asked.")] = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Let requests go to a server that speaks OpenAI's API: vLLM, SGLang, llama-server, another edgeagent.
+
+    Shows what would leave this machine, and asks. A running daemon uses the remote within a second. Without --key-…
+    no key is sent; the key itself is never an argument.
+    """
+    settings = _settings(state_dir, config)
+    places = regions(region, len(urls))
+    remote = checked(
+        Remote(
+            name,
+            tuple(Endpoint(url, place) for url, place in zip(urls, places, strict=True)),
+            key=key(name, key_env, key_file, is_in_keyring=key_keyring),
+            models=models(model),
+            context_length=ctx,
+            wire=wire,
+            continues=continues,
+            tls=Tls(_path(ca), pin, _path(client_cert), _path(client_key)),
+            proxy=proxy,
+            price=price(prices),
+            budget=budget(budgets),
+            limits=limits(limit),
+            plaintext=plaintext,
+        )
+    )
+    before = next((each for each in load_remotes(settings.state_dir) if each.name == name), None)
+    typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
+    if not yes:
+        _ask_for_consent()
+    with contextlib.suppress(OSError):  # the error of writing into it says more
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if remote.key is not None:
+        _look_for_key(remote.key)
+    add_remote(settings.state_dir, remote)
+    typer.echo(f"Added {name}. `edgeagent remote status` shows how it does.")
+
+
+@remote_app.command("list")
+def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List the remotes, and where each one's key is found; keys are not shown."""
+    known = load_remotes(_settings(state_dir, config).state_dir)
+    if as_json:
+        typer.echo(json.dumps({"remotes": [described(remote) for remote in known]}, indent=2))
+    elif known:
+        typer.echo(table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS)))
+    else:
+        typer.echo("There is no remote, so every request runs on this machine; `edgeagent remote add --help`.")
+
+
+@remote_app.command("rm")
+def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Take a remote back. A running daemon sends nothing more there, and ends what runs there, within a second."""
+    remove_remote(_settings(state_dir, config).state_dir, name)
+    typer.echo(f"Removed {name}.")
+
+
+@remote_app.command("status")
+def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Show how the running daemon sees its remotes: reachable or not, how soon they answer, what the day took."""
+    settings = _settings(state_dir, config)
+    found = find_daemon(settings.state_dir)
+    if found is None:
+        raise no_daemon(settings.state_dir)
+    report = ask(address_of(found), "/edgeagent/status")["route"]
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    typer.echo(wrapped(f"route: {report['mode']}"))
+    for trouble in (report["trouble"], report["ledger_trouble"]):
+        if trouble:
+            typer.echo(wrapped(trouble))
+    rows = [_status_row(remote, endpoint) for remote in report["remotes"] for endpoint in remote["endpoints"]]
+    typer.echo(table(STATUS_COLUMNS, rows, left_columns=3) if rows else "There is no remote.")
+    for remote in report["remotes"]:
+        for line in remarks(remote):
+            typer.echo(wrapped(line))
+
+
+def remarks(remote: Mapping[str, Any]) -> list[str]:
+    """Return what a table has no room for: what is wrong with a remote, and what it took today."""
+    lines = []
+    name = remote["name"]
+    if remote["trouble"]:
+        lines.append(f"{name}: {remote['trouble']}")
+    lines += [f"{name}: {each['url']}: {each['cause']}" for each in remote["endpoints"] if each.get("cause")]
+    spent, most = remote["num_tokens_today"], remote["budget"]["tokens"]
+    money, most_money = remote["money_today"], remote["budget"]["money"]
+    parts = [f"{spent:,}{'' if most is None else f' of {most:,}'} tokens"]
+    if money or most_money is not None:
+        parts.append(f"{money:,.2f}{'' if most_money is None else f' of {most_money:,.2f}'} money")
+    if spent or most is not None or len(parts) > 1:
+        lines.append(f"{name}: today (UTC): {', '.join(parts)}")
+    return lines
+
+
+def _status_row(remote: Mapping[str, Any], endpoint: Mapping[str, Any]) -> tuple[str, ...]:
+    states = {"closed": "in use", "half_open": "tried again", "open": "resting"}
+    state = states.get(endpoint.get("breaker", ""), "not used") if not remote["trouble"] else "not used"
+    queue = endpoint.get("num_waiting")
+    return (
+        remote["name"],
+        host_of(endpoint["url"]) + (f" ({endpoint['region']})" if endpoint["region"] else ""),
+        state,
+        str(endpoint.get("num_live", "-")),
+        _milliseconds(endpoint.get("first_token_s")),
+        _milliseconds(endpoint.get("token_s")),
+        "-" if queue is None else str(queue),
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000.0 * seconds:.3g} ms"
+
+
+def _list_row(remote: Remote) -> tuple[str, ...]:
+    hosts = ", ".join(host_of(each.url) + (f" ({each.region})" if each.region else "") for each in remote.endpoints)
+    aliases = ", ".join(f"{local}={theirs}" for local, theirs in remote.models.items()) or "any"
+    return remote.name, hosts, aliases, _key_text(remote.key), _budget_text(remote)
+
+
+def _key_text(where: Key | None) -> str:
+    return "none" if where is None else f"{where.source} {where.name}"
+
+
+def _budget_text(remote: Remote) -> str:
+    kinds = {
+        "tokens": remote.budget.tokens,
+        "money": remote.budget.money,
+        "client_tokens": remote.budget.client_tokens,
+        "client_money": remote.budget.client_money,
+    }
+    return ", ".join(f"{kind}={most:g}" for kind, most in kinds.items() if most is not None) or "none"
+
+
+def _ask_for_consent() -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody can be asked here, and a remote needs a yes; read the above, and repeat with --yes")
+    if not typer.confirm("Let requests go there?", default=False, err=True):
+        raise ConfigError("nothing was added")
+
+
+def _look_for_key(where: Key) -> None:
+    """Say where the key is missing, here; for the keyring, ask for it and put it there."""
+    if where.source == "keyring" and sys.stdin.isatty():
+        value = typer.prompt("The remote's API key (not shown; empty: it is there)", "", hide_input=True, err=True)
+        if value:
+            store_key(where.name, value)
+    try:
+        KeyFinder()(where)
+    except ConfigError as error:
+        typer.echo(wrapped(f"note: {error.message}"), err=True)
+
+
+def _path(file: Path | None) -> str | None:
+    return None if file is None else str(with_home(file).absolute())
+
+
+def _settings(state_dir: Path | None, config: Path | None) -> Config:
+    return load_config({"state_dir": state_dir} if state_dir else {}, config).config
