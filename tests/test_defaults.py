@@ -82,6 +82,7 @@ DEFAULTS: dict[str, object] = {
     "engine.blocks._BLOCK_BYTES": 4 * MIB,
     "engine.engine._LONG_STEP_S": 0.03,
     "engine.fingerprint._BLOCKS_VERSION": 2,
+    "engine.radix_tree._MAX_VISITS": 256,
     "engine.restorer._MAX_AHEAD_BYTES": 64 * MIB,
     "engine.scheduler.MAX_SCORED": 32,
     "engine.scheduler.MAX_STEP_S": 2.0,

@@ -78,6 +78,18 @@ def test_of_blocks_that_go_equally_far_the_one_with_the_least_to_cut_off_is_take
     assert (link.end, link.length) == (20, 24)
 
 
+@pytest.mark.parametrize("longest_first", [True, False])
+def test_of_chains_that_end_together_the_one_of_the_fewest_blocks_is_found(longest_first: bool) -> None:
+    blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
+    for lengths in sorted([(32,), (16, 16)], key=len, reverse=longest_first):
+        parent, start = None, 0
+        for length in lengths:
+            block = blocks.make(ROOT, parent, start, TOKENS[start : start + length], memoryview(bytes(100)))
+            assert blocks.add(block, Importance.IDLE)
+            parent, start = block.key, start + length
+    assert [(link.start, link.end) for link in find(blocks, TOKENS[:32])] == [(0, 32)]
+
+
 @pytest.mark.parametrize("kind", list(MemoryKind))
 def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
     blocks = no_tier_below(kind)

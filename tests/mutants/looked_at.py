@@ -106,6 +106,26 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "Of chains with as many blocks either will do.",
     (
         "edgeagent/engine/block_cache.py",
+        "if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):",
+        "2",
+    ): "More than any chain has blocks.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):",
+        "61",
+    ): "More than any chain has blocks.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "last_to[place.end], num_blocks[place.end] = link, num_blocks[place.start] + 1",
+        "2",
+    ): "All blocks count double; of chains with as many either will do.",
+    (
+        "edgeagent/worker/supervisor.py",
+        "self._retry_at_s = 0.0",
+        "1.0",
+    ): "Set with a failure, and read only with one.",
+    (
+        "edgeagent/engine/block_cache.py",
         'keyring = keyring or Keyring(b"", os.urandom(32))',
         "33",
     ): "A longer secret is as good.",
