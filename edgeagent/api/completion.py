@@ -20,6 +20,7 @@ from edgeagent.types import (
     Delta,
     Finished,
     FinishReason,
+    Interrupted,
     PromptProgress,
     PromptText,
     ReasoningDelta,
@@ -88,7 +89,7 @@ class Answer:
                 choice.calls[-1][1].append(arguments)
             case Finished():
                 choice.finished = delta
-            case Started() | PromptProgress() | PromptText():
+            case Started() | PromptProgress() | PromptText() | Interrupted():
                 pass
 
     def take(self, index: int, step: Step) -> None:
@@ -197,7 +198,7 @@ class Chunks:
                 return [{**self._chunk(index, {}, self._answer.reason(delta)), **measures}]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
-            case Started() | PromptText():
+            case Started() | PromptText() | Interrupted():
                 return []
 
     def closing(self) -> list[Fields]:

@@ -14,6 +14,7 @@ class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full it is, and after how long a refused one may try again.
 
     `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty where it can.
+    `strain`: why it would serve badly now, as one word (loading, memory, thermal); empty where it would not.
     `first_token_s` and `token_s`: the predicted time to the first token, and from one token to the next; None where
     nothing is known yet.
     """
@@ -26,6 +27,7 @@ class Estimate(Struct, frozen=True):
     obstacle: str = ""
     first_token_s: float | None = None
     token_s: float | None = None
+    strain: str = ""
 
 
 class Backend(Protocol):

@@ -113,6 +113,31 @@ loop_lag_seconds = Tally(
     bounds=_LAG_SECONDS,
     registry=REGISTRY,
 )
+placement_seconds = Histogram(
+    "edgeagent_placement_seconds",
+    "Deciding where a request runs.",
+    buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
+    registry=REGISTRY,
+)
+placements_total = Counter(
+    "edgeagent_placements_total",
+    "Answers that have begun, by where they run and why there.",
+    ["served_by", "reason"],
+    registry=REGISTRY,
+)
+handovers_total = Counter(
+    "edgeagent_handovers_total",
+    "Answers that went on at another place, or with a worker's successor, by cause.",
+    ["source", "target", "reason"],
+    registry=REGISTRY,
+)
+prediction_error_seconds = Histogram(
+    "edgeagent_first_token_prediction_error_seconds",
+    "How far the predicted time to the first token was off.",
+    ["served_by"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
 log_lines_dropped_total = Counter(
     "edgeagent_log_lines_dropped_total",
     "Lines of output that were dropped because the output was not read.",

@@ -1,6 +1,6 @@
 """Which backends may serve a request, best first, and why. Pure: it sees estimates, never backends.
 
-This is the one place that lets a request off the machine; it lets none.
+This is the one place that lets a request off the machine: it alone makes permits.
 """
 
 from __future__ import annotations
@@ -9,18 +9,144 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeagent.backends.base import Estimate
-from edgeagent.types import GenerateRequest
+from edgeagent.types import GenerateRequest, Permit, RouteMode, Tier
+
+# A placement is kept until the better place is so much better than its target.
+_COMFORT = 0.5
+# What a remote is taken to need that was never measured: about a round trip and a short prompt.
+_UNKNOWN_FIRST_TOKEN_S = 0.5
+_REMOTE_PREFIX = "remote:"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The latency that a tier asks for: seconds to the first token, and from one token to the next."""
+
+    first_token_s: float
+    token_s: float
+
+
+TARGETS = {
+    Tier.REALTIME: Target(0.5, 0.1),
+    Tier.INTERACTIVE: Target(3.0, 0.2),
+    Tier.BATCH: Target(120.0, 5.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A backend and the reason for its place in the order; the reason is told in the terminal event."""
+    """A backend, the reason for its place in the order, and leave to use it where it is not on this machine."""
 
     backend: str
     reason: str
+    permit: Permit | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing leaves the machine."""
+        return self.permit is None
 
 
-def choose_routes(request: GenerateRequest, estimates: Sequence[Estimate]) -> tuple[Route, ...]:
-    """Return the routes a request may take, best first; none where no backend may serve it."""
-    del request  # every request is local only
-    return tuple(Route(estimate.backend, "local_only") for estimate in estimates if estimate.is_local)
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The routes that a request may take, best first; none where nothing can serve it.
+
+    `hedge_after_s`: start the second route as well if the first has given no token by then. `kept_here`: the mode alone
+    kept a request from leaving that this machine cannot serve well or at all, for the reason that it names.
+    """
+
+    routes: tuple[Route, ...]
+    hedge_after_s: float | None = None
+    kept_here: str = ""
+
+
+def choose_routes(
+    request: GenerateRequest, mode: RouteMode, estimates: Sequence[Estimate], placed: str | None = None
+) -> Order:
+    """Return where a request may run. `placed` is the backend that its conversation runs on.
+
+    1. local_only: this machine, whatever is expected of it; its own error says what is wrong.
+    2. remote_only: the remotes without obstacle, the quickest first.
+    3. prefer_remote: as 2, then this machine.
+    4. prefer_local, this machine meets the tier's target: it, then the remotes as 2. It may be near its target: then a
+       realtime request is hedged. A conversation that runs on a remote comes back when the target is met twice over.
+    5. prefer_local otherwise: the remotes that meet the target, then all that is left by its predicted first token.
+    In each case a place that cannot serve the request at all is left out, but for this machine where nothing else is.
+    """
+    target = TARGETS[request.tier]
+    here = [estimate for estimate in estimates if estimate.is_local]
+    local = here[0] if here else None
+    bound = "model_unknown" if local is None else why_bound(local, target)
+    if mode is RouteMode.LOCAL_ONLY:  # 1
+        return Order(tuple(Route(each.backend, "local_only") for each in here), kept_here=bound)
+    remotes = sorted(
+        (estimate for estimate in estimates if not estimate.is_local and not _obstacle(estimate)),
+        key=lambda estimate: (estimate.backend != placed, _first_token_s(estimate)),
+    )
+
+    def away(chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
+        return tuple(_remote_route(request, mode, estimate, reason) for estimate in chosen)
+
+    def home(reason: str) -> tuple[Route, ...]:
+        return tuple(Route(each.backend, reason) for each in here if not remotes or not _obstacle(each))
+
+    if mode is RouteMode.REMOTE_ONLY:  # 2
+        return Order(away(remotes, mode))
+    if mode is RouteMode.PREFER_REMOTE:  # 3
+        return Order(away(remotes, mode) + home("no_remote"))
+    is_away = placed is not None and placed.startswith(_REMOTE_PREFIX)
+    is_staying = is_away and not bound and local is not None and not _is_comfortable(local, target)
+    bound = "conversation" if is_staying else bound
+    if not bound:  # 4
+        routes = home("prefer_local") + away(remotes, "local_failed")
+        return Order(routes, hedge_after_s=_hedge_after_s(request, local, target) if len(routes) > 1 else None)
+    meeting = [estimate for estimate in remotes if not why_bound(estimate, target)]  # 5
+    missing = [estimate for estimate in remotes if estimate not in meeting]
+    rest = [(_first_token_s(each), home("prefer_local" if is_staying else f"{bound}_everywhere")) for each in here]
+    rest += [(_first_token_s(each), away([each], bound)) for each in missing]
+    behind = [route for _, routes in sorted(rest, key=lambda pair: pair[0]) for route in routes]
+    return Order(away(meeting, bound) + tuple(behind))
+
+
+def why_bound(estimate: Estimate, target: Target) -> str:
+    """Return in a word why a place does not meet a target; empty where it does, or nothing speaks against it."""
+    if obstacle := _obstacle(estimate):
+        return obstacle
+    if estimate.strain:
+        return estimate.strain
+    if estimate.first_token_s is not None and estimate.first_token_s > target.first_token_s:
+        return "first_token"
+    return "tokens" if estimate.token_s is not None and estimate.token_s > target.token_s else ""
+
+
+def is_sooner(remote: Estimate, local: Estimate) -> bool:
+    """Whether an answer that lost its worker goes on sooner on a remote than on the worker's successor."""
+    if _obstacle(remote):
+        return False
+    return _obstacle(local) != "" or local.first_token_s is None or _first_token_s(remote) < local.first_token_s
+
+
+def _obstacle(estimate: Estimate) -> str:
+    return estimate.obstacle or ("queue_full" if estimate.num_live >= estimate.max_live else "")
+
+
+def _first_token_s(estimate: Estimate) -> float:
+    if estimate.first_token_s is not None:
+        return estimate.first_token_s
+    # Of a local model nothing is known until it is loaded, which takes long.
+    return TARGETS[Tier.INTERACTIVE].first_token_s if estimate.is_local else _UNKNOWN_FIRST_TOKEN_S
+
+
+def _is_comfortable(local: Estimate, target: Target) -> bool:
+    eased = Target(_COMFORT * target.first_token_s, _COMFORT * target.token_s)
+    return local.first_token_s is not None and not why_bound(local, eased)
+
+
+def _hedge_after_s(request: GenerateRequest, local: Estimate | None, target: Target) -> float | None:
+    is_near = local is None or local.first_token_s is None or local.first_token_s > _COMFORT * target.first_token_s
+    return _COMFORT * target.first_token_s if is_near and request.tier is Tier.REALTIME else None
+
+
+def _remote_route(request: GenerateRequest, mode: RouteMode, estimate: Estimate, reason: str) -> Route:
+    name = estimate.backend.removeprefix(_REMOTE_PREFIX)
+    return Route(estimate.backend, reason, Permit(request.id, name, mode, reason, request.client))

@@ -1,31 +1,46 @@
-"""Takes each request to a backend: estimates, policy, admission, then the backend's own steps.
+"""Takes each request to a backend, and to another where that fails: estimates, policy, the backend's own steps.
 
-The wire calls it the service. The decisions are pure functions in policy and admission; here are their effects.
+The wire calls it the service. The decisions are pure functions in policy; here are their effects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from msgspec.structs import replace
-
-from edgeagent.backends.base import Backend, Estimate
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
-from edgeagent.router.admission import Refused, admit
+from edgeagent.backends.base import Backend
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound
+from edgeagent.router.journey import Journey
 from edgeagent.router.outside import Outside
-from edgeagent.router.policy import Route, choose_routes
-from edgeagent.types import Delta, Finished, GenerateRequest, ModelStatus, RemoteStatus, Step, TextAnswer, TextQuery
+from edgeagent.router.placing import Placing
+from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, RouteMode, Step, TextAnswer, TextQuery
+
+Steps = AsyncGenerator[Step, None]
 
 
 class Router:
-    """All backends as one; its `generate` and `cancel` keep the contract of backends.base.Backend."""
+    """All backends as one; its `generate` and `cancel` keep the contract of backends.base.Backend.
 
-    def __init__(self, backends: Sequence[Backend], outside: Outside | None = None) -> None:
-        """Without `outside` there are no remotes."""
+    `machine_mode` is asked before each attempt: what the owner withdraws holds from the next one on.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        outside: Outside | None = None,
+        *,
+        machine_mode: Callable[[], RouteMode] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without `outside` there are no remotes of an owner's file, and without `machine_mode` its mode holds."""
         self._backends = {backend.name: backend for backend in backends}
         self.outside = outside
+        self._given_mode = machine_mode
+        self._clock = clock
+        self._placing = Placing(self._backends, self.mode)
+        self._live: dict[str, Journey] = {}
 
     async def start(self) -> None:
         """Start every backend; raise what keeps one from starting."""
@@ -34,6 +49,7 @@ class Router:
 
     async def stop(self) -> None:
         """End every request, then release everything."""
+        self._placing.is_stopping = True
         await asyncio.gather(*(backend.stop() for backend in self._backends.values()))
         if self.outside is not None:
             self.outside.close()
@@ -41,6 +57,12 @@ class Router:
     def remotes(self) -> list[RemoteStatus]:
         """Return how the remotes stand that requests may go to."""
         return []
+
+    def mode(self) -> RouteMode:
+        """Return the machine's own mode, at this moment."""
+        if self._given_mode is not None:
+            return self._given_mode()
+        return RouteMode.LOCAL_ONLY if self.outside is None else self.outside.mode
 
     def models(self) -> list[ModelStatus]:
         """Return the models of every backend."""
@@ -83,49 +105,20 @@ class Router:
 
     def cancel(self, request_id: str) -> None:
         """End a live request politely, wherever it runs; an unknown or finished id is ignored."""
+        if request_id in self._live:
+            self._live[request_id].is_cancelled = True
         for backend in self._backends.values():
             backend.cancel(request_id)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request where the policy says; the terminal event says where that was, and why.
+    async def generate(self, request: GenerateRequest) -> Steps:
+        """Run a request where the policy says, and elsewhere where that fails; the terminal event says where and why.
 
         From the decision to the backend's acceptance nothing is awaited, so that a burst is counted exactly.
         """
-        route = self._choose(request)
-        async with aclosing(self._backends[route.backend].generate(request)) as steps:
-            async for step in steps:
-                yield _with_route(step, route)
-
-    def _choose(self, request: GenerateRequest) -> Route:
-        estimates = self._estimates(request)
-        routes = choose_routes(request, estimates)
-        if not routes:
-            raise BackendUnavailable(f"no backend may serve model {request.model!r}; this daemon is local only")
-        decision = admit(routes, estimates)
-        if isinstance(decision, Refused):
-            raise Overloaded(
-                f"{decision.num_live} requests are running or waiting and no more are taken; try again later",
-                retry_after_s=decision.retry_after_s,
-            )
-        return decision.route
-
-    def _estimates(self, request: GenerateRequest) -> list[Estimate]:
-        estimates: list[Estimate] = []
-        unknown: ModelNotFound | None = None
-        for backend in self._backends.values():
-            try:
-                estimates.append(backend.estimate(request))
-            except ModelNotFound as error:
-                unknown = unknown or error
-        if unknown is not None and not estimates:
-            raise unknown
-        return estimates
-
-
-def _with_route(step: Step, route: Route) -> Step:
-    if not step.deltas or not isinstance(step.deltas[-1], Finished):
-        return step
-    finished = step.deltas[-1]
-    timings = replace(finished.timings, route=route.backend, reason=route.reason)
-    deltas: tuple[Delta, ...] = (*step.deltas[:-1], replace(finished, timings=timings))
-    return replace(step, deltas=deltas)
+        journey = self._live[request.id] = Journey(request, self._placing, self._clock)
+        try:
+            async with aclosing(journey.steps()) as steps:
+                async for step in steps:
+                    yield step
+        finally:
+            del self._live[request.id]

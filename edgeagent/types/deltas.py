@@ -50,7 +50,7 @@ class Handover(Struct, frozen=True):
 
 
 class Timings(Struct, frozen=True):
-    """Milliseconds by stage. `delivery_ms`, `route`/`reason` and `handovers` are filled in outside the worker.
+    """Milliseconds by stage. `delivery_ms`, `route`/`reason`, `handovers` and `placement` come from outside the worker.
 
     queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
     cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
@@ -71,6 +71,7 @@ class Timings(Struct, frozen=True):
     route: str = "local"
     reason: str = ""
     handovers: tuple[Handover, ...] = ()
+    placement: Placement | None = None
 
     @property
     def is_resumed(self) -> bool:
@@ -89,6 +90,15 @@ class Started(Struct, frozen=True, tag="started"):
     num_cached_tokens: int
     num_dropped_items: int = 0
     placement: Placement | None = None
+
+
+class Interrupted(Struct, frozen=True, tag="interrupted"):
+    """Its place lost what it had of the answer, for this reason; it goes on there, unless the router moves it.
+
+    The router takes it; no client sees it.
+    """
+
+    reason: str
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):
@@ -140,7 +150,8 @@ class Finished(Struct, frozen=True, tag="finished"):
     timings: Timings
 
 
-Delta = Started | PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Finished
+Output = PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta
+Delta = Started | Interrupted | Output | Finished
 
 
 class Step(Struct, frozen=True):

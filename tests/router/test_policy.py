@@ -1,31 +1,142 @@
-"""The policy and admission are functions of what they are told."""
+"""The policy is a function of what it is told; every combination of mode and estimates has its row."""
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 from edgeagent.backends.base import Estimate
-from edgeagent.router.admission import Admitted, Refused, admit
-from edgeagent.router.policy import Route, choose_routes
+from edgeagent.router.policy import TARGETS, Order, choose_routes, is_sooner, why_bound
+from edgeagent.types import Permit, RouteMode, Tier, replace
 from tests.worker.support import request
 
-LOCAL = Estimate("local", is_local=True, num_live=0, max_live=2)
-REMOTE = Estimate("remote:gpu", is_local=False, num_live=0, max_live=100)
+ASKED = replace(request(""), client="app")
+TARGET = TARGETS[Tier.INTERACTIVE]
+QUICK, SLOW = TARGET.first_token_s / 10, TARGET.first_token_s * 2
+LOCAL = Estimate("local", is_local=True, num_live=0, max_live=2, first_token_s=QUICK, token_s=0.01)
+REMOTE = Estimate("remote:gpu", is_local=False, num_live=0, max_live=100, first_token_s=QUICK, token_s=0.01)
+# A place, as it may be: what the policy should see in it, and its estimate.
+PLACES = {
+    "good": {},
+    "unknown": {"first_token_s": None, "token_s": None},
+    "slow": {"first_token_s": SLOW},
+    "slower": {"first_token_s": 2 * SLOW},
+    "halting": {"token_s": 2 * TARGET.token_s},
+    "strained": {"strain": "loading"},
+    "full": {"num_live": 1000},
+    "unable": {"obstacle": "quarantined"},
+    "absent": None,
+}
+WHY = {
+    "slow": "first_token",
+    "slower": "first_token",
+    "halting": "tokens",
+    "strained": "loading",
+    "full": "queue_full",
+    "unable": "quarantined",
+    "absent": "model_unknown",
+}
+UNUSABLE = ("full", "unable", "absent")
 
 
-def test_only_this_machine_is_ever_chosen() -> None:
-    assert choose_routes(request(""), [REMOTE, LOCAL]) == (Route("local", "local_only"),)
-    assert choose_routes(request(""), [REMOTE]) == ()
+def place(base: Estimate, kind: str) -> list[Estimate]:
+    fields = PLACES[kind]
+    return [] if fields is None else [replace(base, **fields)]  # type: ignore[call-overload]
 
 
-def test_a_route_with_room_is_admitted_up_to_the_last_place() -> None:
-    route = Route("local", "local_only")
-    for num_live in (0, 1):
-        assert admit([route], [Estimate("local", True, num_live, 2)]) == Admitted(route)
-    full = Estimate("local", True, 2, 2, retry_after_s=3.0)
-    assert admit([route], [full]) == Refused(3.0, 2)
+def names(order: Order) -> list[tuple[str, str]]:
+    return [(route.backend.removeprefix("remote:"), route.reason) for route in order.routes]
 
 
-def test_a_full_route_gives_way_to_the_next() -> None:
-    routes = [Route("one", "x"), Route("two", "y")]
-    full, free = Estimate("one", True, 2, 2, 9.0), Estimate("two", True, 1, 2, 4.0)
-    assert admit(routes, [free, full]) == Admitted(routes[1])
-    assert admit(routes, [full, Estimate("two", True, 2, 2, 4.0)]) == Refused(4.0, 4)
+def expected(mode: RouteMode, local: str, remote: str) -> list[tuple[str, str]]:
+    """Return what the docstring of the policy says, in words of its own."""
+    is_here, can_leave = local != "absent", remote not in UNUSABLE
+    can_stay = is_here and (local not in UNUSABLE or not can_leave)
+    away = lambda reason: [("gpu", reason)] if can_leave else []  # noqa: E731
+    home = lambda reason: [("local", reason)] if can_stay else []  # noqa: E731
+    match mode:
+        case RouteMode.LOCAL_ONLY:
+            return [("local", "local_only")] if is_here else []
+        case RouteMode.REMOTE_ONLY:
+            return away("remote_only")
+        case RouteMode.PREFER_REMOTE:
+            return away("prefer_remote") + home("no_remote")
+    if local in ("good", "unknown"):
+        return home("prefer_local") + away("local_failed")
+    why = WHY[local]
+    leaving, staying = away(why), home(f"{why}_everywhere")
+    if remote in ("good", "unknown"):
+        return leaving + staying
+    seconds = {"slow": SLOW, "slower": 2 * SLOW}
+    is_remote_sooner = seconds.get(remote, QUICK) < seconds.get(local, QUICK)
+    return leaving + staying if is_remote_sooner else staying + leaving
+
+
+@pytest.mark.parametrize("mode", RouteMode)
+@pytest.mark.parametrize(("local", "remote"), list(itertools.product(PLACES, PLACES)))
+def test_the_table(mode: RouteMode, local: str, remote: str) -> None:
+    order = choose_routes(ASKED, mode, place(LOCAL, local) + place(REMOTE, remote))
+    assert names(order) == expected(mode, local, remote)
+    for route in order.routes:
+        permit = None if route.is_local else Permit(ASKED.id, "gpu", mode, route.reason, "app")
+        assert route.permit == permit
+    assert mode is not RouteMode.LOCAL_ONLY or all(route.is_local for route in order.routes)
+    assert order.hedge_after_s is None
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_what_keeps_a_place_from_its_target(kind: str) -> None:
+    for estimate in place(LOCAL, kind):
+        assert why_bound(estimate, TARGET) == WHY.get(kind, "")
+
+
+def test_of_several_remotes_the_quickest_comes_first_and_the_conversations_own_before() -> None:
+    far = replace(REMOTE, backend="remote:far", first_token_s=2 * QUICK)
+    new = replace(REMOTE, backend="remote:new", first_token_s=None)
+    order = choose_routes(ASKED, RouteMode.REMOTE_ONLY, [far, new, REMOTE])
+    assert [route.backend for route in order.routes] == ["remote:gpu", "remote:new", "remote:far"]
+    order = choose_routes(ASKED, RouteMode.REMOTE_ONLY, [far, new, REMOTE], "remote:far")
+    assert [route.backend for route in order.routes] == ["remote:far", "remote:gpu", "remote:new"]
+
+
+@pytest.mark.parametrize(
+    ("local", "first"),
+    [
+        ({"first_token_s": 0.8 * TARGET.first_token_s}, ("gpu", "conversation")),
+        ({"token_s": 0.8 * TARGET.token_s}, ("gpu", "conversation")),
+        ({"first_token_s": None}, ("gpu", "conversation")),
+        ({"strain": "memory"}, ("gpu", "memory")),
+        ({}, ("local", "prefer_local")),
+    ],
+)
+def test_a_conversation_comes_back_when_its_reason_has_gone_for_good(
+    local: dict[str, object], first: tuple[str, str]
+) -> None:
+    estimates = [replace(LOCAL, **local), REMOTE]  # type: ignore[arg-type]
+    assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, estimates, "remote:gpu"))[0] == first
+    if first[1] == "conversation":
+        assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, estimates, "local"))[0][0] == "local"
+        away = replace(REMOTE, obstacle="unreachable")
+        assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, [estimates[0], away], "remote:gpu"))[0][0] == "local"
+
+
+@pytest.mark.parametrize(
+    ("share", "tier", "is_hedged"),
+    [(0.8, Tier.REALTIME, True), (0.4, Tier.REALTIME, False), (0.8, Tier.INTERACTIVE, False)],
+)
+def test_a_realtime_request_near_its_target_is_hedged(share: float, tier: Tier, is_hedged: bool) -> None:
+    target = TARGETS[tier]
+    near = replace(LOCAL, first_token_s=share * target.first_token_s)
+    order = choose_routes(replace(ASKED, tier=tier), RouteMode.PREFER_LOCAL, [near, REMOTE])
+    assert order.hedge_after_s == (target.first_token_s / 2 if is_hedged else None)
+    alone = choose_routes(replace(ASKED, tier=tier), RouteMode.PREFER_LOCAL, [near])
+    assert alone.hedge_after_s is None
+
+
+def test_a_dead_worker_is_waited_for_only_where_that_is_sooner() -> None:
+    assert is_sooner(replace(REMOTE, first_token_s=0.1), replace(LOCAL, first_token_s=0.2))
+    assert not is_sooner(replace(REMOTE, first_token_s=0.3), replace(LOCAL, first_token_s=0.2))
+    assert not is_sooner(replace(REMOTE, first_token_s=0.1, obstacle="budget"), replace(LOCAL, first_token_s=0.2))
+    assert is_sooner(REMOTE, replace(LOCAL, first_token_s=None))
+    assert is_sooner(replace(REMOTE, first_token_s=9.0), replace(LOCAL, obstacle="quarantined"))

@@ -1,0 +1,41 @@
+"""On which backend each conversation runs, so that it stays there until the reason has gone. It knows no estimates."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from edgeagent.types import ChatPrompt, GenerateRequest
+
+_MAX_CONVERSATIONS = 4096
+
+Conversation = tuple[str, object]
+
+
+class Conversations:
+    """The backends of the conversations that ran last."""
+
+    def __init__(self, max_conversations: int = _MAX_CONVERSATIONS) -> None:
+        self._max = max_conversations
+        self._backends: OrderedDict[Conversation, str] = OrderedDict()
+
+    def find(self, request: GenerateRequest) -> str | None:
+        """Return the backend that the conversation of a request ran on last."""
+        return self._backends.get(conversation_of(request))
+
+    def note(self, request: GenerateRequest, backend: str) -> None:
+        """Note that a request runs on a backend."""
+        key = conversation_of(request)
+        self._backends[key] = backend
+        self._backends.move_to_end(key)
+        while len(self._backends) > self._max:
+            self._backends.popitem(last=False)
+
+
+def conversation_of(request: GenerateRequest) -> Conversation:
+    """Return what all requests of one conversation share: its lane, or else how it begins; and its client."""
+    client = request.cache.partition
+    if request.cache.lane:
+        return client, request.cache.lane
+    if isinstance(request.prompt, ChatPrompt):
+        return client, hash(tuple((message.role, message.content) for message in request.prompt.messages[:2]))
+    return client, request.id

@@ -1,0 +1,167 @@
+"""What one client was given of an answer, whichever places gave it: the record from which another place goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edgeagent.router.policy import Route
+from edgeagent.types import (
+    AnswerSoFar,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Handover,
+    Interrupted,
+    Placement,
+    PromptProgress,
+    PromptText,
+    ReasoningDelta,
+    Started,
+    Step,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+    replace,
+)
+
+
+class Delivery:
+    """One answer on its way to its client; it may change its place."""
+
+    def __init__(self, request: GenerateRequest, clock: Callable[[], float] = time.monotonic) -> None:
+        self._request = request
+        self._clock = clock
+        self._began_s = clock()
+        self._texts: list[str] = []
+        self._reasonings: list[str] = []
+        self._has_calls = False
+        self._started: Started | None = None
+        self._first_token_s: float | None = None
+        self._handovers: tuple[Handover, ...] = ()
+        self._placement: Placement | None = None  # where it runs, as its place told it
+        self.route: Route | None = None
+        self.num_tokens = 0
+
+    @property
+    def has_content(self) -> bool:
+        """Whether the client has anything of the answer itself."""
+        return bool(self._texts or self._reasonings) or self._has_calls
+
+    @property
+    def so_far(self) -> AnswerSoFar | None:
+        """What another place has to go on from; None where it begins anew."""
+        if not self.has_content:
+            return None
+        return AnswerSoFar("".join(self._texts), "".join(self._reasonings), self.num_tokens)
+
+    @property
+    def why_bound(self) -> str:
+        """Why an answer that has begun cannot go on elsewhere; empty where it can."""
+        if self._has_calls:
+            return "it has begun a tool call"
+        if self._request.logprobs is not None or self._request.echo:
+            return "it carries log probabilities, or its prompt"
+        return ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all the tokens that it may have, and lacks only its end."""
+        limit = self._request.max_tokens
+        return self.has_content and limit is not None and self.num_tokens >= limit
+
+    def begin(self, route: Route) -> None:
+        """Note where it runs from here on."""
+        self.route, self._placement = route, None
+
+    def move(self, target: str, reason: str) -> None:
+        """Note that it goes on at another place."""
+        assert self.route is not None
+        self._handovers += (Handover(self.route.backend, target, self.num_tokens, reason),)
+
+    def take(self, step: Step) -> Step | None:
+        """Note a step of the place that it runs at, and return it as the client gets it; None where nothing is left."""
+        if not any(isinstance(delta, Started | Interrupted | Finished) for delta in step.deltas):
+            self._note(step)
+            return step
+        deltas = tuple(told for delta in step.deltas if (told := self._told(delta)) is not None)
+        self._note(step)
+        return replace(step, deltas=deltas) if deltas or step.tokens else None
+
+    def cancelled(self) -> Step:
+        """Return the end of an answer that was cancelled between two places."""
+        return self._ended(FinishReason.CANCELLED)
+
+    def cut_at_limit(self) -> Step:
+        """Return the end of an answer that is whole."""
+        return self._ended(FinishReason.LENGTH)
+
+    def _ended(self, reason: FinishReason) -> Step:
+        started = self._started or Started(0, 0)
+        usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
+        finished = self._told(Finished(reason, usage, Timings()))
+        assert finished is not None
+        return Step((finished,), at_s=self._clock())
+
+    def _note(self, step: Step) -> None:
+        self.num_tokens += len(step.tokens)
+        for delta in step.deltas:
+            match delta:
+                case TextDelta(text):
+                    self._texts.append(text)
+                case ReasoningDelta(text):
+                    self._reasonings.append(text)
+                case ToolCallStarted() | ToolCallDelta():
+                    self._has_calls = True
+                case PromptProgress() | PromptText() | Started() | Interrupted() | Finished():
+                    continue
+            if self._first_token_s is None:
+                self._first_token_s = step.at_s or self._clock()
+
+    def _told(self, delta: Delta) -> Delta | None:
+        match delta:
+            case Started():
+                self._placement = delta.placement
+                if self.has_content:
+                    return None
+                self._started = replace(delta, placement=self.placement)
+                return self._started
+            case Interrupted():
+                return None
+            case Finished():
+                return self._finished(delta)
+            case _:
+                return delta
+
+    def _finished(self, finished: Finished) -> Finished:
+        """Tell where it ended, and time it over all of its places; the cached tokens are those of the first.
+
+        Stages of another place than the one that gave the first token are unknown, and left out.
+        """
+        assert self.route is not None
+        timings = replace(
+            finished.timings, route=self.route.backend, reason=self.route.reason, placement=self.placement
+        )
+        usage = finished.usage
+        if self._handovers:
+            handovers = tuple(sorted((*self._handovers, *timings.handovers), key=lambda move: move.num_tokens))
+            timings = replace(timings, handovers=handovers)
+            if timings.is_resumed and self._first_token_s is not None:
+                before = dict.fromkeys(("queue_ms", "load_ms", "render_ms", "cache_ms", "prefill_ms"), 0.0)
+                decode_ms = (self._clock() - self._first_token_s) * 1000
+                timings = replace(timings, **before, decode_ms=decode_ms)
+            if self._first_token_s is not None:
+                timings = replace(timings, first_token_ms=(self._first_token_s - self._began_s) * 1000)
+            if self._started is not None:
+                cached = self._started.num_cached_tokens
+                usage = replace(usage, num_cached_tokens=min(cached, usage.num_prompt_tokens))
+        return replace(finished, usage=usage, timings=timings)
+
+    @property
+    def placement(self) -> Placement:
+        """Where it runs, as its place told it, or else as the router knows it."""
+        assert self.route is not None
+        return self._placement or Placement(self.route.backend, self._request.model, self.route.reason)

@@ -1,0 +1,110 @@
+"""Two places for one answer: the second starts when the first has given nothing for a while; the first token wins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import Interrupted, PromptProgress, Started, Step
+
+Steps = AsyncGenerator[Step, None]
+
+_BEFORE_CONTENT = (Started, PromptProgress, Interrupted)
+
+
+def has_content(step: Step) -> bool:
+    """Whether a step has any of the answer itself, or its end."""
+    return any(not isinstance(delta, _BEFORE_CONTENT) for delta in step.deltas)
+
+
+class HedgeBudget:
+    """How many requests may be sent to two places: a fraction of those that might be."""
+
+    def __init__(self, fraction: float = 0.1, max_saved: float = 2.0) -> None:
+        self._fraction = fraction
+        self._max_saved = max_saved
+        self._saved = 1.0
+
+    def earn(self) -> None:
+        """Note a request that might be hedged."""
+        self._saved = min(self._max_saved, self._saved + self._fraction)
+
+    def spend(self) -> bool:
+        """Take what one hedge costs; False where that is not there."""
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
+
+
+class _Runner:
+    """One place's steps up to its first content."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.held: list[Step] = []
+        self.error: EdgeAgentError | None = None
+        self.task = self._pull()
+
+    def _pull(self) -> asyncio.Future[Step]:
+        return asyncio.ensure_future(anext(self.steps))
+
+    def look(self) -> bool:
+        """Take the step that has come; whether it has content."""
+        try:
+            step = self.task.result()
+        except EdgeAgentError as error:
+            self.error = error
+            return False
+        self.held.append(step)
+        if has_content(step):
+            return True
+        self.task = self._pull()
+        return False
+
+    async def close(self) -> None:
+        if not self.task.done():
+            self.task.cancel()
+            with suppress(asyncio.CancelledError, EdgeAgentError):
+                await self.task
+        await self.steps.aclose()
+
+
+async def race(
+    first: Steps, start_second: Callable[[], Steps | None], after_s: float, choose: Callable[[int], None]
+) -> Steps:
+    """Yield the steps of the place that has content first; `choose` is told which (0 or 1) before its first step.
+
+    The other one is closed. Where both fail, the first one's error is raised.
+    """
+    runners = [_Runner(first)]
+    loop = asyncio.get_running_loop()
+    due_s: float | None = loop.time() + after_s
+    try:
+        winner: _Runner | None = None
+        while winner is None:
+            waiting = [runner for runner in runners if runner.error is None]
+            if not waiting:
+                assert runners[0].error is not None
+                raise runners[0].error
+            timeout = None if due_s is None else max(0.0, due_s - loop.time())
+            done, _ = await asyncio.wait(
+                [runner.task for runner in waiting], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            winner = next((runner for runner in waiting if runner.task in done and runner.look()), None)
+            if winner is None and due_s is not None and (not done or runners[0].error is not None):
+                due_s = None
+                second = start_second() if runners[0].error is None else None
+                runners += [] if second is None else [_Runner(second)]
+        choose(runners.index(winner))
+        for loser in [runner for runner in runners if runner is not winner]:
+            await loser.close()
+        for step in winner.held:
+            yield step
+        async for step in winner.steps:
+            yield step
+    finally:
+        for runner in runners:
+            await runner.close()

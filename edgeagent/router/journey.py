@@ -1,0 +1,170 @@
+"""One request's way through the places that it runs at, from its acceptance to its one end.
+
+Before the first content another place is tried. After it, the answer goes on at another place behind what was
+delivered, or ends in one error that says how much that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from edgeagent.errors import EdgeAgentError, InvalidRequest, RequestTimeout
+from edgeagent.router.delivery import Delivery
+from edgeagent.router.hedge import race
+from edgeagent.router.placing import Placing
+from edgeagent.router.policy import Order, Route
+from edgeagent.router.refusals import is_final, kept_here, lacks, most_telling
+from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replace
+
+Steps = AsyncGenerator[Step, None]
+
+WORKER_LOST = "worker_lost"
+# Each place is tried once, but a worker may be lost, then a remote, then its successor.
+_MAX_ATTEMPTS = 12
+
+
+class Journey:
+    """Generates for one request. `is_cancelled` is set from outside, where it was cancelled politely."""
+
+    def __init__(self, request: GenerateRequest, placing: Placing, clock: Callable[[], float]) -> None:
+        self._request = request
+        self._placing = placing
+        self._clock = clock
+        self._delivery = Delivery(request, clock)
+        self._deadline_s = None if request.timeout_s is None else clock() + request.timeout_s
+        self._failed: set[str] = set()
+        self._errors: list[EdgeAgentError] = []
+        self._broken: EdgeAgentError | None = None  # the failure that cut off what the client has
+        self._num_before = 0  # tokens that the client had when the attempt began
+        self._elsewhere: Order | None = None
+        self._is_placed = False
+        self._is_over = False
+        self.is_cancelled = False
+
+    async def steps(self) -> Steps:
+        """Yield the answer's steps; the last one ends it, or an EdgeAgentError is raised."""
+        order = self._choose()
+        for _ in range(_MAX_ATTEMPTS):
+            self._delivery.begin(order.routes[0])
+            self._num_before = self._delivery.num_tokens
+            try:
+                async with aclosing(self._attempt(order)) as steps:
+                    async for step in steps:
+                        yield step
+                cause = WORKER_LOST
+            except EdgeAgentError as error:
+                cause = self._judged(error)
+            if self._is_over or (cause is WORKER_LOST and self._elsewhere is None):
+                return
+            if self.is_cancelled:
+                yield self._delivery.cancelled()
+                return
+            if self._delivery.is_whole:
+                yield self._delivery.cut_at_limit()
+                return
+            order, self._elsewhere = self._elsewhere or self._choose(), None
+            self._delivery.move(order.routes[0].backend, cause)
+        raise self._failure()
+
+    async def _attempt(self, order: Order) -> Steps:
+        """Run at the first place of an order. Where it returns without an end, the answer goes on elsewhere.
+
+        What comes before the first content is held back while there is another place to try: clients are told where
+        the answer comes from, not where it was tried.
+        """
+        request = self._timed()
+        held: list[Step] | None = None
+        if len(order.routes) > 1 and not request.reports_progress and not self._delivery.has_content:
+            held = []
+        async with aclosing(self._source(order, request)) as steps:
+            async for step in steps:
+                if _is_interrupted(step) and self._goes_on_elsewhere():
+                    return
+                told = self._delivery.take(step)
+                if told is None:
+                    continue
+                self._is_over = bool(told.deltas) and isinstance(told.deltas[-1], Finished)
+                if not self._is_placed and self._delivery.has_content:
+                    self._is_placed = True
+                    self._placing.note(request, self._delivery)
+                if held is not None:
+                    held.append(told)
+                    if not (self._delivery.has_content or self._is_over):
+                        continue
+                    for earlier in held[:-1]:
+                        yield earlier
+                    held = None
+                yield told
+
+    def _source(self, order: Order, request: GenerateRequest) -> Steps:
+        """Return the steps of the first place, or of the second where that is started too and is sooner."""
+        first = self._steps_at(order.routes[0], request)
+        if order.hedge_after_s is None or self._delivery.has_content:
+            return first
+        self._placing.hedges.earn()
+
+        def start_second() -> Steps | None:
+            return self._steps_at(order.routes[1], request) if self._placing.may_hedge(request, order) else None
+
+        def choose(index: int) -> None:
+            self._delivery.begin(order.routes[index])
+
+        return race(first, start_second, order.hedge_after_s, choose)
+
+    def _steps_at(self, route: Route, request: GenerateRequest) -> Steps:
+        return self._placing.backends[route.backend].generate(request, route.permit, self._delivery.so_far)
+
+    def _timed(self) -> GenerateRequest:
+        """Return the request with what is left of its time."""
+        if self._deadline_s is None or not self._errors:
+            return self._request
+        left_s = self._deadline_s - self._clock()
+        if left_s <= 0:
+            raise RequestTimeout(f"the request did not end within its {self._request.timeout_s:g} s")
+        return replace(self._request, timeout_s=left_s)
+
+    def _choose(self) -> Order:
+        """Return the places that are left; raise the failure that is told where none is."""
+        try:
+            return self._placing.choose(self._request, self._failed)
+        except EdgeAgentError as error:
+            if not self._errors:
+                self._errors.append(error)
+            raise self._failure() from None
+
+    def _goes_on_elsewhere(self) -> bool:
+        """Whether another place goes on sooner with an answer whose worker died than the worker's successor."""
+        if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
+            return False
+        assert self._delivery.route is not None
+        self._elsewhere = self._placing.sooner_elsewhere(self._request, self._delivery.route, self._failed)
+        return self._elsewhere is not None
+
+    def _judged(self, error: EdgeAgentError) -> str:
+        """Note a place's failure and return its name; raise it where no other place may go on."""
+        route = self._delivery.route
+        assert route is not None
+        self._errors.append(error)
+        self._failed.add(route.backend)
+        if self._delivery.has_content and (self._broken is None or self._delivery.num_tokens > self._num_before):
+            self._broken = error
+        if isinstance(error, InvalidRequest) and not route.is_local and not lacks(error):
+            # What one remote refuses the others would refuse; this machine may take it.
+            self._failed.update(name for name in self._placing.backends if name.startswith("remote:"))
+        is_bound = self._delivery.has_content and bool(self._delivery.why_bound)
+        if is_bound or is_final(error, is_local=route.is_local) or self._placing.is_stopping:
+            raise self._failure() from None
+        return error.code
+
+    def _failure(self) -> EdgeAgentError:
+        """Return the one error that ends the request: of the places tried, the preferred one's word."""
+        if self._broken is not None:
+            self._broken.num_delivered_tokens = self._delivery.num_tokens
+            return self._broken
+        error = most_telling(self._errors)
+        return kept_here(error, self._request) if self._placing.is_kept_here(self._request) else error
+
+
+def _is_interrupted(step: Step) -> bool:
+    return len(step.deltas) == 1 and isinstance(step.deltas[0], Interrupted)

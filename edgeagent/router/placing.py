@@ -1,0 +1,120 @@
+"""Decides where a request runs now: asks the backends for estimates and the policy for an order.
+
+It has no memory but where conversations run, and awaits nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from edgeagent import metrics
+from edgeagent.backends.base import Backend, Estimate
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
+from edgeagent.router.conversations import Conversations
+from edgeagent.router.delivery import Delivery
+from edgeagent.router.hedge import HedgeBudget
+from edgeagent.router.modes import strictest
+from edgeagent.router.policy import Order, Route, choose_routes, is_sooner
+from edgeagent.types import GenerateRequest, RouteMode
+
+
+class Placing:
+    """The places that there are, and the machine's mode, which is asked for at each decision."""
+
+    def __init__(self, backends: Mapping[str, Backend], machine_mode: Callable[[], RouteMode]) -> None:
+        self.backends = backends
+        self.conversations = Conversations()
+        self.hedges = HedgeBudget()
+        self.is_stopping = False
+        self._machine_mode = machine_mode
+
+    def mode(self, request: GenerateRequest) -> RouteMode:
+        """Return the mode that holds for a request now."""
+        machine = self._machine_mode()
+        return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
+
+    def is_kept_here(self, request: GenerateRequest) -> bool:
+        """Whether there are remotes, and the request may not leave."""
+        return self.mode(request) is RouteMode.LOCAL_ONLY and any(name.startswith("remote:") for name in self.backends)
+
+    def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
+        """Take a second place for a request, if that is still allowed and paid for."""
+        mode = self.mode(request)
+        return mode is not RouteMode.LOCAL_ONLY and len(order.routes) > 1 and self.hedges.spend()
+
+    def note(self, request: GenerateRequest, delivery: Delivery) -> None:
+        """Note that an answer has begun where it runs."""
+        assert delivery.route is not None
+        self.conversations.note(request, delivery.route.backend)
+        metrics.placements_total.labels(delivery.route.backend, delivery.route.reason).inc()
+
+    def choose(self, request: GenerateRequest, without: Collection[str] = ()) -> Order:
+        """Return the routes of a request but for some backends; raise what its client is told where there is none."""
+        began_s = time.perf_counter()
+        try:
+            estimates, unknown = self._estimates(request, without)
+            placed = self.conversations.find(request)
+            mode = self.mode(request)
+            order = choose_routes(request, mode, list(estimates.values()), placed)
+            if not order.routes:
+                raise _no_route(request, mode, estimates, unknown)
+            first = estimates[order.routes[0].backend]
+            if first.num_live >= first.max_live:
+                raise _full(estimates)
+            return order
+        finally:
+            metrics.placement_seconds.observe(time.perf_counter() - began_s)
+
+    def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
+        """Return where an answer that lost its worker goes on sooner than with the worker's successor, if anywhere."""
+        estimates, _ = self._estimates(request, without)
+        local = estimates.pop(route.backend, None)
+        if local is None:
+            return None
+        order = choose_routes(request, self.mode(request), list(estimates.values()))
+        routes = tuple(each for each in order.routes if is_sooner(estimates[each.backend], local))
+        return Order(routes) if routes else None
+
+    def _estimates(
+        self, request: GenerateRequest, without: Collection[str]
+    ) -> tuple[dict[str, Estimate], ModelNotFound | None]:
+        """Return the estimates of those that know the model, and the first word of those that do not.
+
+        What a remote expects is not asked for where nothing may leave.
+        """
+        is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
+        estimates: dict[str, Estimate] = {}
+        unknown: ModelNotFound | None = None
+        for name, backend in self.backends.items():
+            if name in without or (is_bound and name.startswith("remote:")):
+                continue
+            try:
+                estimates[name] = backend.estimate(request)
+            except ModelNotFound as error:
+                unknown = unknown or error
+        return estimates, unknown
+
+
+def _no_route(
+    request: GenerateRequest, mode: RouteMode, estimates: Mapping[str, Estimate], unknown: ModelNotFound | None
+) -> EdgeAgentError:
+    if not estimates and unknown is not None:
+        return unknown
+    if any(estimate.num_live >= estimate.max_live for estimate in estimates.values()):
+        return _full(estimates)
+    if mode is RouteMode.LOCAL_ONLY:
+        return BackendUnavailable(f"no backend may serve model {request.model!r}: the request is local only")
+    obstacles = ", ".join(f"{name}: {estimate.obstacle}" for name, estimate in estimates.items())
+    return BackendUnavailable(
+        f"no backend can serve model {request.model!r} now ({obstacles or 'there is none'})",
+        retry_after_s=min((estimate.retry_after_s for estimate in estimates.values()), default=None),
+    )
+
+
+def _full(estimates: Mapping[str, Estimate]) -> Overloaded:
+    num_live = sum(estimate.num_live for estimate in estimates.values())
+    return Overloaded(
+        f"{num_live} requests are running or waiting and no more are taken; try again later",
+        retry_after_s=min(estimate.retry_after_s for estimate in estimates.values()),
+    )

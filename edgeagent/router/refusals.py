@@ -1,0 +1,80 @@
+"""Which failures another place may mend, and what a client is told where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgeagent.errors import (
+    BackendUnavailable,
+    ContextLengthExceeded,
+    EdgeAgentError,
+    InvalidRequest,
+    LocalUnavailable,
+    ModelLoadFailed,
+    ModelLoading,
+    ModelNotFound,
+    NotSupported,
+    Overloaded,
+    RequestTimeout,
+    WorkerCrashed,
+)
+from edgeagent.types import ChatPrompt, GenerateRequest, TextPrompt
+
+_USUAL_BYTES = 4  # of a token
+_TOKEN_ID_BYTES = 4
+
+# What a place lacks, which another may have.
+_LACKS = (ContextLengthExceeded, NotSupported)
+_LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed, WorkerCrashed, ModelNotFound)
+
+
+def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
+    """Whether no other place may be tried: the request's own mistake, found here, or its own deadline."""
+    if isinstance(error, RequestTimeout):
+        return True
+    return is_local and isinstance(error, InvalidRequest) and not lacks(error)
+
+
+def lacks(error: EdgeAgentError) -> bool:
+    """Whether a place lacks what another may have."""
+    return isinstance(error, _LACKS)
+
+
+def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
+    """Return the error that a client is told, of those of all places that were tried: the preferred place's.
+
+    That a place cannot do something is told only where no place could have.
+    """
+    return next((error for error in errors if not isinstance(error, NotSupported)), errors[0])
+
+
+def kept_here(error: EdgeAgentError, request: GenerateRequest) -> EdgeAgentError:
+    """Return the error of a request that failed here and was not allowed to leave, with what would have left."""
+    if not isinstance(error, _LOCAL_FAILURES):
+        return error
+    num_bytes = prompt_bytes(request)
+    return LocalUnavailable(
+        f"{error.message.rstrip('.')} ({error.code}). The request may not leave this machine (local_only); otherwise "
+        f"{num_bytes} bytes, about {num_bytes // _USUAL_BYTES} tokens, would have been sent to a remote",
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+        served_by="local",
+    )
+
+
+def prompt_bytes(request: GenerateRequest) -> int:
+    """Return how many bytes of content a request has."""
+    match request.prompt:
+        case ChatPrompt(messages, tools):
+            texts = [text for message in messages for text in (message.content, message.reasoning)]
+            texts += [call.arguments for message in messages for call in message.tool_calls]
+            texts += [text for tool in tools for text in (tool.name, tool.description, tool.parameters)]
+            return sum(map(_num_bytes, texts))
+        case TextPrompt(text, suffix):
+            return _num_bytes(text) + _num_bytes(suffix or "")
+        case prompt:
+            return _TOKEN_ID_BYTES * len(prompt.tokens)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

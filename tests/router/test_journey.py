@@ -1,0 +1,380 @@
+"""A request goes to another place where one fails: once, whole, told truly, and never where it may not go."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from edgeagent.backends.base import Estimate
+from edgeagent.errors import (
+    ContextLengthExceeded,
+    EdgeAgentError,
+    InternalError,
+    InvalidRequest,
+    LocalUnavailable,
+    ModelNotFound,
+    NotSupported,
+    Overloaded,
+    RemoteUnavailable,
+    RequestTimeout,
+    WorkerCrashed,
+)
+from edgeagent.router.router import Router
+from edgeagent.types import (
+    AnswerSoFar,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Handover,
+    Interrupted,
+    Permit,
+    Placement,
+    ReasoningDelta,
+    RouteMode,
+    Started,
+    Step,
+    TextDelta,
+    Tier,
+    ToolCallStarted,
+    replace,
+)
+from tests.backends.fake import FakeBackend, Gate, finished
+from tests.worker.support import request
+
+WORDS = ("one", " two", " three", " four")
+LOST = RemoteUnavailable("the connection was lost", served_by="remote:gpu")
+CRASH = WorkerCrashed("signal 9", served_by="local")
+Act = Delta | Gate | EdgeAgentError
+
+
+class Place(FakeBackend):
+    """A place that answers with WORDS, or goes on with them behind what there is; `acts` come instead, once each."""
+
+    def __init__(self, name: str, *acts: Sequence[Act], knows: bool = True, **estimate: object) -> None:
+        super().__init__(models=("fake",) if knows else ("other",))
+        self.name = name
+        self.acts = list(acts)
+        self.expects = Estimate(name, name == "local", 0, 100, **estimate)  # type: ignore[arg-type]
+        self.permits: list[Permit | None] = []
+        self.so_fars: list[AnswerSoFar | None] = []
+        self.num_asked = 0
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        self.num_asked += 1
+        self.find_model(request.model)
+        return self.expects
+
+    async def generate(
+        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> AsyncGenerator[Step, None]:
+        self.permits.append(permit)
+        self.so_fars.append(so_far)
+        num_words = len(so_far.text.split()) if so_far is not None else 0
+        num_before = so_far.num_tokens if so_far is not None else 0
+        acts = self.acts.pop(0) if self.acts else None
+        rest = [TextDelta(word) for word in WORDS[num_words:]]
+        self.script = lambda _: acts if acts is not None else (Started(7, 3), *rest, finished(output=num_before + 4))
+        async for step in super().generate(request, permit, so_far):
+            tokens = (1,) * sum(isinstance(delta, TextDelta | ReasoningDelta) for delta in step.deltas)
+            yield replace(step, tokens=tokens)
+
+
+class Answer:
+    """What a client got."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.num_tokens = 0
+        self.error: EdgeAgentError | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, TextDelta))
+
+    @property
+    def end(self) -> Finished:
+        (end,) = [delta for delta in self.deltas if isinstance(delta, Finished)]
+        assert self.deltas[-1] is end
+        return end
+
+    @property
+    def told(self) -> list[Placement | None]:
+        return [delta.placement for delta in self.deltas if isinstance(delta, Started)]
+
+
+async def run(
+    places: Sequence[Place], mode: RouteMode = RouteMode.PREFER_LOCAL, wanted: GenerateRequest | None = None
+) -> Answer:
+    router = places if isinstance(places, Router) else Router(places, machine_mode=lambda: mode)
+    answer = Answer()
+    try:
+        async for step in router.generate(wanted or request("", model="fake")):
+            answer.deltas += step.deltas
+            answer.num_tokens += len(step.tokens)
+    except EdgeAgentError as error:
+        answer.error = error
+    assert not any(isinstance(delta, Interrupted) for delta in answer.deltas)
+    return answer
+
+
+@pytest.mark.parametrize("error", [Overloaded("full"), CRASH, InternalError("?"), ContextLengthExceeded("long")])
+async def test_before_the_first_content_another_place_is_tried(error: EdgeAgentError) -> None:
+    local, gpu = Place("local", (Started(1, 0), error)), Place("remote:gpu")
+    answer = await run([local, gpu])
+    assert answer.text == "one two three four"
+    assert answer.told == [Placement("remote:gpu", "fake", "model_unknown")]
+    assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 0, error.code),)
+    assert gpu.permits == [Permit("r1", "gpu", RouteMode.PREFER_LOCAL, "model_unknown")]
+    assert gpu.so_fars == [None]
+
+
+async def test_a_mistake_of_the_request_is_told_at_once() -> None:
+    gpu = Place("remote:gpu")
+    answer = await run([Place("local", [InvalidRequest("bad schema")]), gpu])
+    assert isinstance(answer.error, InvalidRequest) and gpu.permits == []
+    answer = await run([Place("local", [RequestTimeout("late")]), gpu])
+    assert isinstance(answer.error, RequestTimeout) and gpu.permits == []
+
+
+async def test_what_one_remote_refuses_is_tried_here_and_at_no_other_remote() -> None:
+    gpu, other, local = Place("remote:gpu", [InvalidRequest("no such field")]), Place("remote:other"), Place("local")
+    answer = await run([local, gpu, other], RouteMode.PREFER_REMOTE)
+    assert answer.text == "one two three four" and other.permits == []
+    assert (answer.end.timings.route, answer.end.timings.reason) == ("local", "no_remote")
+
+
+async def test_what_a_place_cannot_do_is_told_only_where_none_could() -> None:
+    lacking = Place("remote:gpu", [NotSupported("no logprobs")])
+    answer = await run([Place("local", [Overloaded("full", retry_after_s=3.0)]), lacking])
+    assert isinstance(answer.error, Overloaded) and answer.error.retry_after_s == 3.0
+    lacking.acts = [[NotSupported("no logprobs")]]
+    answer = await run([Place("local", [NotSupported("no echo")]), lacking])
+    assert isinstance(answer.error, NotSupported)
+
+
+@pytest.mark.parametrize("num_words", range(1, 4))
+@pytest.mark.parametrize("names", [("local", "remote:gpu"), ("remote:gpu", "remote:b"), ("remote:gpu", "local")])
+async def test_an_answer_goes_on_behind_what_was_delivered(names: tuple[str, str], num_words: int) -> None:
+    first = Place(names[0], (Started(7, 3), *map(TextDelta, WORDS[:num_words]), replace_error(names[0])))
+    second = Place(names[1], first_token_s=1.0)
+    mode = RouteMode.PREFER_LOCAL if names[0] == "local" else RouteMode.PREFER_REMOTE
+    answer = await run([first, second], mode)
+    assert answer.text == "one two three four" and answer.num_tokens == 4
+    assert second.so_fars == [AnswerSoFar("".join(WORDS[:num_words]), "", num_words)]
+    assert answer.end.usage.num_output_tokens == num_words + 4
+    assert len(answer.told) == 1
+    reason = "worker_crashed" if names[0] == "local" else "remote_unavailable"
+    assert answer.end.timings.handovers == (Handover(*names, num_words, reason),)
+    assert answer.end.timings.route == names[1]
+    assert answer.end.timings.placement is not None and answer.end.timings.placement.served_by == names[1]
+
+
+def replace_error(name: str) -> EdgeAgentError:
+    return WorkerCrashed("signal 9", served_by="local") if name == "local" else RemoteUnavailable("cut", served_by=name)
+
+
+async def test_it_goes_on_more_than_once() -> None:
+    gpu = Place("remote:gpu", (Started(7, 0), ReasoningDelta("hm"), TextDelta("one"), LOST))
+    other = Place("remote:b", (Started(7, 0), TextDelta(" two"), TextDelta(" three"), LOST), first_token_s=1.0)
+    local = Place("local")
+    answer = await run([local, gpu, other], RouteMode.PREFER_REMOTE)
+    assert answer.text == "one two three four"
+    assert local.so_fars == [AnswerSoFar("one two three", "hm", 4)]
+    moves = [(move.source, move.target, move.num_tokens) for move in answer.end.timings.handovers]
+    assert moves == [("remote:gpu", "remote:b", 2), ("remote:b", "local", 4)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "deltas"),
+    [
+        ({"logprobs": 1}, [TextDelta("one")]),
+        ({"echo": True}, [TextDelta("one")]),
+        ({}, [TextDelta("one"), ToolCallStarted(0, "call_1", "now")]),
+    ],
+)
+async def test_what_cannot_go_on_exactly_ends_in_one_error_with_the_count(
+    fields: dict[str, object], deltas: list[Delta]
+) -> None:
+    gpu = Place("remote:gpu")
+    wanted = replace(request("", model="fake"), **fields)  # type: ignore[arg-type]
+    crash = WorkerCrashed("signal 9", served_by="local")
+    answer = await run([Place("local", (Started(7, 3), *deltas, crash)), gpu], wanted=wanted)
+    assert answer.error is crash and crash.num_delivered_tokens == 1
+    assert gpu.permits == []
+
+
+async def test_where_no_other_place_goes_on_the_break_itself_is_told() -> None:
+    lost = RemoteUnavailable("cut", served_by="remote:gpu")
+    gpu = Place("remote:gpu", (Started(7, 3), TextDelta("one"), lost))
+    others = [Place("remote:b", [NotSupported("does not continue")]), Place("local", [Overloaded("full")])]
+    answer = await run([gpu, *others], RouteMode.PREFER_REMOTE)
+    assert answer.error is lost and lost.num_delivered_tokens == 1
+    assert len(others[0].permits) == len(others[1].permits) == 1
+
+
+async def test_an_answer_that_has_all_its_tokens_ends_without_another_place() -> None:
+    gpu, local = Place("remote:gpu", (Started(7, 3), TextDelta("one"), TextDelta(" two"), LOST)), Place("local")
+    wanted = replace(request("", model="fake"), max_tokens=2)
+    answer = await run([gpu, local], RouteMode.PREFER_REMOTE, wanted)
+    assert (answer.end.reason, answer.end.usage.num_output_tokens) == (FinishReason.LENGTH, 2)
+    assert local.permits == []
+
+
+class TestAWorkerThatDied:
+    """Its successor goes on with its requests, unless a remote does so sooner."""
+
+    def dying(self, **estimate: object) -> Place:
+        rest = (TextDelta(" two"), TextDelta(" three"), TextDelta(" four"), finished(output=4))
+        return Place("local", (Started(7, 3), TextDelta("one"), Interrupted("worker_killed"), *rest), **estimate)
+
+    async def test_a_warm_remote_takes_over(self) -> None:
+        local, gpu = self.dying(), Place("remote:gpu", first_token_s=0.1)
+        local.expects = replace(local.expects, first_token_s=0.05)
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        answer = Answer()
+        async for step in router.generate(request("", model="fake")):
+            answer.deltas += step.deltas
+            local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
+        assert answer.text == "one two three four"
+        assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 1, "worker_lost"),)
+        assert local.closed == ["r1"]
+
+    @pytest.mark.parametrize(
+        "remote",
+        [{"first_token_s": 0.5}, {"first_token_s": 0.01, "obstacle": "budget"}],
+    )
+    async def test_its_successor_is_sooner(self, remote: dict[str, object]) -> None:
+        gpu = Place("remote:gpu", **remote)
+        answer = await run([self.dying(first_token_s=0.2), gpu])
+        assert answer.text == "one two three four" and gpu.permits == []
+        assert answer.end.timings.route == "local"
+
+    async def test_it_may_not_leave(self) -> None:
+        gpu = Place("remote:gpu", first_token_s=0.01)
+        answer = await run([self.dying(first_token_s=9.0), gpu], RouteMode.LOCAL_ONLY)
+        assert answer.text == "one two three four" and (gpu.num_asked, gpu.permits) == (0, [])
+
+
+FAILURES = [Overloaded("full"), CRASH, LOST, ContextLengthExceeded("long"), ModelNotFound("none"), InternalError("?")]
+
+
+@pytest.mark.parametrize("machine", RouteMode)
+@pytest.mark.parametrize("asked", [None, *RouteMode])
+@pytest.mark.parametrize("delivered", [(), (Started(7, 3),), (Started(7, 3), TextDelta("one"))])
+async def test_what_is_local_only_asks_no_remote_whatever_fails(
+    machine: RouteMode, asked: RouteMode | None, delivered: tuple[Delta, ...]
+) -> None:
+    """Not even for its estimate; the mode that holds is the strictest."""
+    order = list(RouteMode)
+    is_kept = RouteMode.LOCAL_ONLY in (machine, asked)
+    for error in FAILURES:
+        local, gpu = Place("local", (*delivered, type(error)(error.message))), Place("remote:gpu")
+        answer = await run([local, gpu], machine, replace(request("", model="fake"), route=asked))
+        assert (gpu.num_asked == 0) == is_kept
+        assert (gpu.permits == []) == is_kept
+        if is_kept:
+            assert answer.error is not None
+        else:
+            assert answer.text == "one two three four"
+            expected = min([machine, asked or machine], key=order.index)
+            assert {permit.mode for permit in gpu.permits if permit is not None} == {expected}
+
+
+async def test_what_failed_here_and_may_not_leave_says_what_would_have_been_sent() -> None:
+    secret = "my secret " * 4
+    wanted = replace(request(secret, model="fake"), route=RouteMode.LOCAL_ONLY)
+    local = Place("local", [Overloaded("the queue is full", retry_after_s=4.0)])
+    answer = await run([local, Place("remote:gpu")], RouteMode.PREFER_LOCAL, wanted)
+    error = answer.error
+    assert isinstance(error, LocalUnavailable) and (error.retry_after_s, error.served_by) == (4.0, "local")
+    assert (
+        "the queue is full (queue_full)" in error.message and f"{len(secret)} bytes, about 10 tokens" in error.message
+    )
+    assert "secret" not in error.message
+    answer = await run([Place("local", knows=False), Place("remote:gpu")], RouteMode.LOCAL_ONLY, wanted)
+    assert isinstance(answer.error, LocalUnavailable) and "model_not_found" in answer.error.message
+    alone = await run([Place("local", [Overloaded("the queue is full")])], RouteMode.LOCAL_ONLY, wanted)
+    assert isinstance(alone.error, Overloaded), "nothing would have been sent anywhere"
+
+
+async def test_consent_that_is_withdrawn_holds_from_the_next_attempt_on() -> None:
+    modes = itertools.chain([RouteMode.PREFER_REMOTE] * 2, itertools.repeat(RouteMode.LOCAL_ONLY))
+    gpu = Place("remote:gpu", (Started(7, 0), TextDelta("one"), LOST))
+    other, local = Place("remote:b", first_token_s=0.9), Place("local")
+    router = Router([gpu, other, local], machine_mode=lambda: next(modes))
+    answer = Answer()
+    async for step in router.generate(request("", model="fake")):
+        answer.deltas += step.deltas
+    assert answer.text == "one two three four"
+    assert (answer.end.timings.route, other.permits) == ("local", [])
+
+
+async def test_a_cancel_between_two_places_ends_politely() -> None:
+    gate = Gate()
+
+    class Deaf(Place):
+        """It fails instead of ending."""
+
+        def cancel(self, request_id: str) -> None:
+            gate.opened.set()
+
+    deaf, local = Deaf("remote:gpu", (Started(7, 2), TextDelta("one"), gate, LOST)), Place("local")
+    router = Router([deaf, local], machine_mode=lambda: RouteMode.PREFER_REMOTE)
+    answer = Answer()
+    async for step in router.generate(request("", model="fake")):
+        answer.deltas += step.deltas
+        if answer.text:
+            router.cancel("r1")
+    assert answer.end.reason is FinishReason.CANCELLED
+    assert (answer.end.usage.num_prompt_tokens, answer.end.usage.num_output_tokens) == (7, 1)
+    assert local.permits == []
+
+
+class TestHedging:
+    """A realtime request that the machine is slow with is sent to a remote as well."""
+
+    wanted = replace(request("", model="fake"), tier=Tier.REALTIME)
+
+    def places(self, *local_acts: Act, **remote: object) -> tuple[Place, Place]:
+        acts = [local_acts] if local_acts else []
+        return Place("local", *acts, first_token_s=0.4), Place("remote:gpu", first_token_s=0.1, **remote)
+
+    async def test_the_first_token_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
+        local, gpu = self.places(Started(7, 3), Gate(), finished())
+        answer = await run([local, gpu], wanted=self.wanted)
+        assert answer.text == "one two three four"
+        assert answer.told == [Placement("remote:gpu", "fake", "local_failed")]
+        assert local.closed == ["r1"] and local.num_live == 0
+        assert answer.end.timings.route == "remote:gpu"
+
+    async def test_the_local_one_may_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
+        gate = Gate()
+        local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
+        gpu.acts = [[Started(1, 0), Gate()]]
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        running = asyncio.create_task(run(router, wanted=self.wanted))  # type: ignore[arg-type]
+        await gpu.until(lambda backend: backend.num_live == 1)
+        gate.opened.set()
+        answer = await running
+        assert answer.text == "one two three four" and answer.told == [Placement("local", "fake", "prefer_local")]
+        assert gpu.num_live == 0
+
+    async def test_an_early_failure_is_no_hedge(self) -> None:
+        local, gpu = self.places(CRASH)
+        answer = await run([local, gpu], wanted=self.wanted)
+        assert answer.text == "one two three four" and len(gpu.permits) == 1
+
+    async def test_the_budget_bounds_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
+        local, gpu = self.places()
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        for _ in range(20):
+            local.acts = [(Started(7, 3), TextDelta("x"), finished())]
+            await run(router, wanted=self.wanted)  # type: ignore[arg-type]
+        assert len(gpu.permits) <= 4
