@@ -201,7 +201,7 @@ class BlockCache:
         Of several: one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
         """
         best: Link | None = None
-        best_rank: tuple[bool, int, int] = (False, 0, 0)
+        best_rank: tuple[bool, int, int] | None = None
         gone = []
         for place, depth in walk.across(end):
             if best is not None and depth < best.end:
@@ -213,7 +213,7 @@ class BlockCache:
                 gone.append(place.key)
                 continue
             rank = (link.tier is self.host, -num_blocks[link.start], -link.length)
-            if best is None or rank > best_rank:
+            if best_rank is None or rank > best_rank:
                 best, best_rank = link, rank
         for key in gone:
             self.tree.discard(key)

@@ -228,6 +228,14 @@ async def test_which_pages_may_ask(door: Door, headers: dict[str, str], code: in
     )
 
 
+@pytest.mark.parametrize(
+    ("origin", "advice"), [("null", "cannot be allowed"), ("http://evil.example", "add it to server.allowed_origins")]
+)
+async def test_a_page_that_is_refused_is_told_what_could_be_done(door: Door, origin: str, advice: str) -> None:
+    sent = await door.ask(request(("origin", origin)))
+    assert advice in json.loads(sent[1]["body"])["error"]["message"]
+
+
 async def test_two_origins_are_none(door: Door) -> None:
     assert status(await door.ask(request(("origin", PAGE), ("origin", PAGE)))) == 403
 

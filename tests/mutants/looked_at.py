@@ -126,6 +126,16 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "Set with a failure, and read only with one.",
     (
         "edgeagent/engine/block_cache.py",
+        "if best_rank is None or rank > best_rank:",
+        "(rank >= best_rank)",
+    ): "Of blocks with the same rank either serves as well.",
+    (
+        "edgeagent/engine/prefix_cache.py",
+        "rank = (2 if self._tree.length(seq_id) == length else 1) if seq_id in self._idle else 0",
+        "3",
+    ): "It is the best all the same; the others are looked at in vain.",
+    (
+        "edgeagent/engine/block_cache.py",
         'keyring = keyring or Keyring(b"", os.urandom(32))',
         "33",
     ): "A longer secret is as good.",

@@ -6,11 +6,12 @@ import hashlib
 import struct
 import sys
 from array import array
+from typing import Any
 
 import pytest
 
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
-from edgeagent.engine.block_store.format import HEADER_BYTES, BadBlock, Seal, file_bytes, head_bytes
+from edgeagent.engine.block_store.format import _HEADER, HEADER_BYTES, VERSION, BadBlock, Seal, file_bytes, head_bytes
 from edgeagent.engine.blocks import Block
 from tests.engine.block_store.stores import SECRET, is_same, make_chain
 
@@ -63,6 +64,41 @@ def test_an_empty_draft_is_not_none() -> None:
     with_draft = Block(block.root, block.parent, block.key, block.start, block.tokens, block.target, b"")
     assert SEAL.decode(content_of(with_draft), block.key).draft == b""
     assert SEAL.decode(content_of(block), block.key).draft is None
+
+
+MAGIC, FORMAT, HAS_DRAFT, NUM_TOKENS, TARGET_BYTES, DRAFT_BYTES = 0, 1, 2, 7, 8, 9
+
+
+def sealed(block: Block, changes: dict[int, Any]) -> bytes:
+    """Return a block's file with other values in its header, and the seal that they need."""
+    content = content_of(block)
+    fields = list(_HEADER.unpack_from(content))
+    for place, value in changes.items():
+        fields[place] = value
+    header, body = _HEADER.pack(*fields), content[HEADER_BYTES:]
+    return header + SEAL._mac(header, body) + body
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({MAGIC: b"edgeagkw"}, "not of this format"),
+        ({FORMAT: VERSION + 1}, "not of this format"),
+        ({NUM_TOKENS: 19}, "do not add up"),
+        ({TARGET_BYTES: 1001}, "do not add up"),
+        ({HAS_DRAFT: 2}, "do not add up"),
+        ({HAS_DRAFT: 0}, "do not add up"),
+        ({TARGET_BYTES: 999, DRAFT_BYTES: 33}, None),
+    ],
+)
+def test_a_seal_does_not_make_another_format_ours(changes: dict[int, Any], said: str | None) -> None:
+    (block,) = make_chain(1, num_tokens=20, draft=True)
+    content = sealed(block, changes)
+    if said is None:
+        assert len(SEAL.decode(content, block.key).target) == 999
+    else:
+        with pytest.raises(BadBlock, match=said):
+            SEAL.decode(content, block.key)
 
 
 def test_a_head_is_of_its_name() -> None:
