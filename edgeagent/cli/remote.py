@@ -15,6 +15,7 @@ from edgeagent.cli.consent import consent_text
 from edgeagent.cli.display import table, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.remote_checkup import checkup_lines
 from edgeagent.cli.remote_options import budget, key, limits, models, price, regions
 from edgeagent.cli.status import AsJson, StateDir
 from edgeagent.config import Config
@@ -23,7 +24,7 @@ from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 from edgeagent.remotes import Endpoint, Key, Remote, Tls
 from edgeagent.remotes.check import checked, host_of
-from edgeagent.remotes.file import add_remote, described, load_remotes, remove_remote
+from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
 from edgeagent.remotes.keys import KeyFinder, store_key
 from edgeagent.runtime_file import find_daemon, no_daemon
 
@@ -147,7 +148,36 @@ def add(
     if remote.key is not None:
         _look_for_key(remote.key)
     add_remote(settings.state_dir, remote)
-    typer.echo(f"Added {name}. `edgeagent remote status` shows how it does.")
+    typer.echo(f"Added {name}. Try it with `edgeagent remote test {name}`.")
+
+
+@remote_app.command("test")
+def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Try a remote: its name, connection, TLS, models, and one token, with the time that each takes.
+
+    A greeting is sent, nothing of a client's. Exits with 1 where an endpoint does not do.
+    """
+    import asyncio
+
+    from edgeagent.router.checkup import check
+    from edgeagent.router.outside import Outside
+
+    settings = _settings(state_dir, config)
+    remote = find_among(load_remotes(settings.state_dir), name)
+    outside = Outside(settings)
+    key = "" if remote.key is None else outside.keys(remote.key)
+    try:
+        found = asyncio.run(check(remote, outside.mode, key, outside.ledger))
+    finally:
+        outside.close()
+    if as_json:
+        typer.echo(json.dumps({"remote": name, "endpoints": found}, indent=2))
+    else:
+        for each in found:
+            for line in checkup_lines(each):
+                typer.echo(wrapped(line))
+    if any(each["problem"] for each in found):
+        raise typer.Exit(1)
 
 
 @remote_app.command("list")

@@ -36,7 +36,7 @@ def test_what_is_said_is_written(tmp_path: Path, capsys: Output) -> None:
     )
     assert main([*command.split(), "--state-dir", str(state)]) == 0
     output = capsys.readouterr()
-    assert output.out == "Added gpu. `edgeagent remote status` shows how it does.\n"
+    assert output.out == "Added gpu. Try it with `edgeagent remote test gpu`.\n"
     assert "GPU_KEY, which is not set" in output.err
     assert load_remotes(state) == (
         Remote(

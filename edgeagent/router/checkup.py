@@ -1,0 +1,208 @@
+"""Tries a remote because its owner asks: names, connection, TLS, its models, and one token, with the time of each.
+
+What it sends is a greeting, never anything of a client's. Like any request it needs a mode that lets requests leave,
+and has a row in the egress ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from edgeagent.backends.remote.dialect import dialect_of
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.transport import Call, Exchange, Transport, tls_context
+from edgeagent.egress.ledger import Ledger
+from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.remotes import Remote
+from edgeagent.types import Permit, ProbePermit, RouteMode
+
+MAX_ANSWER_BYTES = 4 << 20
+MAX_QUOTED = 200
+_GREETING = "Hello"
+# The least that the Responses API takes.
+_MIN_RESPONSE_TOKENS = 16
+
+
+class Checkup(Struct):
+    """What was found of one endpoint. Times are seconds, None where it did not come so far; `problem` says why.
+
+    `models` is what the remote names, `model` the one that gave a token.
+    """
+
+    url: str
+    region: str
+    name_s: float | None = None
+    connect_s: float | None = None
+    tls_s: float | None = None
+    models_s: float | None = None
+    is_http2: bool = False
+    models: tuple[str, ...] = ()
+    model: str = ""
+    token_s: float | None = None
+    problem: str = ""
+
+
+async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> list[dict[str, Any]]:
+    """Try every endpoint of a remote, and return its Checkup for JSON.
+
+    Raise ConfigError where the mode, or a file of its TLS, does not let anything leave.
+    """
+    if mode is RouteMode.LOCAL_ONLY:
+        raise ConfigError(
+            "the route is local_only, so nothing leaves this machine, a test neither; set another (route in "
+            "config.toml, EDGEAGENT_ROUTE) to try the remote"
+        )
+    context = tls_context(remote.tls)
+    headers = (("Authorization", f"Bearer {key}"),) if key else ()
+    found = []
+    for endpoint in remote.endpoints:
+        transport = Transport(remote, endpoint.url, context)
+        checkup = Checkup(endpoint.url, endpoint.region)
+        try:
+            await _try(_Try(remote, mode, transport, headers, ledger, checkup))
+        except Failure as failure:
+            checkup.problem = failure.message
+        except TimeoutError:
+            checkup.problem = f"no answer within {remote.limits.first_token_s:g} s (limits.first_token_s)"
+        except EdgeAgentError as error:
+            checkup.problem = error.message
+        finally:
+            await transport.drop()
+        found.append(msgspec.to_builtins(checkup))
+    return found
+
+
+class _Try(Struct):
+    remote: Remote
+    mode: RouteMode
+    transport: Transport
+    headers: tuple[tuple[str, str], ...]
+    ledger: Ledger
+    checkup: Checkup
+
+
+async def _try(this: _Try) -> None:
+    owner = await _ask_for_models(this)
+    model = _choose_model(this.remote, this.checkup)
+    if model:
+        await _ask_for_token(this, model, owner)
+
+
+async def _ask_for_models(this: _Try) -> str:
+    """Fill in the times of the connection and the models' names; return who owns the first, as the remote says."""
+    began_s = time.monotonic()
+    permit = ProbePermit(this.remote.name, this.mode)
+    async with asyncio.timeout(this.remote.limits.first_token_s):
+        exchange = await this.transport.open(permit, Call("/models", headers=this.headers))
+        try:
+            content = await exchange.read_all(MAX_ANSWER_BYTES)
+        finally:
+            await exchange.close(is_done=True)
+    checkup, stages = this.checkup, exchange.stages.connection
+    checkup.name_s, checkup.connect_s = stages.name_s, stages.connect_s
+    checkup.tls_s = stages.tls_s if checkup.url.startswith("https:") else None
+    checkup.models_s = time.monotonic() - began_s - stages.name_s - stages.connect_s - stages.tls_s
+    checkup.is_http2 = exchange.is_http2
+    _check_status(exchange, content, this.remote)
+    try:
+        rows = [row for row in msgspec.json.decode(content)["data"] if isinstance(row["id"], str)]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise Failure(Kind.GARBLED, "its /models is not OpenAI's list: is the base URL right?") from None
+    checkup.models = tuple(row["id"] for row in rows)
+    return str(rows[0].get("owned_by", "")) if rows else ""
+
+
+def _choose_model(remote: Remote, checkup: Checkup) -> str:
+    """Return the model to ask for a token; say what is missing."""
+    missing = [name for name in remote.models.values() if name not in checkup.models]
+    if missing:
+        have = ", ".join(checkup.models[:10]) or "none"
+        checkup.problem = f"it does not serve {', '.join(missing)}; it has {have}"
+    wanted = [name for name in remote.models.values() if name in checkup.models]
+    if not wanted and not checkup.models:
+        checkup.problem = checkup.problem or "it serves no model"
+    return (wanted or list(checkup.models) or [""])[0]
+
+
+async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
+    path, body = _body(this.remote, model, owner)
+    content = msgspec.json.encode(body)
+    request_id = f"test-{secrets.token_hex(8)}"
+    permit = Permit(request_id, this.remote.name, this.mode, "remote_test")
+    row = this.ledger.begin(permit, this.transport.host, model, len(content))
+    outcome, usage = Kind.CUT.value, (0, 0)
+    began_s = time.monotonic()
+    try:
+        async with asyncio.timeout(this.remote.limits.first_token_s):
+            exchange = await this.transport.open(permit, Call(path, content, this.headers, request_id))
+            try:
+                answer = await exchange.read_all(MAX_ANSWER_BYTES)
+            finally:
+                await exchange.close(is_done=True)
+        _check_status(exchange, answer, this.remote)
+        usage = _usage(answer)
+        outcome = "completed"
+    except Failure as failure:
+        outcome = failure.kind.value
+        raise
+    except TimeoutError:
+        outcome = Kind.TIMEOUT.value
+        raise
+    finally:
+        this.ledger.end(row, outcome, *usage)
+    this.checkup.model, this.checkup.token_s = model, time.monotonic() - began_s
+
+
+def _body(remote: Remote, model: str, owner: str) -> tuple[str, dict[str, Any]]:
+    if remote.wire == "responses":
+        fields = {"input": _GREETING, "max_output_tokens": _MIN_RESPONSE_TOKENS, "store": False}
+        return "/responses", {"model": model, **fields}
+    messages = [{"role": "user", "content": _GREETING}]
+    return "/chat/completions", {"model": model, "messages": messages, dialect_of(owner).max_tokens: 1}
+
+
+def _usage(content: bytes) -> tuple[int, int]:
+    """Return the tokens of the prompt and the answer, as the remote counts them; raise a Failure for no answer."""
+    try:
+        answer = msgspec.json.decode(content)
+        if not ("choices" in answer or "output" in answer):
+            raise KeyError
+        usage = answer.get("usage") or {}
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+        output = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        return int(prompt), int(output)
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        raise Failure(Kind.GARBLED, "its answer is not OpenAI's") from None
+
+
+def _check_status(exchange: Exchange, content: bytes, remote: Remote) -> None:
+    status = exchange.status
+    if status < 300:
+        return
+    said = _quoted(content)
+    match status:
+        case 401 | 403:
+            where = "no key is sent" if remote.key is None else f"the key is that in {remote.key.source}"
+            raise Failure(Kind.REFUSED_KEY, f"it refuses the key (HTTP {status}); {where}{said}", status=status)
+        case 404:
+            raise Failure(Kind.NO_MODEL, f"it does not know the address (HTTP 404): is the base URL right?{said}")
+        case _ if status < 400:
+            raise Failure(Kind.REDIRECT, f"it redirects (HTTP {status}), which is never followed; give the last URL")
+    raise Failure(Kind.SERVER_ERROR, f"it answers with HTTP {status}{said}", status=status)
+
+
+def _quoted(content: bytes) -> str:
+    """Return what a remote says for itself, for its owner: short, and printable."""
+    try:
+        error = msgspec.json.decode(content)["error"]
+        text = error if isinstance(error, str) else error["message"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ""
+    shown = "".join(char if char.isprintable() else " " for char in str(text)[:MAX_QUOTED])
+    return f"; it says: {shown}"
