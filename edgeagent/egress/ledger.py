@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from edgeagent import metrics
 from edgeagent.egress import KEPT_DAYS, Begun, Carried, Ended
 from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
 from edgeagent.egress.spending import Spending, Spent, cost, lack
@@ -86,6 +87,7 @@ class Ledger:
         self._trouble = ""
         self._open[row] = line
         self._spending.add(line, self._price(permit.remote))
+        metrics.remote_sent_bytes_total.labels(permit.remote).inc(num_bytes)
         return row
 
     def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
@@ -106,6 +108,10 @@ class Ledger:
             self._troubled(error)
         # What was spent is spent, whether it could be written or not.
         self._spending.add(line)
+        metrics.remote_requests_total.labels(begun.remote, outcome).inc()
+        metrics.remote_tokens_total.labels(begun.remote, "prompt").inc(num_prompt_tokens)
+        metrics.remote_tokens_total.labels(begun.remote, "output").inc(num_output_tokens)
+        metrics.remote_money_total.labels(begun.remote).inc(money)
 
     def budget_left(self, remote: str, client: str) -> str | None:
         """Return why a client may send nothing more to a remote today; None where it may."""

@@ -138,6 +138,34 @@ prediction_error_seconds = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
+remote_requests_total = Counter(
+    "edgeagent_remote_requests_total",
+    "Tries at a remote that have ended, by outcome: completed, cancelled, or what failed.",
+    ["remote", "outcome"],
+    registry=REGISTRY,
+)
+remote_sent_bytes_total = Counter(
+    "edgeagent_remote_sent_bytes_total", "Bodies of requests that left this machine.", ["remote"], registry=REGISTRY
+)
+remote_tokens_total = Counter(
+    "edgeagent_remote_tokens_total",
+    "Tokens that remotes have counted, by kind: prompt, output.",
+    ["remote", "kind"],
+    registry=REGISTRY,
+)
+remote_money_total = Counter(
+    "edgeagent_remote_money_total",
+    "What remotes have taken at the prices that their owner gave, in the owner's currency.",
+    ["remote"],
+    registry=REGISTRY,
+)
+remote_first_token_seconds = Histogram(
+    "edgeagent_remote_first_token_seconds",
+    "From a request's acceptance to its first output, where that came from a remote.",
+    ["remote"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
 log_lines_dropped_total = Counter(
     "edgeagent_log_lines_dropped_total",
     "Lines of output that were dropped because the output was not read.",

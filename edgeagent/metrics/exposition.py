@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from edgeagent import __version__
 from edgeagent.metrics import REGISTRY
-from edgeagent.types import CacheStatus, ModelStatus, WorkerState, WorkerStatus
+from edgeagent.types import CacheStatus, ModelStatus, RemoteStatus, WorkerState, WorkerStatus
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -23,6 +23,7 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
+_BREAKERS = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
 _CACHE_GAUGES: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
     "edgeagent_cache_bytes": ("What a tier of the prefix cache below the cells holds.", lambda cache: cache.num_bytes),
     "edgeagent_cache_max_bytes": ("What it may hold.", lambda cache: cache.max_bytes),
@@ -40,6 +41,7 @@ class Snapshot:
 
     models: Sequence[ModelStatus]
     num_connections: int
+    remotes: Sequence[RemoteStatus] = ()
 
 
 def exposition(snapshot: Snapshot) -> bytes:
@@ -62,6 +64,7 @@ class _Gauges(Collector):
         )
         yield from _model_metrics(self._snapshot.models)
         yield from _cache_metrics(self._snapshot.models)
+        yield from _remote_metrics(self._snapshot.remotes)
 
 
 def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
@@ -82,6 +85,23 @@ def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     yield ready
     yield restarts
     yield from gauges.values()
+
+
+def _remote_metrics(remotes: Sequence[RemoteStatus]) -> Iterator[Metric]:
+    live = GaugeMetricFamily("edgeagent_remote_live_requests", "Requests that run at a remote.", labels=["remote"])
+    usable = GaugeMetricFamily("edgeagent_remote_usable", "Whether requests may go to a remote now.", labels=["remote"])
+    breaker = GaugeMetricFamily(
+        "edgeagent_remote_breaker",
+        "An endpoint's circuit breaker: 0 closed, 1 half open, 2 open.",
+        labels=["remote", "endpoint"],
+    )
+    for remote in remotes:
+        live.add_metric([remote.name], remote.num_live)
+        is_open = all(endpoint.breaker == "open" for endpoint in remote.endpoints)
+        usable.add_metric([remote.name], float(not remote.trouble and not is_open))
+        for endpoint in remote.endpoints:
+            breaker.add_metric([remote.name, endpoint.url], _BREAKERS[endpoint.breaker])
+    yield from (live, usable, breaker)
 
 
 def _cache_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:

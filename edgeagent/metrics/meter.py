@@ -19,6 +19,7 @@ from edgeagent.types import (
 )
 
 ABANDONED = "abandoned"
+REMOTE = "remote:"
 
 _OUTPUT = frozenset({TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta})
 
@@ -57,7 +58,7 @@ class Meter:
             self.num_tokens += len(step.tokens)
             if self.first_s is None:
                 self.first_s = time.monotonic()
-                metrics.first_token_seconds.labels(self.model).observe(self.first_s - self.began_s)
+                self._observe_first(self.first_s - self.began_s)
             else:
                 self._gaps.observe(step.at_s - self.last_s)
             self.last_s = step.at_s
@@ -82,6 +83,12 @@ class Meter:
             self.started = step.deltas[0]
         metrics.live_requests.labels(self.model, "waiting").dec()
         metrics.live_requests.labels(self.model, "running").inc()
+
+    def _observe_first(self, seconds: float) -> None:
+        metrics.first_token_seconds.labels(self.model).observe(seconds)
+        placement = None if self.started is None else self.started.placement
+        if placement is not None and placement.served_by.startswith(REMOTE):
+            metrics.remote_first_token_seconds.labels(placement.served_by.removeprefix(REMOTE)).observe(seconds)
 
     def _count_tokens(self) -> None:
         usage = self.usage

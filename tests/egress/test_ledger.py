@@ -13,6 +13,7 @@ import pytest
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import day_of, days, file_of, folder_of, purge, read_rows
 from edgeagent.errors import ConfigError, RemoteUnavailable
+from edgeagent.metrics import REGISTRY
 from edgeagent.remotes import Budget, Endpoint, Price, Remote
 from edgeagent.types import Permit, RouteMode
 
@@ -248,3 +249,19 @@ def test_a_full_disk_is_told_and_the_next_line_begins_on_its_own(
     monkeypatch.undo()
     book.begin(PERMIT, "h", "second", 1)
     assert [row.model for row in read_rows(folder_of(tmp_path))] == ["second"]
+
+
+def test_what_leaves_is_measured(tmp_path: Path) -> None:
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, {"remote": "measured", **labels}) or 0.0
+
+    known = Known()
+    known.remote = Remote("measured", (), price=Price(output=2.0))
+    book = Ledger(tmp_path, known, Clock())
+    permit = Permit("r", "measured", RouteMode.PREFER_LOCAL, "queue_full")
+    book.end(book.begin(permit, "h", "m", 123), "completed", 40, 500_000)
+    assert value("edgeagent_remote_requests_total", outcome="completed") == 1
+    assert value("edgeagent_remote_sent_bytes_total") == 123
+    assert value("edgeagent_remote_tokens_total", kind="prompt") == 40
+    assert value("edgeagent_remote_tokens_total", kind="output") == 500_000
+    assert value("edgeagent_remote_money_total") == 1.0

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeagent.metrics.exposition import Snapshot, exposition
-from edgeagent.types import CacheStatus, ModelStatus, WorkerState, WorkerStatus
+from edgeagent.types import CacheStatus, EndpointStatus, ModelStatus, RemoteStatus, WorkerState, WorkerStatus
 
 GRAFANA = Path(__file__).resolve().parents[2] / "packaging" / "grafana"
 WORKER = WorkerStatus(num_running=2, num_cells_used=5, num_cells=10, disk_cache=CacheStatus(num_bytes=5, num_hits=3))
@@ -37,6 +37,21 @@ def test_what_is_read_off_the_models() -> None:
     assert 'edgeagent_cache_bytes{model="m",tier="disk"} 5.0' in text
     assert 'edgeagent_cache_hits_total{model="m",tier="disk"} 3.0' in text
     assert 'tier="memory"' not in text
+
+
+def test_how_remotes_stand() -> None:
+    endpoints = (EndpointStatus("https://a/v1"), EndpointStatus("https://b/v1", breaker="open"))
+    remotes = [
+        RemoteStatus("gpu", "", 2, endpoints),
+        RemoteStatus("x", "no key"),
+        RemoteStatus("y", "", 0, endpoints[1:]),
+    ]
+    text = exposition(Snapshot([], 0, remotes)).decode()
+    assert 'edgeagent_remote_live_requests{remote="gpu"} 2.0' in text
+    assert 'edgeagent_remote_usable{remote="gpu"} 1.0' in text
+    assert 'edgeagent_remote_usable{remote="x"} 0.0' in text and 'edgeagent_remote_usable{remote="y"} 0.0' in text
+    assert 'edgeagent_remote_breaker{endpoint="https://a/v1",remote="gpu"} 0.0' in text
+    assert 'edgeagent_remote_breaker{endpoint="https://b/v1",remote="gpu"} 2.0' in text
 
 
 def test_no_name_comes_twice() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
-from edgeagent.types import FinishReason, Handover, Started, Step, TextDelta, Usage, replace
+from edgeagent.types import FinishReason, Handover, Placement, Started, Step, TextDelta, Usage, replace
 from tests.backends.fake import finished
 
 models = (f"meter-{number}" for number in itertools.count())
@@ -47,6 +47,17 @@ def test_a_whole_generation(model: str) -> None:
     assert sample("prefix_cache_hit_tokens_total", model=model) == 4
     assert sample("decode_tokens_total", model=model) == 4
     assert sample("stage_seconds_count", stage="queue") > 0
+
+
+@pytest.mark.parametrize(("served_by", "count"), [("local", 0), ("remote:{}", 1)])
+def test_the_first_token_of_a_remote(model: str, served_by: str, count: int) -> None:
+    meter = Meter(model)
+    placement = Placement(served_by.format(model), "m", "queue_full")
+    meter.step(Step((Started(8, 0, placement=placement),), at_s=1.0))
+    meter.step(Step((TextDelta("a"),), (1,), at_s=1.5))
+    meter.end()
+    assert sample("first_token_seconds_count", model=model) == 1
+    assert sample("remote_first_token_seconds_count", remote=model) == count
 
 
 def test_the_end_is_no_output(model: str) -> None:
