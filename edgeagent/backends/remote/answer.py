@@ -38,6 +38,10 @@ class Tally:
         self.fault: Failure | None = None
         self._num_chars = 0
 
+    def skip(self, num_chars: int) -> None:
+        """Place what follows behind so many characters of content, which came from elsewhere."""
+        self._num_chars += num_chars
+
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
         """Return the start of the next call; its id is made up where the remote gives none."""
         if self.num_calls >= MAX_CALLS:

@@ -27,7 +27,9 @@ class Kind(StrEnum):
     REJECTED = "rejected"
     """Any other 4xx: the request itself is at fault, there."""
     NO_MODEL = "no_model"
-    """404, or an answer by another model than the one that was asked for."""
+    """404: not the model, or not the address."""
+    WRONG_MODEL = "wrong_model"
+    """It answered with another of its models than the one that was asked for."""
     REDIRECT = "redirect"
     """3xx. Never followed."""
 
@@ -43,9 +45,10 @@ MAY_GO_ELSEWHERE = frozenset(
         Kind.SERVER_ERROR,
         Kind.OVERLOADED,
         Kind.REDIRECT,
+        Kind.WRONG_MODEL,
     }
 )
-COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED}
+COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL}
 
 
 class Failure(Exception):

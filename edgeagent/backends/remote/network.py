@@ -21,15 +21,10 @@ from msgspec import Struct
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.names import resolve
 
+NAME_S = 2.0
+"""How long a name may take to be resolved."""
 _STAGGER_S = 0.25
 _MAX_BUFFERED_BYTES = 256 * 1024
-
-
-class Limits(Struct, frozen=True):
-    """Seconds that each stage of a connection may take."""
-
-    name_s: float = 2.0
-    connect_s: float = 3.0
 
 
 class Stages(Struct):
@@ -46,8 +41,8 @@ class Network(httpcore.AsyncNetworkBackend):
     Where TLS is made with the context `pinned`, the certificate must have the SHA-256 `pin`; a proxy's has its own.
     """
 
-    def __init__(self, limits: Limits, pinned: ssl.SSLContext | None = None, pin: str = "") -> None:
-        self._limits = limits
+    def __init__(self, connect_s: float, pinned: ssl.SSLContext | None = None, pin: str = "") -> None:
+        self._connect_s = connect_s
         self._pinned = pinned
         self._pin = pin
         self.stages = Stages()
@@ -66,10 +61,10 @@ class Network(httpcore.AsyncNetworkBackend):
         addresses = await self._addresses(host, port)
         resolved_s = time.monotonic()
         try:
-            async with asyncio.timeout(self._limits.connect_s):
+            async with asyncio.timeout(self._connect_s):
                 wire = await _connect_first(addresses)
         except TimeoutError:
-            raise Failure(Kind.UNREACHABLE, f"no connection within {self._limits.connect_s:g} s") from None
+            raise Failure(Kind.UNREACHABLE, f"no connection within {self._connect_s:g} s") from None
         except OSError as error:
             raise Failure(Kind.UNREACHABLE, f"no connection: {_reason(error)}") from None
         self.stages = Stages(resolved_s - began_s, time.monotonic() - resolved_s)
@@ -77,10 +72,10 @@ class Network(httpcore.AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
         try:
-            async with asyncio.timeout(self._limits.name_s):
+            async with asyncio.timeout(NAME_S):
                 found = await resolve(host, port)
         except TimeoutError:
-            raise Failure(Kind.UNREACHABLE, f"its name was not resolved within {self._limits.name_s:g} s") from None
+            raise Failure(Kind.UNREACHABLE, f"its name was not resolved within {NAME_S:g} s") from None
         except OSError as error:
             raise Failure(Kind.UNREACHABLE, f"its name is not resolved: {_reason(error)}") from None
         if not found:
@@ -91,7 +86,7 @@ class Network(httpcore.AsyncNetworkBackend):
         """Make a connection TLS; raise a Failure before anything else is sent where it cannot be trusted."""
         began_s = time.monotonic()
         try:
-            async with asyncio.timeout(self._limits.connect_s):
+            async with asyncio.timeout(self._connect_s):
                 await wire.start_tls(context, hostname)
             if context is self._pinned:
                 _check_pin(wire, self._pin)

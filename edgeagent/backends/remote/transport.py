@@ -15,12 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import h2.errors
+import h2.events
 import h2.exceptions
 import httpcore
 from msgspec import Struct, field
 
 from edgeagent.backends.remote.failures import Failure, Kind
-from edgeagent.backends.remote.network import Limits, Network, Stages
+from edgeagent.backends.remote.network import Network, Stages
 from edgeagent.errors import ConfigError, Forbidden
 from edgeagent.remotes import Remote, Tls
 from edgeagent.types import Permit, ProbePermit, RouteMode
@@ -64,7 +65,7 @@ class Transport:
 
     def _open_pool(self) -> tuple[httpcore.AsyncConnectionPool, Network]:
         remote = self._remote
-        network = Network(Limits(connect_s=remote.limits.connect_s), self._pinned, remote.tls.pin or "")
+        network = Network(remote.limits.connect_s, self._pinned, remote.tls.pin or "")
         num_connections = remote.limits.max_concurrent + _SPARE_CONNECTIONS
         pool = httpcore.AsyncConnectionPool(
             ssl_context=self._context,
@@ -90,10 +91,12 @@ class Transport:
         """
         check_permit(permit, self._remote.name, call)
         stages = CallStages(began_s=time.monotonic())
+        pool, network = self._pool, self._network
 
         async def trace(event: str, details: dict[str, Any]) -> None:
-            del details
-            stages.note(event, self._network.stages)
+            stages.note(event, network.stages)
+            if event == "http2.response_closed.started":
+                await _reset_stream(pool, request, details["stream_id"])
 
         request = httpcore.Request(
             "GET" if call.body is None else "POST",
@@ -103,7 +106,7 @@ class Transport:
             extensions={"trace": trace},
         )
         try:
-            response = await self._pool.handle_async_request(request)
+            response = await pool.handle_async_request(request)
         except httpcore.ProxyError as error:
             raise Failure(Kind.UNREACHABLE, f"the proxy refused: {error}") from None
         except _CUT:
@@ -217,7 +220,6 @@ class Exchange:
 
     async def _end(self) -> None:
         with contextlib.suppress(*_CUT):
-            await _reset_stream(self._response)
             await self._response.aclose()
 
 
@@ -235,22 +237,27 @@ async def _read_off(rest: AsyncIterator[bytes], close: Callable[[], Any]) -> Non
         await close()
 
 
-async def _reset_stream(response: httpcore.Response) -> None:
-    """Tell an HTTP/2 server that nobody reads the rest of a stream.
+async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:
+    """Tell an HTTP/2 server that nobody reads the rest of a stream, if it has not ended.
 
-    httpcore 1.0 closes a half-read stream only on its own side: the server would go on to generate, and the stream
-    would count against the connection's limit of streams for ever. It has no public way to do it.
+    httpcore 1.0 leaves a half-read stream on its own side only: the server would go on to generate, the stream would
+    count against the connection's limit of streams for ever, and what was not read against its window. It has no
+    public way to do better.
     """
-    stream_id = response.extensions.get("stream_id")
-    connection = getattr(getattr(response.stream, "_stream", None), "_connection", None)
+    held = next((held for held in pool._requests if held.request is request), None)
+    connection: Any = getattr(held and held.connection, "_connection", None)
     state = getattr(connection, "_h2_state", None)
-    if stream_id is None or connection is None or state is None:
+    if state is None:
         return
     try:
+        for unread in connection._events.get(stream_id, ()):
+            if isinstance(unread, h2.events.DataReceived):
+                state.acknowledge_received_data(unread.flow_controlled_length, stream_id)
         state.reset_stream(stream_id, error_code=h2.errors.ErrorCodes.CANCEL)
     except h2.exceptions.ProtocolError:  # it had ended, or the connection has
-        return
-    await connection._network_stream.write(state.data_to_send())
+        pass
+    with contextlib.suppress(httpcore.NetworkError):
+        await connection._network_stream.write(state.data_to_send())
 
 
 def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:

@@ -1,0 +1,66 @@
+"""The key of a remote: found where its owner put it, sent only to that remote, and no longer once it was refused."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from edgeagent.errors import ConfigError
+from edgeagent.remotes import Key
+
+Headers = tuple[tuple[str, str], ...]
+FindKey = Callable[[Key], str]
+
+_ASK_AGAIN_S = 5.0
+
+
+class Access:
+    """Whether and how a remote lets us in. A key that it refused is not sent again until there is another."""
+
+    def __init__(self, key: Key | None, find: FindKey) -> None:
+        self._key = key
+        self._find = find
+        self._refused: bytes | None = None
+        self._status = 0
+        self._trouble = ""
+        self._kind = ""
+        self._checked_s: float | None = None
+
+    def headers(self) -> Headers:
+        """Return the headers that carry the key; raise ConfigError where it is not found."""
+        return () if self._key is None else (("Authorization", f"Bearer {self._find(self._key)}"),)
+
+    def refuse(self, status: int) -> None:
+        """Take note that the remote refused the key, or that it wants one where there is none."""
+        self._status = status
+        self._refused = self._digest()
+        self._checked_s = None
+        forget = getattr(self._find, "forget", None)
+        if self._key is not None and forget is not None:
+            forget(self._key)
+
+    def obstacle(self, now_s: float) -> tuple[str, str]:
+        """Return a word and a sentence for what keeps us out, both empty where nothing does.
+
+        The key is looked for again every few seconds at most.
+        """
+        if self._checked_s is None or now_s - self._checked_s > _ASK_AGAIN_S:
+            self._checked_s = now_s
+            self._kind, self._trouble = self._look()
+        return self._kind, self._trouble
+
+    def _look(self) -> tuple[str, str]:
+        try:
+            digest = self._digest()
+        except ConfigError as error:
+            return "no_key", error.message
+        if self._refused is None or digest != self._refused:
+            self._refused = None
+            return "", ""
+        what = "its key" if self._key is not None else "a request without a key"
+        return "refused_key", (
+            f"the remote refused {what} (HTTP {self._status}) and gets no requests until the key is changed"
+        )
+
+    def _digest(self) -> bytes:
+        return hashlib.sha256(b"" if self._key is None else self._find(self._key).encode()).digest()

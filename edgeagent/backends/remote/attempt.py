@@ -1,0 +1,119 @@
+"""One try of a request at one endpoint: from the connection to the end of its answer. It tries nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import time
+from datetime import UTC
+from functools import partial
+
+from edgeagent.backends.remote.answer import AnswerReader, failure_of_body
+from edgeagent.backends.remote.control import Control, OutOfTime
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.transport import Call, Exchange, Transport
+from edgeagent.remotes import Limits
+from edgeagent.types import Delta, Permit
+
+_MAX_ERROR_BYTES = 64 * 1024
+_EVENT_STREAM = "text/event-stream"
+
+
+class Attempt:
+    """Reads one answer. It has begun with its first content, not with its head nor with a role.
+
+    `ends_at_s` is the loop's time at which the whole request must be over.
+    """
+
+    def __init__(
+        self, transport: Transport, reader: AnswerReader, control: Control, limits: Limits, ends_at_s: float
+    ) -> None:
+        self._transport = transport
+        self._reader = reader
+        self._control = control
+        self._limits = limits
+        self._ends_at_s = ends_at_s
+        self._exchange: Exchange | None = None
+        self._loop = asyncio.get_running_loop()
+        self.tally = reader.tally
+        self.is_over = False
+
+    async def begin(self, permit: Permit, call: Call) -> list[Delta]:
+        """Send the call; return the first content, or nothing where the answer is whole and empty."""
+        until_s = min(self._loop.time() + self._limits.first_token_s, self._ends_at_s)
+        try:
+            exchange = self._exchange = await self._control.wait(until_s, partial(self._transport.open, permit, call))
+            await self._check_head(exchange, until_s)
+            while not self.is_over:
+                if deltas := await self._read(until_s):
+                    return deltas
+        except OutOfTime:
+            raise Failure(Kind.TIMEOUT, f"no content within {self._limits.first_token_s:g} s") from None
+        return []
+
+    async def next(self) -> list[Delta]:
+        """Return more content; nothing once the answer is whole. An event of any kind shows that it goes on."""
+        num_events, until_s = self.tally.num_events, self._idle_until_s()
+        try:
+            while not self.is_over:
+                if deltas := await self._read(until_s):
+                    return deltas
+                if self.tally.num_events > num_events:
+                    num_events, until_s = self.tally.num_events, self._idle_until_s()
+        except OutOfTime:
+            raise Failure(Kind.TIMEOUT, f"nothing more within {self._limits.idle_s:g} s") from None
+        return []
+
+    async def close(self) -> None:
+        """End the exchange; an unfinished answer is stopped at the remote."""
+        if self._exchange is not None:
+            await self._exchange.close(is_done=self.is_over)
+
+    def _idle_until_s(self) -> float:
+        return min(self._loop.time() + self._limits.idle_s, self._ends_at_s)
+
+    async def _read(self, until_s: float) -> list[Delta]:
+        assert self._exchange is not None
+        tally = self.tally
+        if tally.fault is not None:
+            raise tally.fault
+        if not tally.is_whole:
+            chunk = await self._control.wait(until_s, self._exchange.read)
+            if chunk:
+                deltas = self._reader.feed(chunk)
+                if deltas or not tally.is_whole:
+                    return deltas
+        last = self._reader.end()
+        self.is_over = True
+        return last
+
+    async def _check_head(self, exchange: Exchange, until_s: float) -> None:
+        """Raise a Failure unless a stream of events follows."""
+        is_stream = exchange.content_type == _EVENT_STREAM
+        if exchange.status == 200 and is_stream:
+            return
+        try:
+            body = await self._control.wait(until_s, partial(exchange.read_all, _MAX_ERROR_BYTES))
+        except Failure:
+            body = b""
+        if exchange.status != 200:
+            raise failure_of_body(exchange.status, body, retry_after_s(exchange.headers, time.time()))
+        if exchange.content_type == "application/json" and b'"error"' in body:
+            raise failure_of_body(0, body, None)
+        what = "a web page, as a network's sign-in page would" if b"<html" in body[:1024].lower() else "no event stream"
+        raise Failure(Kind.GARBLED, f"it answered with {what} ({exchange.content_type[:64] or 'of no type'})")
+
+
+def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
+    """Return after how long to ask again, by an answer's headers; a number of seconds or a date (RFC 9110, 10.2.3)."""
+    for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name, "").strip()
+        if text.replace(".", "", 1).isascii() and text.replace(".", "", 1).isdigit():
+            return float(text) * factor
+    try:
+        date = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, date.timestamp() - now_s)

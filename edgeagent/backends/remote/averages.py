@@ -1,0 +1,66 @@
+"""How fast an endpoint was: moving averages of the time to the first token, by length of prompt, and from one token to
+the next. What is old is forgotten, so that an endpoint that was slow is tried again."""
+
+from __future__ import annotations
+
+_BOUNDS = (256, 1024, 4096, 16_384)
+_WEIGHT = 0.2
+_FORGOTTEN_AFTER_S = 300.0
+_MAX_STRETCH = 4.0
+
+
+class Average:
+    """One moving average; None before the first value, and when the last is too old."""
+
+    def __init__(self) -> None:
+        self._value: float | None = None
+        self._at_s = 0.0
+
+    def add(self, value: float, now_s: float) -> None:
+        """Take a value."""
+        known = self.value(now_s)
+        self._value = value if known is None else known + _WEIGHT * (value - known)
+        self._at_s = now_s
+
+    def value(self, now_s: float) -> float | None:
+        """Return the average."""
+        return None if now_s - self._at_s > _FORGOTTEN_AFTER_S else self._value
+
+
+class Averages:
+    """The averages of one endpoint."""
+
+    def __init__(self) -> None:
+        self._first_token = [Average() for _ in (*_BOUNDS, 0)]
+        self._token = Average()
+
+    def note_first_token(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
+        """Take a time to the first token."""
+        self._first_token[_size(num_prompt_tokens)].add(seconds, now_s)
+
+    def note_tokens(self, num_tokens: int, seconds: float, now_s: float) -> None:
+        """Take the time in which so many tokens came after the first."""
+        if num_tokens > 0:
+            self._token.add(seconds / num_tokens, now_s)
+
+    def token_s(self, now_s: float) -> float | None:
+        """Return the time from one token to the next."""
+        return self._token.value(now_s)
+
+    def first_token_s(self, num_prompt_tokens: int, now_s: float) -> float | None:
+        """Predict the time to the first token: from prompts as long, else from the nearest length that is known.
+
+        From shorter prompts it is stretched by the length, up to four times; from longer ones it is an upper bound.
+        """
+        size = _size(num_prompt_tokens)
+        for distance in range(len(self._first_token)):
+            for other in (size - distance, size + distance):
+                if 0 <= other < len(self._first_token):
+                    known = self._first_token[other].value(now_s)
+                    if known is not None:
+                        return known * min(_MAX_STRETCH, 4.0 ** max(0, size - other))
+        return None
+
+
+def _size(num_prompt_tokens: int) -> int:
+    return next((size for size, bound in enumerate(_BOUNDS) if num_prompt_tokens < bound), len(_BOUNDS))

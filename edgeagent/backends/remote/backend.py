@@ -1,0 +1,277 @@
+"""The backend of one remote, as the router sees it: what it could serve, and the steps of what it does serve.
+
+Requests are refused here before anything leaves: without a permit, without a key, over a budget, over its limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from edgeagent.backends.base import Estimate
+from edgeagent.backends.remote.access import FindKey
+from edgeagent.backends.remote.body import unsupported
+from edgeagent.backends.remote.choose import score
+from edgeagent.backends.remote.cluster import Cluster, Ledger, num_prompt_tokens
+from edgeagent.backends.remote.control import Cause
+from edgeagent.backends.remote.failures import Failure
+from edgeagent.backends.remote.run import Run
+from edgeagent.backends.remote.transport import Call, check_permit
+from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
+from edgeagent.remotes import Remote
+from edgeagent.types import (
+    AnswerSoFar,
+    GenerateRequest,
+    ModelStatus,
+    Permit,
+    ProbePermit,
+    RemoteStatus,
+    Step,
+    TextAnswer,
+    TextPrompt,
+    TextQuery,
+    TokenPrompt,
+    WorkerState,
+)
+
+_RETRY_AFTER_S = 1.0
+_PROBE_INTERVAL_S = 10.0
+# An idle remote is left alone: nothing leaves this machine while nobody wants it.
+_PROBED_AFTER_USE_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteBackend:
+    """Generates at one remote. `probes` gives leave for probes while the machine's mode lets requests leave."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        *,
+        keys: FindKey,
+        ledger: Ledger,
+        probes: Callable[[], ProbePermit | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.remote = remote
+        self.name = f"remote:{remote.name}"
+        self._ledger = ledger
+        self._probes = probes
+        self._clock = clock
+        self._live: dict[str, Run] = {}
+        self._used_s: float | None = None
+        self._prober: asyncio.Task[None] | None = None
+        self._cluster: Cluster | None = None
+        self._trouble = ""
+        try:
+            self._cluster = Cluster(remote, keys, ledger, clock)
+        except ConfigError as error:
+            self._trouble = error.message
+
+    async def start(self) -> None:
+        """Do nothing: nothing leaves this machine before it is wanted."""
+
+    async def stop(self) -> None:
+        """End every request and close every connection."""
+        await self.close_streams("the daemon is stopping")
+
+    async def close_streams(self, reason: str) -> None:
+        """End every request at once with this reason, and close every connection: leave was withdrawn."""
+        for run in list(self._live.values()):
+            run.control.end(Cause.WITHDRAWN, reason)
+        if self._prober is not None:
+            self._prober.cancel()
+            await asyncio.wait([self._prober])
+            self._prober = None
+        if self._cluster is not None:
+            await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
+
+    async def network_changed(self) -> None:
+        """Forget connections that may lead nowhere, and what was held against endpoints: a wake, or another network."""
+        if self._cluster is not None:
+            for endpoint in self._cluster.endpoints:
+                endpoint.breaker.forgive()
+                if not endpoint.num_live:
+                    await endpoint.transport.drop()
+
+    def warm(self) -> None:
+        """Open a connection to each endpoint, and learn how it is, for a request that is likely to come."""
+        self._note_use()
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models it serves under their names here: those the owner named, else those that it lists."""
+        names = list(self.remote.models)
+        if self.remote.serves_any and self._cluster is not None:
+            names = self._cluster.known_models()
+        kind, trouble = self._obstacle()
+        state = WorkerState.FAILED if kind else WorkerState.READY
+        return [ModelStatus(name, state, progress=0.0 if kind else 1.0, cause=trouble or None) for name in names]
+
+    def reload(self, model: str) -> None:
+        """Refuse: a remote loads its models itself. Raise ModelNotFound for one that it does not serve."""
+        self._served().model_there(model)
+        raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
+
+    def default_model(self) -> str:
+        """Return the first model that the owner named, or that it lists; raise ModelNotFound before it was asked."""
+        names = list(self.remote.models) or self._served().known_models()
+        if not names:
+            raise ModelNotFound(f"{self.name} has not said which models it has; name one", served_by=self.name)
+        return names[0]
+
+    def find_model(self, name: str) -> str:
+        """Return a model's name; "" and "default" are the default model's. Raise ModelNotFound."""
+        if name in ("", "default"):
+            return self.default_model()
+        self._served().model_there(name)
+        return name
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Refuse: such text does not leave this machine."""
+        del query
+        self._served().model_there(model)
+        raise NotSupported(f"{self.name} is not asked about text; only this machine's models are", served_by=self.name)
+
+    def status(self) -> RemoteStatus:
+        """Return how it stands."""
+        now_s = self._clock()
+        endpoints = self._cluster.endpoints if self._cluster is not None else []
+        return RemoteStatus(
+            self.remote.name,
+            self._obstacle()[1],
+            len(self._live),
+            tuple(endpoint.status(now_s) for endpoint in endpoints),
+        )
+
+    def estimate(self, request: GenerateRequest) -> Estimate:
+        """Say what to expect of a request; raise ModelNotFound for a model it does not serve."""
+        cluster = self._served()
+        cluster.model_there(request.model)
+        now_s = self._clock()
+        num_tokens = num_prompt_tokens(request)
+        views = [endpoint.view(num_tokens, now_s) for endpoint in cluster.endpoints]
+        known = [score(view, is_long=False) for view in views if view.can_try and view.first_token_s is not None]
+        rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
+        wait_s = cluster.seconds_until_next()
+        return Estimate(
+            self.name,
+            is_local=False,
+            num_live=len(self._live),
+            max_live=self.remote.limits.max_concurrent,
+            retry_after_s=max(_RETRY_AFTER_S, wait_s),
+            obstacle=self._obstacle_of(request, num_tokens, wait_s),
+            first_token_s=min(known, default=None),
+            token_s=min(rates, default=None),
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """End a request politely; its generator goes on to Finished(cancelled)."""
+        if (run := self._live.get(request_id)) is not None:
+            run.control.end(Cause.CANCELLED)
+
+    async def generate(
+        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> AsyncGenerator[Step, None]:
+        """Run a request; see the contract in backends.base. Without a permit for it nothing is sent."""
+        if permit is None:
+            raise Forbidden(f"there is no leave to send this to remote {self.remote.name!r}", served_by=self.name)
+        check_permit(permit, self.remote.name, Call("", b"", request_id=request.id))
+        run = self._accept(request, permit, so_far)
+        self._live[request.id] = run
+        try:
+            step = await run.begin()
+            while True:
+                yield step
+                if run.is_over:
+                    return
+                step = await run.next()
+        finally:
+            del self._live[request.id]
+            self._note_use()
+            await run.close()
+
+    def _accept(self, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None) -> Run:
+        cluster = self._served()
+        kind, trouble = self._obstacle()
+        if kind:
+            raise RemoteUnavailable(f"{self.name}: {trouble}", served_by=self.name)
+        if (spent := self._ledger.budget_left(self.remote.name, permit.client)) is not None:
+            raise RemoteUnavailable(f"{self.name}: {spent}", served_by=self.name)
+        if len(self._live) >= self.remote.limits.max_concurrent:
+            raise Overloaded(
+                f"{len(self._live)} requests run at {self.name} and no more are sent; try again later",
+                retry_after_s=_RETRY_AFTER_S,
+                served_by=self.name,
+            )
+        return Run(cluster, request, permit, so_far)
+
+    def _served(self) -> Cluster:
+        if self._cluster is None:
+            raise RemoteUnavailable(f"{self.name}: {self._trouble}", served_by=self.name)
+        return self._cluster
+
+    def _obstacle(self) -> tuple[str, str]:
+        if self._cluster is None:
+            return "unusable", self._trouble
+        return self._cluster.access.obstacle(self._clock())
+
+    def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> str:
+        kind, _ = self._obstacle()
+        if kind:
+            return kind
+        if unsupported(request) or self._speaks_no(request):
+            return "unsupported"
+        room = self.remote.context_length
+        if room and num_tokens > room:
+            return "context"
+        if self._ledger.budget_left(self.remote.name, request.client) is not None:
+            return "budget"
+        if not wait_s:
+            return ""
+        cluster, now_s = self._served(), self._clock()
+        is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
+        return "unreachable" if is_open else "backing_off"
+
+    def _speaks_no(self, request: GenerateRequest) -> bool:
+        """Whether the remote's protocol has no way to say this prompt."""
+        if self.remote.wire == "responses":
+            return isinstance(request.prompt, TextPrompt | TokenPrompt)
+        endpoints = self._served().endpoints
+        takes_tokens = any(endpoint.dialect.takes_token_prompts for endpoint in endpoints)
+        return isinstance(request.prompt, TokenPrompt) and not takes_tokens
+
+    def _note_use(self) -> None:
+        """Probe for a while, where that is allowed."""
+        self._used_s = self._clock()
+        if self._cluster is not None and self._probes() is not None and self._prober is None:
+            self._prober = asyncio.get_running_loop().create_task(self._probe_while_used(self._cluster))
+            self._prober.add_done_callback(self._forget_prober)
+
+    def _forget_prober(self, task: asyncio.Task[None]) -> None:
+        if self._prober is task:
+            self._prober = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("probing %s ended: %s", self.name, type(error).__name__)
+
+    async def _probe_while_used(self, cluster: Cluster) -> None:
+        while self._used_s is not None and self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
+            if (permit := self._probes()) is None or self._obstacle()[0]:
+                return
+            await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+
+    async def _probe(self, cluster: Cluster, index: int, permit: ProbePermit) -> None:
+        endpoint, prober = cluster.endpoints[index], cluster.probers[index]
+        if endpoint.breaker.seconds_left(self._clock()):
+            return
+        try:
+            await prober.check(permit, cluster.access.headers())
+        except Failure as failure:
+            cluster.note_failure(endpoint, failure)
+        except ConfigError:
+            return
+        else:
+            endpoint.breaker.recover(self._clock())

@@ -1,0 +1,110 @@
+"""A remote's endpoints and what its requests share: the key, the ledger, pseudonyms and the budget of second tries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from edgeagent.backends.remote.access import Access, FindKey
+from edgeagent.backends.remote.choose import choose
+from edgeagent.backends.remote.endpoint import Endpoint
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.health import RetryBudget
+from edgeagent.backends.remote.probe import Prober
+from edgeagent.backends.remote.pseudonyms import Pseudonyms
+from edgeagent.backends.remote.transport import tls_context
+from edgeagent.errors import ModelNotFound
+from edgeagent.remotes import Remote
+from edgeagent.types import ChatPrompt, GenerateRequest, Permit, TextPrompt
+
+_CHARS_A_TOKEN = 4
+
+
+class Ledger(Protocol):
+    """Where every request that leaves is written down, before it does."""
+
+    def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
+        """Write a row and return its number; raise RemoteUnavailable where it cannot be written."""
+        ...
+
+    def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """Write how a row ended."""
+        ...
+
+    def budget_left(self, remote: str, client: str) -> str | None:
+        """Return why nothing more may be spent there; None where something may."""
+        ...
+
+
+class Cluster:
+    """One remote. Raises ConfigError at once where its TLS files cannot be used."""
+
+    def __init__(
+        self, remote: Remote, find_key: FindKey, ledger: Ledger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        context = tls_context(remote.tls)
+        self.remote = remote
+        self.ledger = ledger
+        self.clock = clock
+        self.access = Access(remote.key, find_key)
+        self.pseudonyms = Pseudonyms(remote.name)
+        self.retries = RetryBudget()
+        self.endpoints = [Endpoint(remote, address, context) for address in remote.endpoints]
+        self.probers = [Prober(endpoint) for endpoint in self.endpoints]
+
+    @property
+    def name(self) -> str:
+        """Its name as a backend's."""
+        return f"remote:{self.remote.name}"
+
+    def model_there(self, model: str) -> str:
+        """Return a model's name at the remote; raise ModelNotFound where it does not serve it."""
+        if not self.remote.serves_any:
+            if model in self.remote.models:
+                return self.remote.models[model]
+        elif model and (not (known := self.known_models()) or model in known):
+            return model
+        raise ModelNotFound(f"{self.name} does not serve model {model!r:.200}", served_by=self.name)
+
+    def known_models(self) -> list[str]:
+        """Return the models that its endpoints list; none where one of them has not been asked, or lists none."""
+        if not all(endpoint.models for endpoint in self.endpoints):
+            return []
+        return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
+
+    def order(self, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
+        """Yield the endpoints to try, best first; the only one twice."""
+        now_s = self.clock()
+        views = [endpoint.view(num_prompt_tokens, now_s) for endpoint in self.endpoints]
+        chosen = choose(views, num_prompt_tokens, session)
+        for index in chosen * 2 if len(chosen) == 1 else chosen:
+            yield self.endpoints[index], self.probers[index]
+
+    def seconds_until_next(self) -> float:
+        """Return after how long an endpoint may be tried; 0: now."""
+        now_s = self.clock()
+        return min(
+            max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
+        )
+
+    def note_failure(self, endpoint: Endpoint, failure: Failure) -> None:
+        """Take note of a failure, whoever met it."""
+        endpoint.note_failure(failure, self.clock())
+        if failure.kind is Kind.REFUSED_KEY:
+            self.access.refuse(failure.status)
+
+
+def num_prompt_tokens(request: GenerateRequest) -> int:
+    """Return about how many tokens a request's prompt has; its model's tokenizer is elsewhere."""
+    match request.prompt:
+        case ChatPrompt(messages=messages, tools=tools):
+            num_chars = sum(
+                len(message.content) + sum(len(call.arguments) for call in message.tool_calls) for message in messages
+            )
+            num_chars += sum(len(tool.description) + len(tool.parameters) for tool in tools)
+        case TextPrompt(text=text):
+            num_chars = len(text)
+        case prompt:
+            return len(prompt.tokens)
+    return num_chars // _CHARS_A_TOKEN

@@ -1,0 +1,109 @@
+"""One base URL of a remote: its connections, and all that is known of how it fares."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Callable
+
+from edgeagent.backends.remote.averages import Averages
+from edgeagent.backends.remote.choose import LONG_PROMPT_TOKENS, View
+from edgeagent.backends.remote.dialect import UNKNOWN, Dialect
+from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure, Kind
+from edgeagent.backends.remote.health import Breaker, Pause
+from edgeagent.backends.remote.transport import Transport
+from edgeagent.remotes import Endpoint as Address
+from edgeagent.remotes import Remote
+from edgeagent.types import EndpointStatus
+
+
+class Endpoint:
+    """One endpoint. Times are of the clock that its backend uses."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        address: Address,
+        context: ssl.SSLContext,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.url = address.url
+        self.region = address.region
+        self.transport = Transport(remote, address.url, context)
+        self.breaker = Breaker()
+        self.pause = Pause(chance)
+        self.averages = Averages()
+        self.dialect: Dialect = UNKNOWN
+        self.models: tuple[str, ...] = ()
+        self.is_identified = False
+        self.num_waiting: int | None = None
+        self.kv_usage: float | None = None
+        self._num_long = 0
+        self._num_short = 0
+
+    @property
+    def num_live(self) -> int:
+        """How many requests run there."""
+        return self._num_long + self._num_short
+
+    def begin(self, num_prompt_tokens: int, now_s: float) -> None:
+        """Count a request that goes there."""
+        self.breaker.begin(now_s)
+        if num_prompt_tokens >= LONG_PROMPT_TOKENS:
+            self._num_long += 1
+        else:
+            self._num_short += 1
+
+    def end(self, num_prompt_tokens: int) -> None:
+        """Count a request's end; what it showed is told by the methods below, before."""
+        self.breaker.give_up()
+        if num_prompt_tokens >= LONG_PROMPT_TOKENS:
+            self._num_long -= 1
+        else:
+            self._num_short -= 1
+
+    def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
+        """Take note of an answer's first content, after so many seconds."""
+        self.breaker.succeed()
+        self.pause.clear()
+        self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
+
+    def note_failure(self, failure: Failure, now_s: float) -> None:
+        """Take note of a failure."""
+        if failure.kind is Kind.OVERLOADED:
+            self.pause.refuse(now_s, failure.retry_after_s)
+        elif failure.kind in COUNT_AGAINST_HEALTH and not failure.was_reused:
+            self.breaker.fail(now_s, failure.message, hung=failure.kind is Kind.TIMEOUT)
+
+    def can_try(self, now_s: float) -> bool:
+        """Whether a request may go there now."""
+        return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
+
+    def view(self, num_prompt_tokens: int, now_s: float) -> View:
+        """Return what the choice among endpoints sees."""
+        return View(
+            url=self.url,
+            region=self.region,
+            can_try=self.can_try(now_s),
+            is_on_trial=self.breaker.state(now_s) != "closed",
+            first_token_s=self.averages.first_token_s(num_prompt_tokens, now_s),
+            num_long=self._num_long,
+            num_short=self._num_short,
+            num_waiting=self.num_waiting or 0,
+            kv_usage=self.kv_usage or 0.0,
+        )
+
+    def status(self, now_s: float) -> EndpointStatus:
+        """Return what is shown of it."""
+        pause_s = self.pause.seconds_left(now_s)
+        return EndpointStatus(
+            url=self.url,
+            region=self.region,
+            breaker=self.breaker.state(now_s),
+            cause=self.breaker.cause or (f"it wants no requests for {pause_s:.0f} s" if pause_s else ""),
+            num_live=self.num_live,
+            first_token_s=self.averages.first_token_s(0, now_s),
+            token_s=self.averages.token_s(now_s),
+            num_waiting=self.num_waiting,
+            kv_usage=self.kv_usage,
+        )

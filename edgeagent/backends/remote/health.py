@@ -1,0 +1,130 @@
+"""Whether an endpoint may be asked now: a circuit breaker for failures, and a pause where it asked for one.
+
+Pure: time and chance are handed in. Being full is no failure: it pauses, and does not open the breaker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+MAX_FAILURES = 5
+OPEN_S = 30.0
+MAX_OPEN_S = 600.0
+MAX_PAUSE_S = 120.0
+_FIRST_PAUSE_S = 0.5
+
+State = Literal["closed", "open", "half_open"]
+
+
+class Breaker:
+    """Opens after five failures in a row, or at once after a hang, since each of those costs a whole limit of time.
+
+    Open, it lets nothing through for 30 s, twice as long each time that it opens again without a success between. Half
+    open, it lets one request through, whose end closes or opens it.
+    """
+
+    def __init__(self) -> None:
+        self._num_failures = 0
+        self._num_openings = 0
+        self._open_until_s: float | None = None
+        self._is_trying = False
+        self.cause = ""
+
+    def state(self, now_s: float) -> State:
+        """Return the state."""
+        if self._open_until_s is None:
+            return "closed"
+        return "open" if now_s < self._open_until_s else "half_open"
+
+    def can_try(self, now_s: float) -> bool:
+        """Whether a request may go there."""
+        state = self.state(now_s)
+        return state == "closed" or (state == "half_open" and not self._is_trying)
+
+    def begin(self, now_s: float) -> None:
+        """Take note that a request goes there."""
+        self._is_trying = self.state(now_s) == "half_open"
+
+    def give_up(self) -> None:
+        """Take note that a request ended without saying anything about the endpoint."""
+        self._is_trying = False
+
+    def succeed(self) -> None:
+        """Take note of an answer's content."""
+        self._num_failures = self._num_openings = 0
+        self._open_until_s = None
+        self._is_trying = False
+        self.cause = ""
+
+    def fail(self, now_s: float, cause: str, *, hung: bool = False) -> None:
+        """Take note of a failure."""
+        was_trying, self._is_trying = self._is_trying, False
+        self._num_failures += 1
+        self.cause = cause
+        if self._open_until_s is not None and not was_trying:
+            return  # it is open already, and this request had begun before
+        if hung or was_trying or self._num_failures >= MAX_FAILURES:
+            self._open_until_s = now_s + min(OPEN_S * 2**self._num_openings, MAX_OPEN_S)
+            self._num_openings += 1
+
+    def recover(self, now_s: float) -> None:
+        """Take note that a probe was answered: after its time an open breaker closes, and the next failure opens it."""
+        if self.state(now_s) == "half_open" and not self._is_trying:
+            self._open_until_s = None
+            self._num_failures = MAX_FAILURES - 1
+
+    def seconds_left(self, now_s: float) -> float:
+        """Return after how long a request may go there."""
+        return 0.0 if self._open_until_s is None else max(0.0, self._open_until_s - now_s)
+
+    def forgive(self) -> None:
+        """Let one request through at once: the network has changed."""
+        if self._open_until_s is not None:
+            self._open_until_s = 0.0
+
+
+class Pause:
+    """The time for which an endpoint wants no requests: as long as it said, else a random time that grows."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self._chance = chance
+        self._until_s = 0.0
+        self._num_refusals = 0
+
+    def refuse(self, now_s: float, retry_after_s: float | None) -> None:
+        """Take note that it is full. Without its own word: full jitter, up to twice as long each time."""
+        if retry_after_s is None:
+            most = min(_FIRST_PAUSE_S * 2**self._num_refusals, MAX_PAUSE_S)
+            retry_after_s = self._chance() * most
+        self._num_refusals += 1
+        self._until_s = max(self._until_s, now_s + min(retry_after_s, MAX_PAUSE_S))
+
+    def clear(self) -> None:
+        """Take note that it takes requests."""
+        self._num_refusals = 0
+
+    def seconds_left(self, now_s: float) -> float:
+        """Return how long it is to be left alone."""
+        return max(0.0, self._until_s - now_s)
+
+
+class RetryBudget:
+    """Allows a second try for one request in ten, so that trouble is not made worse by more requests."""
+
+    SHARE = 0.1
+    MOST = 10.0
+
+    def __init__(self) -> None:
+        self._saved = 1.0
+
+    def earn(self) -> None:
+        """Count a request."""
+        self._saved = min(self.MOST, self._saved + self.SHARE)
+
+    def take(self) -> bool:
+        """Take a second try, if there is one."""
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True

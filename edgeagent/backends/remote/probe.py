@@ -1,0 +1,117 @@
+"""Asks an endpoint whether it is well, what it is and how busy it is, with small requests that carry nothing.
+
+No server has all of the paths: the first that answers is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import partial
+
+import msgspec
+from msgspec import Struct, field
+
+from edgeagent.backends.remote.control import Control, Ended, OutOfTime
+from edgeagent.backends.remote.dialect import VLLM, dialect_of
+from edgeagent.backends.remote.endpoint import Endpoint
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.transport import Call
+from edgeagent.types import Permit, ProbePermit
+
+_PROBE_S = 5.0
+_MAX_BYTES = 1 << 20
+# vllm-router's /health fails as soon as one of its workers does; its /readiness says whether it can serve.
+_HEALTH_PATHS = ("/readiness", "/health")
+_METRIC = re.compile(
+    rb"^vllm:(num_requests_waiting|kv_cache_usage_perc)(?:\{[^}\n]*\})? ([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$",
+    re.M,
+)
+
+
+class _Model(Struct):
+    id: str
+    owned_by: str = ""
+
+
+class _Models(Struct):
+    data: list[_Model] = field(default_factory=list)
+
+
+class Prober:
+    """Probes one endpoint. `headers` has the key, for the list of models alone."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._health_path: str | None = None
+        self._has_metrics = True
+
+    async def check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
+        """Ask how it is; raise a Failure where it is not well."""
+        status = await self._health(permit)
+        if status is None or not self._endpoint.is_identified:
+            await self.identify(permit, headers)
+        elif status >= 500:
+            raise Failure(Kind.SERVER_ERROR, f"it says that it cannot serve (HTTP {status})", status=status)
+        if self._endpoint.dialect is VLLM and self._has_metrics:
+            await self._read_metrics(permit)
+
+    async def identify(
+        self, permit: Permit | ProbePermit, headers: tuple[tuple[str, str], ...], request_id: str = ""
+    ) -> None:
+        """Ask which models it has; their owner's name says what kind of server it is. Raise a Failure."""
+        status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id))
+        if status in (401, 403):
+            raise Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
+        if status >= 500:
+            raise Failure(Kind.SERVER_ERROR, f"it failed (HTTP {status})", status=status)
+        endpoint = self._endpoint
+        endpoint.is_identified = True
+        if status != 200:
+            return
+        try:
+            models = msgspec.json.decode(body, type=_Models).data
+        except (ValueError, RecursionError):
+            raise Failure(Kind.GARBLED, "what it lists as its models is no list of models") from None
+        endpoint.models = tuple(model.id for model in models)
+        endpoint.dialect = dialect_of(models[0].owned_by if models else "")
+
+    async def _health(self, permit: ProbePermit) -> int | None:
+        """Return the status of the first health path that exists; None: it has none."""
+        paths = _HEALTH_PATHS if self._health_path is None else (self._health_path,)
+        for path in paths:
+            status, body = await self._get(permit, Call(path, is_at_root=True))
+            if status == 200 and body.lstrip()[:1] == b"<":
+                raise Failure(Kind.GARBLED, "a web page answers in its place, as a network's sign-in page would")
+            if status in (200, 204) or status >= 500:
+                self._health_path = path
+                return status
+        return None
+
+    async def _read_metrics(self, permit: ProbePermit) -> None:
+        status, body = await self._get(permit, Call("/metrics", is_at_root=True))
+        found = _METRIC.findall(body) if status == 200 else []
+        if not found:
+            self._has_metrics = False
+            return
+        values: dict[bytes, list[float]] = {}
+        for name, value in found:
+            values.setdefault(name, []).append(float(value))
+        self._endpoint.num_waiting = int(sum(values.get(b"num_requests_waiting", [0])))
+        self._endpoint.kv_usage = max(values.get(b"kv_cache_usage_perc", [0.0]))
+
+    async def _get(self, permit: Permit | ProbePermit, call: Call) -> tuple[int, bytes]:
+        try:
+            return await Control().wait(asyncio.get_running_loop().time() + _PROBE_S, partial(self._ask, permit, call))
+        except (OutOfTime, Ended):
+            raise Failure(Kind.TIMEOUT, f"no answer to {call.path} within {_PROBE_S:g} s") from None
+
+    async def _ask(self, permit: Permit | ProbePermit, call: Call) -> tuple[int, bytes]:
+        exchange = await self._endpoint.transport.open(permit, call)
+        try:
+            body = await exchange.read_all(_MAX_BYTES)
+            if 300 <= exchange.status < 400:
+                raise Failure(Kind.REDIRECT, f"it points elsewhere (HTTP {exchange.status})", status=exchange.status)
+            return exchange.status, body
+        finally:
+            await exchange.close()

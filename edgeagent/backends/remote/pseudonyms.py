@@ -1,0 +1,50 @@
+"""The names under which conversations and clients are known to remotes: they say nothing, and change.
+
+A conversation keeps its name for a day, so that its turns find the endpoint and the cache of those before; the secret
+behind the names is new with each start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+import msgspec
+
+from edgeagent.types import ChatPrompt, GenerateRequest
+
+_DAY_S = 86_400.0
+_NUM_FIRST_MESSAGES = 2
+
+
+class Pseudonyms:
+    """Makes names, all from one secret. No two remotes get the same ones."""
+
+    def __init__(self, remote: str, secret: bytes | None = None) -> None:
+        self._remote = remote
+        self._secret = secret or secrets.token_bytes(32)
+
+    def session(self, request: GenerateRequest, now_s: float) -> str:
+        """Return the name of a request's conversation: by its lane, else by how it begins; "" where it has none."""
+        lane = request.cache.lane or _beginning(request)
+        if not lane:
+            return ""
+        return self._name("session", str(int(now_s // _DAY_S)), request.cache.partition, lane)
+
+    def cache_salt(self, request: GenerateRequest) -> str:
+        """Return what keeps one client's prefixes from being found by another's requests."""
+        return self._name("salt", request.cache.partition)
+
+    def _name(self, *parts: str) -> str:
+        text = "\0".join((self._remote, *parts))
+        return hmac.digest(self._secret, text.encode(), hashlib.sha256).hex()[:32]
+
+
+def _beginning(request: GenerateRequest) -> str:
+    """Return what the turns of a conversation without a lane have in common: its first two messages."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or len(prompt.messages) < _NUM_FIRST_MESSAGES:
+        return ""
+    first = prompt.messages[:_NUM_FIRST_MESSAGES]
+    return hashlib.sha256(msgspec.msgpack.encode(first)).hexdigest()

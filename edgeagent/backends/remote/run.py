@@ -1,0 +1,298 @@
+"""One request at a remote: tries until its answer has begun, then reads that answer to its one end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from functools import partial
+
+from edgeagent.backends.remote.access import Headers
+from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, Tally
+from edgeagent.backends.remote.answer_chat import ChatReader
+from edgeagent.backends.remote.answer_responses import ResponsesReader
+from edgeagent.backends.remote.attempt import Attempt
+from edgeagent.backends.remote.body import Body, Target, tokens_left, write_body
+from edgeagent.backends.remote.body_responses import write_responses_body
+from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
+from edgeagent.backends.remote.control import Cause, Control, Ended, OutOfTime
+from edgeagent.backends.remote.endpoint import Endpoint
+from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
+from edgeagent.backends.remote.probe import Prober
+from edgeagent.backends.remote.transport import Call
+from edgeagent.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EdgeAgentError,
+    InvalidRequest,
+    NotSupported,
+    PayloadTooLarge,
+    RemoteUnavailable,
+    RequestTimeout,
+)
+from edgeagent.types import (
+    AnswerSoFar,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Permit,
+    Placement,
+    Started,
+    Step,
+    Timings,
+    Usage,
+)
+
+MAX_TRIES = 2
+_MAX_DELAY_S = 0.2
+_TOO_LONG = re.compile(r"context.{0,40}(length|window|size)|maximum.{0,20}(context|tokens)|too long", re.I)
+
+
+class Run:
+    """One request. `begin` and then `next` return its steps, until one ends with Finished; `close` it in the end."""
+
+    def __init__(
+        self, cluster: Cluster, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._remote = cluster.remote
+        self._request = request
+        self._permit = permit
+        self._so_far = so_far
+        self._model = cluster.model_there(request.model)
+        self._num_prompt_tokens = num_prompt_tokens(request)
+        self._session = cluster.pseudonyms.session(request, time.time())
+        self._attempt: Attempt | None = None
+        self._endpoint: Endpoint | None = None
+        self._row: int | None = None
+        self._num_told = 0
+        self._began_s = cluster.clock()
+        self._first_s = 0.0
+        loop = asyncio.get_running_loop()
+        limits = [self._remote.limits.total_s, *([request.timeout_s] if request.timeout_s is not None else [])]
+        self._ends_at_s = loop.time() + min(limits)
+        self.control = Control()
+        self.is_over = False
+
+    async def begin(self) -> Step:
+        """Try endpoints until one answers; return the first content. Raise an EdgeAgentError."""
+        if tokens_left(self._request, self._so_far) == 0 and self._so_far is not None:
+            return self._finish(FinishReason.LENGTH)
+        try:
+            return await self._try_endpoints()
+        except Ended:
+            return self._end_early()
+        except Failure as failure:
+            raise self._error(failure) from None
+        except ConfigError as error:
+            raise RemoteUnavailable(f"{self._cluster.name}: {error.message}", served_by=self._cluster.name) from None
+
+    async def next(self) -> Step:
+        """Return more; the last step ends with Finished. Raise an EdgeAgentError."""
+        assert self._attempt is not None and self._endpoint is not None
+        try:
+            deltas = await self._attempt.next()
+        except Ended:
+            return self._end_early()
+        except Failure as failure:
+            self._blame(self._endpoint, failure)
+            self._close_row(failure.kind.value)
+            raise self._error(failure) from None
+        return self._step(deltas)
+
+    async def close(self) -> None:
+        """End the request wherever it is; a row of the ledger that is still open is closed as cancelled."""
+        self._close_row("cancelled")
+        await self._leave()
+
+    async def _try_endpoints(self) -> Step:
+        self._cluster.retries.earn()
+        num_sent, before = 0, None
+        last = Failure(Kind.UNREACHABLE, "none of its endpoints can be asked now")
+        for endpoint, prober in self._cluster.order(self._num_prompt_tokens, self._session):
+            if num_sent:
+                if num_sent >= MAX_TRIES or not self._cluster.retries.take():
+                    break
+                if endpoint is before:
+                    await self._pause()
+                if not endpoint.can_try(self._cluster.clock()):
+                    continue
+            try:
+                return await self._try(endpoint, prober)
+            except Failure as failure:
+                self._blame(endpoint, failure)
+                self._close_row(failure.kind.value)
+                await self._leave()
+                last, before = failure, endpoint
+                if failure.kind not in MAY_GO_ELSEWHERE or self._is_out_of_time():
+                    break
+                num_sent += failure.kind not in WAS_NOT_SENT
+        raise last
+
+    def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
+        """Take note of a failure, unless it was only the request's own time that ended."""
+        if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
+            self._cluster.note_failure(endpoint, failure)
+
+    def _is_out_of_time(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._ends_at_s
+
+    async def _try(self, endpoint: Endpoint, prober: Prober) -> Step:
+        """Send the request to one endpoint; return its first content."""
+        cluster = self._cluster
+        headers = cluster.access.headers()
+        began_s = cluster.clock()
+        endpoint.begin(self._num_prompt_tokens, began_s)
+        self._endpoint = endpoint
+        if self._so_far is not None and not endpoint.is_identified:
+            await self._identify(prober, headers)
+        body = self._body(endpoint)
+        num_rivals = self._request.logprobs
+        is_chat = self._remote.wire != "responses"
+        reader: AnswerReader = ChatReader(num_rivals) if is_chat else ResponsesReader(num_rivals)
+        if self._so_far is not None:
+            reader.tally.skip(len(self._so_far.text))
+        self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s)
+        self._row = cluster.ledger.begin(self._permit, endpoint.transport.host, self._model, len(body.content))
+        deltas = await self._attempt.begin(self._permit, self._call(body, headers))
+        self._check_model(endpoint, reader.tally)
+        now_s = self._first_s = cluster.clock()
+        endpoint.note_content(self._num_prompt_tokens, now_s - began_s, now_s)
+        usage = reader.tally.usage or Usage()
+        placement = Placement(
+            cluster.name,
+            reader.tally.model or self._model,
+            self._permit.reason,
+            endpoint.transport.host,
+            endpoint.region,
+        )
+        started = Started(usage.num_prompt_tokens, usage.num_cached_tokens, placement=placement)
+        return self._step(deltas, started)
+
+    def _body(self, endpoint: Endpoint) -> Body:
+        can_go_on = self._remote.continues
+        if self._so_far is not None and can_go_on == "no":
+            raise NotSupported(
+                f"{self._cluster.name} may not go on with an answer that began elsewhere", served_by=self._cluster.name
+            )
+        salt = self._cluster.pseudonyms.cache_salt(self._request)
+        target = Target(self._model, endpoint.dialect, salt, in_words=can_go_on == "inexact")
+        write = write_responses_body if self._remote.wire == "responses" else write_body
+        return write(self._request, target, self._so_far)
+
+    def _call(self, body: Body, headers: Headers) -> Call:
+        headers = (*headers, ("Accept", "text/event-stream"))
+        if self._session:
+            headers = (*headers, ("X-Session-ID", self._session))
+        return Call(body.path, body.content, headers, self._request.id)
+
+    async def _identify(self, prober: Prober, headers: Headers) -> None:
+        """Ask what kind of server this is, since only some can go on with an answer."""
+        await prober.identify(self._permit, headers, self._request.id)
+
+    def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:
+        """Raise a Failure where another of the endpoint's models answers; a mere other spelling is told as it is."""
+        if tally.model != self._model and tally.model in endpoint.models and self._model in endpoint.models:
+            raise Failure(Kind.WRONG_MODEL, "it answered with another model than the one that was asked for")
+
+    async def _pause(self) -> None:
+        """Wait a random while, so that requests that failed there at once do not come again at once."""
+        delay_s = random.random() * _MAX_DELAY_S  # noqa: S311 - jitter
+        try:
+            await self.control.wait(self._ends_at_s, partial(asyncio.sleep, delay_s))
+        except OutOfTime:
+            raise Failure(Kind.TIMEOUT, "no time is left for another try") from None
+
+    def _step(self, deltas: list[Delta], started: Started | None = None) -> Step:
+        assert self._attempt is not None
+        tally = self._attempt.tally
+        all_deltas: list[Delta] = [*([started] if started is not None else []), *deltas]
+        if self._attempt.is_over:
+            assert tally.finish is not None
+            return self._finish(tally.finish, all_deltas)
+        return Step(tuple(all_deltas), self._new_tokens(tally), time.monotonic())
+
+    def _new_tokens(self, tally: Tally) -> tuple[int, ...]:
+        num_new, self._num_told = tally.num_tokens - self._num_told, tally.num_tokens
+        return (NO_TOKEN,) * num_new
+
+    def _finish(self, reason: FinishReason, deltas: list[Delta] | None = None) -> Step:
+        """Return the last step."""
+        self.is_over = True
+        now_s = self._cluster.clock()
+        tally = self._attempt.tally if self._attempt is not None else Tally()
+        usage = tally.usage or Usage(num_output_tokens=tally.num_tokens)
+        if self._endpoint is not None and self._first_s:
+            self._endpoint.averages.note_tokens(tally.num_tokens - 1, now_s - self._first_s, now_s)
+        self._close_row("cancelled" if reason is FinishReason.CANCELLED else "completed")
+        timings = Timings(
+            first_token_ms=1000 * (self._first_s - self._began_s) if self._first_s else 0.0,
+            decode_ms=1000 * (now_s - self._first_s) if self._first_s else 0.0,
+            route=self._cluster.name,
+            reason=self._permit.reason,
+        )
+        finished = Finished(reason, self._total(usage), timings)
+        return Step((*(deltas or ()), finished), self._new_tokens(tally), time.monotonic())
+
+    def _total(self, usage: Usage) -> Usage:
+        """Return the whole answer's counts; to the remote the part before was a part of the prompt."""
+        if self._so_far is None:
+            return usage
+        num_before = self._so_far.num_tokens
+        return Usage(
+            max(0, usage.num_prompt_tokens - num_before),
+            usage.num_cached_tokens,
+            usage.num_output_tokens + num_before,
+            usage.num_reasoning_tokens,
+        )
+
+    def _end_early(self) -> Step:
+        """Return the last step of a request that was cancelled; raise where the leave to send it was withdrawn."""
+        if self.control.cause is Cause.CANCELLED:
+            return self._finish(FinishReason.CANCELLED)
+        self._close_row("withdrawn")
+        raise RemoteUnavailable(
+            self.control.message, served_by=self._cluster.name, num_delivered_tokens=self._num_told
+        ) from None
+
+    def _close_row(self, outcome: str) -> None:
+        row, self._row = self._row, None
+        if row is None:
+            return
+        tally = self._attempt.tally if self._attempt is not None else Tally()
+        usage = tally.usage or Usage(self._num_prompt_tokens if tally.num_tokens else 0, 0, tally.num_tokens)
+        self._cluster.ledger.end(row, outcome, usage.num_prompt_tokens, usage.num_output_tokens)
+
+    async def _leave(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.end(self._num_prompt_tokens)
+        if attempt is not None:
+            await attempt.close()
+
+    def _error(self, failure: Failure) -> EdgeAgentError:
+        """Return a failure as the router and the client see it. Only a rejected request's client reads the detail."""
+        name, num_told = self._cluster.name, self._num_told
+        message = f"{name}: {failure.message}"
+        if failure.kind is Kind.TIMEOUT and self._is_own_timeout():
+            message = f"the request did not end within its {self._request.timeout_s:g} s"
+            return RequestTimeout(message, served_by=name, num_delivered_tokens=num_told)
+        if failure.kind is Kind.REJECTED and not num_told:
+            detailed = f"{message}: {failure.detail}" if failure.detail else message
+            if failure.status == 413:
+                return PayloadTooLarge(message, served_by=name)
+            kind = ContextLengthExceeded if _TOO_LONG.search(failure.detail) else InvalidRequest
+            return kind(detailed, served_by=name)
+        if failure.kind is Kind.REFUSED_KEY:
+            message += "; it gets no requests until the key is changed"
+        retry_after_s = failure.retry_after_s
+        if retry_after_s is None and failure.kind in (Kind.OVERLOADED, Kind.UNREACHABLE):
+            retry_after_s = self._cluster.seconds_until_next() or None
+        return RemoteUnavailable(message, retry_after_s=retry_after_s, served_by=name, num_delivered_tokens=num_told)
+
+    def _is_own_timeout(self) -> bool:
+        timeout_s = self._request.timeout_s
+        return self._is_out_of_time() and timeout_s is not None and timeout_s <= self._remote.limits.total_s

@@ -1,0 +1,180 @@
+"""A remote on a loopback port that does what a script says, to the byte, and remembers what it was asked.
+
+It is no HTTP server: what goes wrong with those on the way is what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+
+class Act(Enum):
+    """What a script may do beside sending bytes. At the end of a script the connection is kept for the next request."""
+
+    CLOSE = auto()
+    RESET = auto()
+    STALL = auto()
+    """Send nothing more until the client leaves."""
+
+
+Script = Sequence[bytes | Act]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
+
+
+def chunked(data: bytes) -> bytes:
+    """Return data as one chunk of a body."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def stream(*parts: bytes) -> Script:
+    """Return a whole stream of events, each part a chunk of its own."""
+    return [HEAD, *map(chunked, parts), LAST]
+
+
+def half(*parts: bytes | Act) -> Script:
+    """Return the beginning of a stream, and what happens then."""
+    return [HEAD, *(part if isinstance(part, Act) else chunked(part) for part in parts)]
+
+
+def plain(status: int, body: bytes = b"", headers: str = "", kind: str = "application/json") -> Script:
+    """Return a whole answer that is no stream."""
+    head = f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    return [head.encode() + body]
+
+
+def models(*names: str, owner: str = "vllm") -> Script:
+    """Return a list of models."""
+    listed = [{"id": name, "object": "model", "owned_by": owner} for name in names]
+    return plain(200, json.dumps({"object": "list", "data": listed}).encode())
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request as it came, and whether its client left before the answer's end."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return json.loads(self.body)
+
+
+class FaultServer:
+    """Answers each POST with the next of its scripts, the last one for ever, and each GET as `gets` says, else 404."""
+
+    def __init__(self, *scripts: Script, gets: dict[str, Script] | None = None) -> None:
+        self.scripts = list(scripts)
+        self.gets = gets or {}
+        self.num_connections = 0
+        self.asked: list[Asked] = []
+        self.arrived = asyncio.Event()
+        self.port = 0
+        self.scheme = "http"
+        self.pace_s = 0.0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return f"{self.scheme}://127.0.0.1:{self.port}/v1"
+
+    @property
+    def posts(self) -> list[Asked]:
+        """The requests for an answer; the others were probes."""
+        return [asked for asked in self.asked if asked.method == "POST"]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        self.num_connections += 1
+        self._writers.add(writer)
+        try:
+            while (asked := await _read_request(reader)) is not None:
+                self.asked.append(asked)
+                self.arrived.set()
+                if not await self._answer(asked, reader, writer):
+                    return
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        script = self._script(asked)
+        for act in script:
+            if isinstance(act, bytes):
+                writer.write(act)
+                await writer.drain()
+                # Each piece is a read of its own at the client, as far as that can be had.
+                await asyncio.sleep(self.pace_s)
+                continue
+            if act is Act.STALL:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read(1)
+                asked.left.set()
+            elif act is Act.RESET:
+                connection = writer.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            return False
+        return True
+
+    def _script(self, asked: Asked) -> Script:
+        if asked.method == "GET":
+            return self.gets.get(asked.path, plain(404))
+        return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+
+    def cut(self) -> None:
+        """Close every connection."""
+        for writer in self._writers:
+            writer.close()
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Asked | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Asked(method, path, headers, body)
+
+
+@asynccontextmanager
+async def faults(
+    *scripts: Script, gets: dict[str, Script] | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[FaultServer]:
+    """Run a scripted remote."""
+    scripted = FaultServer(*scripts, gets=gets)
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls)
+    scripted.port = server.sockets[0].getsockname()[1]
+    scripted.scheme = "https" if tls is not None else "http"
+    try:
+        yield scripted
+    finally:
+        server.close()
+        scripted.cut()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

@@ -1,0 +1,365 @@
+"""A remote's backend over real connections to a scripted server that behaves."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from edgeagent.errors import (
+    ConfigError,
+    Forbidden,
+    ModelNotFound,
+    NotSupported,
+    Overloaded,
+    RemoteUnavailable,
+)
+from edgeagent.remotes import Limits, Tls
+from edgeagent.types import (
+    AnswerSoFar,
+    ChatPrompt,
+    FinishReason,
+    Message,
+    Permit,
+    Placement,
+    ProbePermit,
+    RouteMode,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+    Usage,
+    WorkerState,
+    replace,
+)
+from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
+from tests.backends.remote.streams import ROLE, answer, chunk
+from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
+
+
+async def test_an_answer() -> None:
+    rows = Rows()
+    async with faults(stream(answer("Good", " day"))) as server, backend(server.url, ledger=rows) as remote:
+        got = await ask(remote)
+    assert got.text == "Good day"
+    assert got.num_tokens == 2
+    host = f"127.0.0.1:{server.port}"
+    assert got.started.placement == Placement("remote:gpu", "tiny", "queue", host)
+    assert got.finished.reason is FinishReason.STOP
+    assert got.finished.usage == Usage(7, 0, 2)
+    assert (got.finished.timings.route, got.finished.timings.reason) == ("remote:gpu", "queue")
+    (asked,) = server.asked
+    assert asked.path == "/v1/chat/completions"
+    assert asked.headers["authorization"] == f"Bearer {KEY}"
+    assert rows.rows == [[host, "tiny", len(asked.body), "completed", 7, 2]]
+
+
+async def test_nothing_of_this_machine_is_in_the_headers() -> None:
+    async with faults(stream(answer("a"))) as server, backend(server.url, key=None) as remote:
+        await ask(remote)
+    assert server.asked[0].headers.keys() == {
+        "host",
+        "user-agent",
+        "accept",
+        "accept-encoding",
+        "content-type",
+        "content-length",
+    }
+    assert server.asked[0].headers["user-agent"] == "edgeagent"
+
+
+async def test_connections_are_kept() -> None:
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        for number in range(5):
+            assert (await ask(remote, id=f"r{number}")).text == "a"
+            await asyncio.sleep(0.01)
+    assert (len(server.asked), server.num_connections) == (5, 1)
+
+
+async def test_the_session_of_a_conversation() -> None:
+    first = (Message("system", "Be brief."), Message("user", "One"))
+    later = (*first, Message("assistant", "1"), Message("user", "Two"))
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        for number, messages in enumerate((first, later, (Message("system", "Be brief."), Message("user", "Else")))):
+            await ask(remote, id=f"r{number}", prompt=ChatPrompt(messages))
+    one, two, other = (asked.headers["x-session-id"] for asked in server.asked)
+    assert one == two != other
+    assert len(one) == 32
+
+
+async def test_without_leave_nothing_leaves() -> None:
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        wrong = [
+            None,
+            Permit("other", "gpu", RouteMode.PREFER_LOCAL, ""),
+            Permit(REQUEST.id, "elsewhere", RouteMode.PREFER_LOCAL, ""),
+            Permit(REQUEST.id, "gpu", RouteMode.LOCAL_ONLY, ""),
+            Permit(REQUEST.id, "gpu", "prefer_local ", ""),  # type: ignore[arg-type]
+            ProbePermit("gpu", RouteMode.PREFER_LOCAL),
+        ]
+        for leave in wrong:
+            with pytest.raises(Forbidden):
+                await anext(remote.generate(REQUEST, leave))  # type: ignore[arg-type]
+    assert server.num_connections == 0
+
+
+async def test_aliases() -> None:
+    async with faults(stream(answer("a"))) as server, backend(server.url, models={"small": "tiny"}) as remote:
+        assert remote.default_model() == remote.find_model("") == remote.find_model("small") == "small"
+        await ask(remote, model="small")
+        assert server.asked[0].json["model"] == "tiny"
+        assert [model.name for model in remote.models()] == ["small"]
+        for name in ("tiny", "large"):
+            with pytest.raises(ModelNotFound):
+                remote.find_model(name)
+            with pytest.raises(ModelNotFound):
+                remote.estimate(replace(REQUEST, model=name))
+        with pytest.raises(NotSupported):
+            remote.reload("small")
+        with pytest.raises(NotSupported):
+            await remote.ask("small", Tokenize("secret"))
+
+
+async def test_a_cancel_is_polite() -> None:
+    rows = Rows()
+    script = half(ROLE, chunk({"content": "One"}), Act.STALL)
+    async with faults(script) as server, backend(server.url, ledger=rows) as remote:
+        steps = remote.generate(REQUEST, permit())
+        assert (await anext(steps)).deltas[1].text == "One"  # type: ignore[union-attr]
+        asyncio.get_running_loop().call_soon(remote.cancel, REQUEST.id)
+        last = await anext(steps)
+        assert last.deltas[-1].reason is FinishReason.CANCELLED  # type: ignore[union-attr]
+        assert last.deltas[-1].usage.num_output_tokens == 1  # type: ignore[union-attr]
+        with pytest.raises(StopAsyncIteration):
+            await anext(steps)
+        async with asyncio.timeout(5):
+            await server.asked[0].left.wait()
+        remote.cancel("unknown")
+    assert rows.outcomes == ["cancelled"]
+
+
+async def test_a_cancel_before_anything_came() -> None:
+    async with faults([Act.STALL]) as server, backend(server.url) as remote:
+        running = asyncio.create_task(ask(remote))
+        await server.arrived.wait()
+        remote.cancel(REQUEST.id)
+        got = await running
+        assert [type(delta).__name__ for delta in got.deltas] == ["Finished"]
+        async with asyncio.timeout(5):
+            await server.asked[0].left.wait()
+
+
+async def test_closing_the_generator_stops_the_remote() -> None:
+    rows = Rows()
+    async with faults(half(chunk({"content": "One"}), Act.STALL)) as server, backend(server.url, ledger=rows) as remote:
+        async with aclosing(remote.generate(REQUEST, permit())) as steps:
+            await anext(steps)
+        async with asyncio.timeout(5):
+            await server.asked[0].left.wait()
+        assert remote.status().num_live == 0
+    assert rows.outcomes == ["cancelled"]
+
+
+async def test_withdrawn_leave_cuts_running_streams() -> None:
+    rows = Rows()
+    async with faults(half(chunk({"content": "One"}), Act.STALL)) as server, backend(server.url, ledger=rows) as remote:
+        running = [asyncio.create_task(ask(remote, id=f"r{number}")) for number in range(3)]
+        await until(lambda: len(server.asked) == 3)
+        await asyncio.sleep(0.05)
+        await remote.close_streams("the owner removed this remote")
+        for task in running:
+            got = await task
+            assert isinstance(got.error, RemoteUnavailable)
+            assert "the owner removed" in got.error.message
+            assert got.error.num_delivered_tokens == 1
+        for asked in server.asked:
+            async with asyncio.timeout(5):
+                await asked.left.wait()
+    assert rows.outcomes == ["withdrawn"] * 3
+
+
+async def test_an_answer_goes_on_where_the_server_can() -> None:
+    gets = {"/v1/models": models("tiny")}
+    so_far = AnswerSoFar("The sum", num_tokens=2)
+    async with faults(stream(answer(" is 4")), gets=gets) as server, backend(server.url) as remote:
+        got = await ask(remote, so_far=so_far, max_tokens=10, logprobs=None)
+        assert got.text == " is 4"
+        assert got.finished.usage == Usage(5, 0, 3)
+        (probe, asked) = server.asked
+        assert probe.path == "/v1/models" and probe.headers["authorization"]
+        assert asked.json["continue_final_message"] is True
+        assert asked.json["max_tokens"] == 8
+        whole = await ask(remote, so_far=so_far, max_tokens=2)
+        assert whole.finished.reason is FinishReason.LENGTH
+        assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "continues", "is_taken"),
+    [("openai", "exact", False), ("openai", "inexact", True), ("vllm", "no", False), ("llamacpp", "exact", True)],
+)
+async def test_who_may_go_on(owner: str, continues: str, is_taken: bool) -> None:
+    gets = {"/v1/models": models("tiny", owner=owner)}
+    async with faults(stream(answer("x")), gets=gets) as server, backend(server.url, continues=continues) as remote:
+        got = await ask(remote, so_far=AnswerSoFar("The"))
+    assert (got.error is None) is is_taken
+    assert got.error is None or isinstance(got.error, NotSupported)
+    assert len(server.posts) == is_taken
+
+
+async def test_the_model_that_answers_is_told() -> None:
+    other = answer("a").replace(b'"tiny"', b'"tiny-2026-08-06"')
+    async with faults(stream(other)) as server, backend(server.url) as remote:
+        got = await ask(remote)
+    assert got.started.placement is not None
+    assert got.started.placement.model == "tiny-2026-08-06"
+
+
+async def test_another_of_its_models_is_refused() -> None:
+    gets = {"/v1/models": models("tiny", "huge")}
+    wrong = answer("a").replace(b'"tiny"', b'"huge"')
+    async with faults(stream(wrong), gets=gets) as server, backend(server.url, probes=True) as remote:
+        remote.warm()
+        await until(remote.models)
+        got = await ask(remote)
+        assert isinstance(got.error, RemoteUnavailable)
+        assert "another model" in got.error.message
+        assert got.text == ""
+        with pytest.raises(ModelNotFound):
+            remote.find_model("unlisted")
+        assert remote.default_model() == "tiny"
+
+
+async def test_estimates() -> None:
+    clock = Clock()
+    rows = Rows()
+    async with (
+        faults(stream(answer("a", "b"))) as server,
+        backend(server.url, ledger=rows, clock=clock, context_length=100) as remote,
+    ):
+        first = remote.estimate(REQUEST)
+        assert (first.obstacle, first.is_local, first.max_live, first.first_token_s) == ("", False, 8, None)
+        await ask(remote)
+        assert remote.estimate(REQUEST).first_token_s == 0.0
+        assert remote.estimate(REQUEST).token_s == 0.0
+        long = replace(REQUEST, prompt=ChatPrompt((Message("user", "x" * 1000),)))
+        assert remote.estimate(long).obstacle == "context"
+        for changed in (replace(REQUEST, echo=True), replace(REQUEST, prompt=TokenPrompt((1,)))):
+            assert remote.estimate(changed).obstacle == "unsupported"
+        assert remote.estimate(replace(REQUEST, prompt=TextPrompt("a"))).obstacle == ""
+        rows.spent = "the day's budget of 5 tokens is spent"
+        assert remote.estimate(REQUEST).obstacle == "budget"
+        refused = await ask(remote)
+        assert isinstance(refused.error, RemoteUnavailable) and "budget" in refused.error.message
+    assert len(server.asked) == 1
+
+
+async def test_no_more_at_once_than_allowed() -> None:
+    limits = Limits(max_concurrent=1)
+    async with faults(half(chunk({"content": "a"}), Act.STALL)) as server, backend(server.url, limits=limits) as remote:
+        steps = remote.generate(REQUEST, permit())
+        await anext(steps)
+        assert remote.estimate(REQUEST).num_live == remote.estimate(REQUEST).max_live == 1
+        second = await ask(remote, id="second")
+        assert isinstance(second.error, Overloaded)
+        await steps.aclose()
+        assert remote.estimate(REQUEST).num_live == 0
+    assert len(server.asked) == 1
+
+
+async def test_without_a_row_nothing_leaves() -> None:
+    rows = Rows(error=RemoteUnavailable("the ledger cannot be written"))
+    async with faults(stream(answer("a"))) as server, backend(server.url, ledger=rows) as remote:
+        got = await ask(remote)
+        assert got.error is rows.error
+        assert remote.status().num_live == remote.status().endpoints[0].num_live == 0
+    assert server.num_connections == 0
+
+
+async def test_a_key_that_is_not_found() -> None:
+    found: list[str] = []
+
+    def keys(key: object) -> str:
+        if not found:
+            raise ConfigError("the remote's key is looked for in KEY, which is not set")
+        return found[0]
+
+    clock = Clock()
+    async with faults(stream(answer("a"))) as server, backend(server.url, keys=keys, clock=clock) as remote:
+        assert remote.estimate(REQUEST).obstacle == "no_key"
+        got = await ask(remote)
+        assert isinstance(got.error, RemoteUnavailable) and "not set" in got.error.message
+        assert remote.status().trouble == "the remote's key is looked for in KEY, which is not set"
+        assert server.num_connections == 0
+        found.append("k")
+        clock.now_s += 10
+        assert (await ask(remote)).text == "a"
+
+
+async def test_tls_files_that_cannot_be_used() -> None:
+    async with backend("https://127.0.0.1:1/v1", tls=Tls(ca_file="/nowhere.pem")) as remote:
+        assert remote.status().trouble.startswith("TLS: /nowhere.pem")
+        with pytest.raises(RemoteUnavailable, match=r"nowhere\.pem"):
+            remote.estimate(REQUEST)
+        assert remote.models() == []
+
+
+async def test_probes_only_with_leave_and_only_while_used() -> None:
+    gets = {
+        "/readiness": plain(200, b"ok"),
+        "/v1/models": models("tiny"),
+        "/metrics": plain(
+            200,
+            b'vllm:num_requests_waiting{model="tiny"} 3.0\nvllm:num_requests_waiting{model="x"} 1.0\n'
+            b'vllm:kv_cache_usage_perc{model="tiny"} 0.25\n',
+            kind="text/plain",
+        ),
+    }
+    async with faults(stream(answer("a")), gets=gets) as server:
+        async with backend(server.url) as remote:
+            remote.warm()
+            await ask(remote)
+            assert [asked.method for asked in server.asked] == ["POST"]
+        server.asked.clear()
+        async with backend(server.url, probes=True) as remote:
+            remote.warm()
+            await until(lambda: remote.status().endpoints[0].num_waiting is not None)
+            status = remote.status().endpoints[0]
+            assert (status.num_waiting, status.kv_usage, status.breaker) == (4, 0.25, "closed")
+            assert {asked.path for asked in server.asked} == {"/readiness", "/v1/models", "/metrics"}
+            keyed = [asked.path for asked in server.asked if "authorization" in asked.headers]
+            assert keyed == ["/v1/models"]
+            num_connections = server.num_connections
+            await ask(remote)
+            assert server.num_connections == num_connections, "the probe's connection was warm"
+            assert remote.models()[0].state is WorkerState.READY
+
+
+async def test_text_and_responses() -> None:
+    text = b'data: {"model":"tiny","choices":[{"text":"ab","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    async with faults(stream(text)) as server, backend(server.url) as remote:
+        assert (await ask(remote, prompt=TextPrompt("Once"))).text == "ab"
+        assert server.asked[0].path == "/v1/completions"
+    said = b'data: {"type":"response.output_text.delta","delta":"hi"}\n\ndata: {"type":"response.completed"}\n\n'
+    async with faults(stream(said)) as server, backend(server.url, wire="responses") as remote:
+        assert (await ask(remote)).text == "hi"
+        assert server.asked[0].path == "/v1/responses"
+        assert remote.estimate(replace(REQUEST, prompt=TextPrompt("a"))).obstacle == "unsupported"
+
+
+async def test_a_slow_reader_holds_the_stream_back() -> None:
+    """What is not asked for is not read: no more of a long answer comes here than the buffers hold."""
+    big = stream(*(chunk({"content": "x" * 60_000}) for _ in range(400)), answer("end"))
+    async with faults(big) as server, backend(server.url) as remote:
+        steps = remote.generate(REQUEST, permit())
+        await anext(steps)
+        await asyncio.sleep(0.2)
+        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        (connection,) = endpoint.transport._pool.connections
+        wire = connection._connection._network_stream._wire  # type: ignore[attr-defined]
+        assert len(wire._unread) < 2 << 20
+        num = 1
+        async for _ in steps:
+            num += 1
+        assert num > 100
+    assert len(server.asked) == 1
