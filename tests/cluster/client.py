@@ -1,0 +1,113 @@
+"""A client of the daemon for the demo: streams of chat completions, with when each part came and where it was made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+STREAM_LIMIT_S = 180.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one stream. `error` is empty where it ended as it should."""
+
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: str = ""
+    route: str = ""
+    reason: str = ""
+    handovers: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    # Seconds of the monotonic clock: when it was asked for, and when each part of the text came.
+    asked_s: float = 0.0
+    came_s: list[float] = field(default_factory=list)
+
+    @property
+    def first_token_s(self) -> float:
+        """How long the first part took."""
+        return self.came_s[0] - self.asked_s if self.came_s else float("inf")
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest wait between two parts."""
+        return max((b - a for a, b in zip(self.came_s, self.came_s[1:], strict=False)), default=0.0)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it ended on a remote."""
+        return self.route.startswith("remote:")
+
+
+class Client:
+    """Talks to one daemon."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare for the daemon at `url`."""
+        limits = httpx.Limits(max_connections=None)
+        self._http = httpx.AsyncClient(base_url=url, timeout=STREAM_LIMIT_S, trust_env=False, limits=limits)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def ask(self, prompt: str, max_tokens: int, **fields: Any) -> Answer:
+        """Stream one greedy answer and return it; a failure is in it, not raised."""
+        answer = Answer(asked_s=time.monotonic())
+        body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, **fields}
+        try:
+            async with asyncio.timeout(STREAM_LIMIT_S):
+                async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                    if response.status_code != 200:
+                        answer.error = f"{response.status_code}: {(await response.aread()).decode()[:200]}"
+                        return answer
+                    is_over = False
+                    async for line in response.aiter_lines():
+                        is_over = is_over or line == "data: [DONE]"
+                        if line.startswith("data: {"):
+                            _take(answer, json.loads(line.removeprefix("data: ")))
+                    if not is_over and not answer.error:
+                        answer.error = "the stream ended without [DONE]"
+        except (httpx.HTTPError, TimeoutError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        return answer
+
+    async def ask_all(self, prompts: Sequence[str], max_tokens: int, **fields: Any) -> list[Answer]:
+        """Ask for all answers at the same time."""
+        return list(await asyncio.gather(*(self.ask(prompt, max_tokens, **fields) for prompt in prompts)))
+
+    async def ask_and(
+        self, prompts: Sequence[str], max_tokens: int, when: float, then: Callable[[], None], **fields: Any
+    ) -> tuple[list[Answer], float]:
+        """As `ask_all`, and do something meanwhile, `when` seconds later; return the answers and when it was done."""
+        streams = asyncio.create_task(self.ask_all(prompts, max_tokens, **fields))
+        await asyncio.sleep(when)
+        done_s = time.monotonic()
+        await asyncio.to_thread(then)
+        return await streams, done_s
+
+
+def _take(answer: Answer, chunk: dict[str, Any]) -> None:
+    """Add what one event tells."""
+    if "error" in chunk:
+        answer.error = str(chunk["error"].get("message", chunk["error"]))
+    for choice in chunk.get("choices", []):
+        if text := choice["delta"].get("content"):
+            answer.text += text
+            answer.came_s.append(time.monotonic())
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    if usage := chunk.get("usage"):
+        answer.num_tokens = usage["completion_tokens"]
+    told = chunk.get("edgeagent") or {}
+    answer.route = told.get("route") or told.get("served_by") or answer.route
+    answer.reason = told.get("reason") or answer.reason
+    answer.handovers = told.get("handovers") or answer.handovers

@@ -1,0 +1,36 @@
+"""The bundled model with no end: the same weights, but it never chooses to end its answer.
+
+Answers then last as long as the request allows, which is long enough to break something in the middle of them. The
+scores of the tokens come from a matrix of their own, in which those that end a turn have rows of zeros.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+
+# The name under which the daemon serves it: the file's.
+LOCAL_NAME = "endless"
+BUNDLED = Path(__file__).resolve().parents[2] / "models/builtin/edgeagent-mini.gguf"
+
+
+def write_endless_model(target: Path, source: Path = BUNDLED) -> None:
+    """Write `source`, whose matrix of scores is its matrix of embeddings, to `target` so that it does not end."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    types = reader.fields["tokenizer.ggml.token_type"].contents()
+    scores = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    rows = scores.data.copy()
+    rows[[token for token, kind in enumerate(types) if kind == gguf.TokenType.CONTROL]] = 0
+    writer.add_tensor("output.weight", rows, raw_dtype=scores.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

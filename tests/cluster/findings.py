@@ -1,0 +1,83 @@
+"""What the answers of the demo show, in words, and what must hold of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.cluster.client import Answer
+
+
+class StepFailed(Exception):
+    """A step did not show what it set out to show."""
+
+
+def say(text: str) -> None:
+    """Print a line under the step."""
+    print(f"   {text}", flush=True)
+
+
+def whole(answer: Answer, num_tokens: int) -> Answer:
+    """Return an answer that ended as it should, with as many tokens as were asked for."""
+    expect(not answer.error, f"a request failed: {answer.error}")
+    expect(answer.finish_reason == "length", f"an answer ended with {answer.finish_reason!r}")
+    expect(answer.num_tokens == num_tokens, f"an answer counts {answer.num_tokens} tokens, not {num_tokens}")
+    return answer
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raise StepFailed unless something holds."""
+    if not holds:
+        raise StepFailed(otherwise)
+
+
+def num_rows(told: object) -> int:
+    """Return how many rows `edgeagent egress --json` has."""
+    rows = told.get("rows", told.get("requests", [])) if isinstance(told, dict) else told
+    return len(rows) if isinstance(rows, list) else 0
+
+
+def first_token(answers: Sequence[Answer]) -> str:
+    """Say how long first tokens took, of those that were answered."""
+    waits = [answer.first_token_s for answer in answers if not answer.error]
+    return f"the first token took {percentile(waits, 0.5):.2f} s in the middle, {percentile(waits, 0.95):.2f} s at p95"
+
+
+def moves(answers: Sequence[Answer]) -> str:
+    """Say which ways answers took, and how many took each."""
+    ways = Counter(
+        " -> ".join([answer.handovers[0]["from"], *(move["to"] for move in answer.handovers)])
+        if answer.handovers
+        else f"stayed at {answer.route}"
+        for answer in answers
+    )
+    return ", ".join(f"{count} x {way}" for way, count in ways.most_common())
+
+
+def gap_after(answers: Sequence[Answer], moment_s: float) -> float:
+    """Return the longest time that a stream was silent at or after a moment."""
+    return max(silence(answer, moment_s) for answer in answers)
+
+
+def silence(answer: Answer, moment_s: float) -> float:
+    """Return how long a stream was silent at the longest, at or after a moment."""
+    pairs = zip(answer.came_s, answer.came_s[1:], strict=False)
+    return max((after - before for before, after in pairs if after > moment_s), default=0.0)
+
+
+def gaps(answers: Sequence[Answer], moment_s: float) -> str:
+    """Say how long streams were silent after a moment."""
+    waits = [silence(answer, moment_s) for answer in answers]
+    return f"silent for {percentile(waits, 0.5):.2f} s in the middle, {percentile(waits, 0.95):.2f} s at p95"
+
+
+def places(answers: Sequence[Answer]) -> str:
+    """Say in a few words where answers were made and why."""
+    counts = Counter(f"{answer.route or 'nowhere'} ({answer.reason or answer.error})" for answer in answers)
+    return ", ".join(f"{count} x {place}" for place, count in counts.most_common())
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that `share` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

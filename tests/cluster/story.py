@@ -1,0 +1,298 @@
+"""The story of the demo, step by step: what is done, what must be seen, and the figures. A step that fails raises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.cluster.client import Answer, Client
+from tests.cluster.cluster import CONTEXT, SERVED_NAME, Cluster
+from tests.cluster.endless_model import LOCAL_NAME
+from tests.cluster.findings import expect, first_token, gap_after, gaps, moves, num_rows, places, say, whole
+from tests.integration.conftest import Daemon
+
+REMOTE = "cluster"
+KEY_VARIABLE = "CLUSTER_API_KEY"
+# What is asked where answers are compared. Two engines round differently, so greedy answers part at some token that is
+# nearly as likely as another; those that do not are the ones to break.
+NAMES = [
+    "Robin",
+    "Kim",
+    "Ada",
+    "Sam",
+    "Max",
+    "Eve",
+    "Tom",
+    "Ann",
+    "Ben",
+    "Mia",
+    "Leo",
+    "Zoe",
+    "Ian",
+    "Amy",
+    "Jon",
+    "Liz",
+    "Ray",
+    "Sue",
+    "Dan",
+    "Pam",
+    "Ned",
+    "Ivy",
+    "Gus",
+    "Fay",
+]
+CANDIDATES = [f"Hello, my name is {name}." for name in NAMES]
+# What the daemon takes by itself: so many streams, and so many requests that wait.
+PARALLEL, MAX_WAITING = 4, 4
+FLAGS = ("--parallel", str(PARALLEL), "--max-waiting", str(MAX_WAITING), "--ctx", "8192")
+FIRST_TOKEN_LIMIT_S = 4.0
+SHORT, LONG = 48, 320
+# When to break something: all streams have begun, none is near its end.
+MID_STREAM_S = 0.6
+# How long it may take until the daemon knows that something has changed: a remote added, a cluster back.
+NOTICE_LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Story:
+    """The cluster, the daemon, and what was found so far."""
+
+    cluster: Cluster
+    daemon: Daemon
+    client: Client
+    num_streams: int
+    undisturbed: dict[str, str] = field(default_factory=dict)
+    # Parts of the cluster that are dead.
+    killed: list[str] = field(default_factory=list)
+
+    @property
+    def prompts(self) -> list[str]:
+        """As many prompts as streams are broken at a time, each with an undisturbed answer to compare with."""
+        return (list(self.undisturbed) * self.num_streams)[: self.num_streams]
+
+    async def tell(self) -> None:
+        """Run every step in order."""
+        steps = (
+            self.alone,
+            self.consent,
+            self.local_first,
+            self.overflow,
+            self.kept_here,
+            self.worker_killed,
+            self.node_killed,
+            self.cluster_killed,
+            self.cluster_back,
+            self.cluster_hangs,
+            self.consent_taken_back,
+        )
+        for number, step in enumerate(steps, 1):
+            print(f"\n{number}. {str(step.__doc__).partition(chr(10))[0]}", flush=True)
+            began = time.monotonic()
+            await step()
+            print(f"   ({time.monotonic() - began:.1f} s)", flush=True)
+
+    async def alone(self) -> None:
+        """The daemon alone: what undisturbed answers say, and three times more requests than it can take."""
+        self.undisturbed = await self.texts()
+        say(f"{len(self.undisturbed)} answers of {LONG} tokens are kept to compare with.")
+        burst = await self.client.ask_all(self.burst(), SHORT)
+        refused = [answer for answer in burst if answer.error]
+        say(f"Of {len(burst)} requests at once {len(refused)} were refused; {first_token(burst)}.")
+        expect(bool(refused), "the daemon alone should have refused some: it was not saturated")
+
+    async def consent(self) -> None:
+        """The owner allows the cluster, and tries it."""
+        added = self.command(
+            *(
+                "remote",
+                "add",
+                REMOTE,
+                self.cluster.url,
+                "--key-env",
+                KEY_VARIABLE,
+                "--ca",
+                str(self.cluster.certificate),
+            ),
+            *("--model", f"{LOCAL_NAME}={SERVED_NAME}", "--ctx", str(CONTEXT), "--yes"),
+            *("--limit", f"first_token_s={FIRST_TOKEN_LIMIT_S}"),
+        )
+        expect("What goes there" in added, "remote add did not say what would leave the machine")
+        for line in self.command("remote", "test", REMOTE).splitlines():
+            say(line.strip())
+        took = await self.until(lambda answer: answer.is_remote, route="prefer_remote")
+        say(f"The running daemon used it after {took:.1f} s, without a restart.")
+        remote = await self.texts(edgeagent={"route": "remote_only"})
+        self.undisturbed = {prompt: text for prompt, text in self.undisturbed.items() if remote[prompt] == text}
+        say(f"{len(self.undisturbed)} of {len(remote)} answers are the same from vLLM, to the last of {LONG} tokens.")
+        expect(len(self.undisturbed) >= PARALLEL, "too few to break")
+
+    async def local_first(self) -> None:
+        """With room here, a request stays here."""
+        answer = whole(await self.client.ask(self.prompts[0], SHORT), SHORT)
+        expect(answer.route == "local", f"it went to {answer.route} ({answer.reason})")
+        say(f"It ran at {answer.route}: {answer.reason}; the first token after {answer.first_token_s * 1000:.0f} ms.")
+
+    async def overflow(self) -> None:
+        """The same flood again: what this machine cannot take goes over."""
+        burst = await self.client.ask_all(self.burst(), SHORT)
+        for answer in burst:
+            whole(answer, SHORT)
+        remote = sum(answer.is_remote for answer in burst)
+        say(f"All {len(burst)} were answered: {places(burst)}; {first_token(burst)}.")
+        expect(0 < remote < len(burst), f"{remote} of {len(burst)} went over")
+        rows = json.loads(self.command("egress", "--json"))
+        text = json.dumps(rows)
+        expect(not any(prompt in text for prompt in self.burst()), "the ledger holds a prompt")
+        say(f"`edgeagent egress` has {num_rows(rows)} rows, and no word of any prompt.")
+
+    async def kept_here(self) -> None:
+        """Requests that say local_only stay, whatever happens to them."""
+        before = num_rows(json.loads(self.command("egress", "--json")))
+        burst = await self.client.ask_all(self.burst(), SHORT, edgeagent={"route": "local_only"})
+        after = num_rows(json.loads(self.command("egress", "--json")))
+        refused = sum(bool(answer.error) for answer in burst)
+        say(f"{len(burst) - refused} answered here, {refused} refused, {after - before} rows in the ledger.")
+        expect(not any(answer.is_remote for answer in burst) and after == before, "a local_only request went over")
+
+    async def worker_killed(self) -> None:
+        """kill -9 of the model's process in the middle of its streams."""
+
+        def kill() -> None:
+            os.kill(self.daemon.worker_pid(), signal.SIGKILL)
+
+        prompts = self.prompts[:PARALLEL]
+        await self.broken(prompts, kill, "local", from_remote=False)
+
+    async def node_killed(self) -> None:
+        """kill -9 of the busier of the two nodes in the middle of its streams."""
+
+        def kill() -> None:
+            busier = max(self.cluster.workers, key=self.cluster.running)
+            say(f"{busier} computes {self.cluster.running(busier)} of the streams; it is killed.")
+            self.cluster.kill(busier)
+            self.killed.append(busier)
+
+        await self.broken(self.prompts, kill, "prefer_remote", from_remote=True)
+
+    async def cluster_killed(self) -> None:
+        """kill -9 of everything that is left of the cluster."""
+
+        def kill() -> None:
+            for part in (*(worker for worker in self.cluster.workers if worker not in self.killed), "router"):
+                self.cluster.kill(part)
+                self.killed.append(part)
+
+        await self.broken(self.prompts[:PARALLEL], kill, "prefer_remote", from_remote=True, comes_home=True)
+        answer = whole(await self.client.ask(self.prompts[0], SHORT, edgeagent={"route": "prefer_remote"}), SHORT)
+        expect(answer.route == "local", f"a request went to {answer.route} although there is no cluster")
+        say(f"A new request that prefers the cluster ran at {answer.route} after {answer.first_token_s * 1000:.0f} ms.")
+
+    async def cluster_back(self) -> None:
+        """The cluster starts again, and is found again."""
+        workers = [part for part in self.killed if part != "router"]
+        for worker in workers:
+            self.cluster.start_worker(worker)
+        for worker in workers:
+            self.cluster.wait_for_worker(worker)
+        self.cluster.restart_router()
+        self.killed.clear()
+        took = await self.until(lambda answer: answer.is_remote, route="prefer_remote")
+        say(f"Requests went over again {took:.1f} s after the router said that it is ready.")
+
+    async def cluster_hangs(self) -> None:
+        """The cluster hangs: its sockets are open, and nothing comes."""
+        self.cluster.pause("router")
+        try:
+            asked = [
+                await self.client.ask(prompt, SHORT, edgeagent={"route": "prefer_remote"})
+                for prompt in self.burst()[:4]
+            ]
+        finally:
+            self.cluster.resume("router")
+        for answer in asked:
+            whole(answer, SHORT)
+            expect(not answer.is_remote, "an answer came from a cluster that hangs")
+        waits = ", ".join(f"{answer.first_token_s:.2f}" for answer in asked)
+        say(f"One after another they waited {waits} s for their first token.")
+        expect(
+            max(answer.first_token_s for answer in asked[1:]) < FIRST_TOKEN_LIMIT_S, "more than one request paid for it"
+        )
+
+    async def consent_taken_back(self) -> None:
+        """The owner takes the remote back while it answers."""
+        await self.until(lambda answer: answer.is_remote, route="prefer_remote")
+
+        def remove() -> None:
+            self.command("remote", "rm", REMOTE, "--yes")
+
+        streams, done_s = await self.client.ask_and(
+            self.prompts[:PARALLEL], LONG, MID_STREAM_S, remove, edgeagent={"route": "prefer_remote"}
+        )
+        for answer in streams:
+            whole(answer, LONG)
+        say(
+            f"{len(streams)} streams went on: {moves(streams)}; the longest gap was {gap_after(streams, done_s):.2f} s."
+        )
+        answer = whole(await self.client.ask(self.prompts[0], SHORT, edgeagent={"route": "prefer_remote"}), SHORT)
+        expect(answer.route == "local", f"a request went to {answer.route} without consent")
+
+    async def broken(
+        self,
+        prompts: Sequence[str],
+        destroy: Callable[[], None],
+        route: str,
+        *,
+        from_remote: bool,
+        comes_home: bool = False,
+    ) -> None:
+        """Break something under running streams, and hold each against its undisturbed text."""
+        asks = {"edgeagent": {"route": route}} if from_remote else {}
+        streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_S, destroy, **asks)
+        same = 0
+        for prompt, answer in zip(prompts, streams, strict=True):
+            whole(answer, LONG)
+            same += answer.text == self.undisturbed[prompt]
+        cut = [answer for answer in streams if answer.handovers]
+        say(f"All {len(streams)} streams ended as they should; {len(cut)} changed their place: {moves(streams)}.")
+        say(f"{same} of {len(streams)} have the text of an undisturbed answer; {gaps(cut or streams, done_s)}.")
+        expect(bool(cut), "nothing was broken: no stream changed its place")
+        expect(same == len(streams), f"{len(streams) - same} answers differ from undisturbed ones")
+        if comes_home:
+            expect(all(answer.route == "local" for answer in cut), f"not all came home: {places(cut)}")
+
+    async def texts(self, **fields: object) -> dict[str, str]:
+        """Return the undisturbed answers to all candidates."""
+        found = {}
+        for start in range(0, len(CANDIDATES), PARALLEL):
+            prompts = CANDIDATES[start : start + PARALLEL]
+            for prompt, answer in zip(prompts, await self.client.ask_all(prompts, LONG, **fields), strict=True):
+                found[prompt] = whole(answer, LONG).text
+        return found
+
+    async def until(self, holds: Callable[[Answer], bool], route: str) -> float:
+        """Ask until an answer is as wanted; return how long that took."""
+        began = time.monotonic()
+        while True:
+            answer = await self.client.ask(self.prompts[0], 8, edgeagent={"route": route})
+            if not answer.error and holds(answer):
+                return time.monotonic() - began
+            expect(time.monotonic() - began < NOTICE_LIMIT_S, f"still {answer.route} ({answer.reason or answer.error})")
+            await asyncio.sleep(0.2)
+
+    def burst(self) -> list[str]:
+        """Three times as many requests as this machine takes."""
+        return [f"Count to {index}." for index in range(3 * (PARALLEL + MAX_WAITING))]
+
+    def command(self, *words: str) -> str:
+        """Run an edgeagent command for the daemon; return what it printed."""
+        command = [sys.executable, "-m", "edgeagent", *words, "--state-dir", str(self.daemon.state_dir)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        expect(done.returncode == 0, f"`edgeagent {' '.join(words[:2])}` failed: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr if words[:2] == ("remote", "add") else done.stdout
