@@ -138,7 +138,7 @@ def _(tree: RadixTree) -> None:
     assert blocks == tree.blocks
     assert sequences == tree._sequences
     assert sequences.keys() == tree._partitions.keys()
-    assert parents == tree._num_children
+    assert dict(parents) == dict(tree._num_children)
 
 
 @check_integrity.register(Saver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -17,18 +18,19 @@ from tests.integrity import check_integrity
 # Few tokens: sequences and blocks meet and part everywhere.
 TOKENS = st.lists(st.integers(0, 1), max_size=10)
 PARTITIONS = (b"a", b"b")
-NUMBERS = st.integers(0, 7)
+NUMBERS = st.integers(0, 15)  # of one of those that are there
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("insert"), NUMBERS, st.sampled_from(PARTITIONS), TOKENS),
-        st.tuples(st.just("fork"), NUMBERS, NUMBERS, st.integers(0, 12)),
+        st.tuples(st.just("insert"), st.sampled_from(PARTITIONS), TOKENS),
+        st.tuples(st.just("fork"), NUMBERS, st.integers(0, 12)),
         st.tuples(st.just("extend"), NUMBERS, TOKENS),
         st.tuples(st.just("truncate"), NUMBERS, st.integers(0, 12)),
         st.tuples(st.just("remove"), NUMBERS),
-        st.tuples(st.just("add"), st.sampled_from(PARTITIONS), st.integers(0, 15), TOKENS),
-        st.tuples(st.just("discard"), st.integers(0, 15)),
+        st.tuples(st.just("add"), st.sampled_from(PARTITIONS), NUMBERS, TOKENS),
+        st.tuples(st.just("discard"), NUMBERS),
         st.tuples(st.just("purge"), st.sampled_from((*PARTITIONS, None))),
     ),
+    min_size=20,
     max_size=40,
 )
 
@@ -46,31 +48,38 @@ class Both:
         self.sequences: dict[int, tuple[bytes, list[int]]] = {}
         self.blocks: dict[bytes, tuple[bytes, bytes, int, list[int]]] = {}  # partition, parent, start, whole prefix
 
-    def insert(self, seq_id: int, partition: bytes, tokens: list[int]) -> None:
-        if seq_id not in self.sequences:
-            self.sequences[seq_id] = partition, []
-            self.tree.insert(seq_id, partition)
-            self.extend(seq_id, tokens)
+    def insert(self, partition: bytes, tokens: list[int]) -> None:
+        seq_id = self.new_id()
+        self.sequences[seq_id] = partition, list(tokens)
+        self.tree.insert(seq_id, partition)
+        self.tree.extend(seq_id, tokens)
 
-    def fork(self, seq_id: int, source: int, length: int) -> None:
-        if seq_id not in self.sequences and source in self.sequences:
-            partition, tokens = self.sequences[source]
+    def fork(self, number: int, length: int) -> None:
+        if (source := self.chosen(number)) is not None:
+            seq_id, (partition, tokens) = self.new_id(), self.sequences[source]
             self.sequences[seq_id] = partition, tokens[:length]
             self.tree.fork(seq_id, source, min(length, len(tokens)))
 
-    def extend(self, seq_id: int, tokens: list[int]) -> None:
-        if seq_id in self.sequences:
+    def extend(self, number: int, tokens: list[int]) -> None:
+        if (seq_id := self.chosen(number)) is not None:
             self.sequences[seq_id][1].extend(tokens)
             self.tree.extend(seq_id, tokens)
 
-    def truncate(self, seq_id: int, length: int) -> None:
-        if seq_id in self.sequences:
+    def truncate(self, number: int, length: int) -> None:
+        if (seq_id := self.chosen(number)) is not None:
             del self.sequences[seq_id][1][length:]
             self.tree.truncate(seq_id, length)
 
-    def remove(self, seq_id: int) -> None:
-        if self.sequences.pop(seq_id, None):
+    def remove(self, number: int) -> None:
+        if (seq_id := self.chosen(number)) is not None:
+            del self.sequences[seq_id]
             self.tree.remove(seq_id)
+
+    def new_id(self) -> int:
+        return max(self.sequences, default=-1) + 1
+
+    def chosen(self, number: int) -> int | None:
+        return sorted(self.sequences)[number % len(self.sequences)] if self.sequences else None
 
     def add(self, partition: bytes, number: int, own: list[int]) -> None:
         """Add a block behind another one, or behind the root."""
@@ -124,17 +133,17 @@ class Both:
     def check(self, query: list[int], max_length: int) -> None:
         """Compare everything."""
         check_integrity(self.tree)
-        assert {s: (self.tree.partition(s), list(self.tree.tokens(s))) for s in self.sequences} == self.sequences
         assert self.tree.blocks.keys() == self.blocks.keys()
         for key in self.blocks:
             assert self.tree.has_children(key) == any(parent == key for _, parent, _, _ in self.blocks.values())
-        for partition in PARTITIONS:
-            walk = self.tree.walk(partition, query)
+        known = [block[3] for block in self.blocks.values()] + [tokens for _, tokens in self.sequences.values()]
+        for partition, wanted in itertools.product(PARTITIONS, (query, *known, *(tokens + query for tokens in known))):
+            walk = self.tree.walk(partition, wanted)
             found = list(walk.sequences(max_length))
             assert sorted(found, key=lambda each: -each[0]) == found, "longest first"
             assert len(found) == len(set(found))
-            assert set(found) == self.shared(partition, query, max_length)
-            self.check_walk(walk, partition, query)
+            assert set(found) == self.shared(partition, wanted, max_length)
+            self.check_walk(walk, partition, wanted)
         for key, (partition, _, _, whole) in self.blocks.items():
             self.check_walk(self.tree.walk(partition, query, key), partition, whole + query, len(whole))
 
@@ -145,6 +154,7 @@ def test_agrees_with_dictionaries(steps: list[tuple], query: list[int], max_leng
     for name, *arguments in steps:
         getattr(both, name)(*arguments)
         check_integrity(both.tree)
+        assert {s: (both.tree.partition(s), list(both.tree.tokens(s))) for s in both.sequences} == both.sequences
     both.check(query, max_length)
 
 
@@ -165,9 +175,9 @@ def test_a_walk_tells_of_sequences_after_blocks_are_gone(
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 60), st.integers(0, 60))
 def test_a_part_of_a_sequence_is_told(tokens: list[int], start: int, end: int) -> None:
     both = Both()
-    both.insert(0, b"a", tokens)
+    both.insert(b"a", tokens)
     for length in range(7, len(tokens), 7):
-        both.insert(length, b"a", tokens[:length])
+        both.insert(b"a", tokens[:length])
     assert list(both.tree.tokens(0, start, end)) == tokens[start:end]
 
 
@@ -271,3 +281,24 @@ def test_of_many_blocks_beside_a_path_the_latest_are_looked_at(
         tree.add(Head(b"root", b"root", b"%d" % number, 0, array("i", [1, 2, number, 7])))
     found = [place.key for place, _ in tree.walk(b"root", wanted).across(0)]
     assert found[-2:] == [b"48", b"47"], "the first to be looked at may be a branch or the one that agrees best"
+
+
+def test_a_sequence_that_goes_on_leaves_a_block_where_it_ends() -> None:
+    tree = RadixTree()
+    tree.insert(0, b"root")
+    tree.extend(0, [1, 2])
+    tree.add(Head(b"root", b"root", b"block", 0, array("i", [1, 2])))
+    tree.extend(0, [3])
+    check_integrity(tree)
+    assert [place.end for place in tree.walk(b"root", [1, 2, 3]).blocks()] == [2]
+
+
+def test_a_purge_takes_the_blocks_of_one_partition_alone() -> None:
+    tree = RadixTree()
+    for name in (b"a", b"b"):
+        tree.add(Head(name, name, b"block of " + name, 0, array("i", [1, 2])))
+    tree.purge(b"a")
+    assert tree.blocks.keys() == {b"block of b"}
+    tree.purge(None)
+    check_integrity(tree)
+    assert not tree.blocks
