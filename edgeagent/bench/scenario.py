@@ -27,6 +27,11 @@ class Metric:
     better: Better = "lower"
 
 
+RATE = Metric("tokens/s", "tokens/s", "one stream, first text to last", "higher")
+ITL = Metric("ITL", "ms", "between consecutive events with text")
+LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """How much is asked."""

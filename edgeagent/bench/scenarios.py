@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edgeagent.bench import caches
+from edgeagent.bench import caches, chats
 from edgeagent.bench.client import connection_to
 from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, idle, overhead
 from edgeagent.bench.scenario import (
     FEW_TOKENS,
+    ITL,
+    LENGTH,
+    RATE,
     SHORT_PROMPT_TOKENS,
     Load,
     Metric,
@@ -36,10 +39,7 @@ NUM_EVENTS_BEFORE = 12
 """Events of each live stream before the long prompt arrives."""
 
 
-RATE = Metric("tokens/s", "tokens/s", "one stream, first text to last", "higher")
-ITL = Metric("ITL", "ms", "between consecutive events with text")
 TTFT = Metric("TTFT", "ms", "request sent to first text")
-LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
 PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one event", "neither")
 
 
@@ -263,5 +263,6 @@ SCENARIOS = {
             is_once=True,
         ),
         *caches.SCENARIOS,
+        *chats.SCENARIOS,
     )
 }

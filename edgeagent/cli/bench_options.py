@@ -24,6 +24,8 @@ class ScenarioName(StrEnum):
     RESTART = "restart"
     SHARED_PREFIX = "shared-prefix"
     CONVERSATIONS = "conversations"
+    BEGINNINGS = "beginnings"
+    CHAT = "chat"
 
 
 Url = Annotated[
@@ -43,17 +45,17 @@ Scenarios = Annotated[
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")]
 PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches.")
+    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches, chats.")
 ]
 MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
+    int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode, parallel and chat.")
 ]
 Parallel = Annotated[
     int, typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt.")
 ]
 Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets of idle.")]
 Conversations = Annotated[
-    int, typer.Option("--conversations", min=2, metavar="N", help="Of conversations and shared-prefix.")
+    int, typer.Option("--conversations", min=2, metavar="N", help="Of beginnings, conversations and shared-prefix.")
 ]
 TransportFlag = Annotated[
     Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")

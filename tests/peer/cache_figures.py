@@ -28,8 +28,7 @@ from edgeagent.bench import caches, scenarios
 from edgeagent.bench.client import Server, find_server, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
-from edgeagent.bench.scenario import FEW_TOKENS, Load, Metric, Round, Scenario, Target, opened
-from edgeagent.bench.scenarios import ITL
+from edgeagent.bench.scenario import FEW_TOKENS, ITL, Load, Metric, Round, Scenario, Target, opened
 from edgeagent.bench.stats import median, quantile
 from edgeagent.bench.wire import Ask, Trace
 from edgeagent.cli.link import ask

@@ -1,0 +1,87 @@
+"""Conversations as an application holds them, which the server keeps: many that begin, and one that goes on."""
+
+from __future__ import annotations
+
+from edgeagent.bench.scenario import (
+    FEW_TOKENS,
+    ITL,
+    LENGTH,
+    RATE,
+    SHORT_PROMPT_TOKENS,
+    Load,
+    Metric,
+    Round,
+    Scenario,
+    Target,
+    joined,
+    length,
+    opened,
+)
+from edgeagent.bench.wire import Ask, Trace, Turn
+
+NUM_NEXT_TURNS = 3
+ANSWER_TOKENS = 24
+"""The length of what is said to have been answered."""
+
+BEGINNING = Metric("beginning TTFT", "ms", "of each new conversation")
+FIRST = Metric("first's TTFT", "ms", "of the first new conversation of a round")
+LAST = Metric("last's TTFT", "ms", "of the last one, behind all the others")
+GROWTH = Metric("last of first", "x", "how many times as long the last one took")
+
+
+async def beginnings(target: Target, load: Load, name: str) -> Round:
+    """Begin conversations one after another; what the server does with the former ones may cost the next."""
+    asked = [Trace() for _ in range(load.conversations)]
+    async with opened(target) as connection:
+        for lane, trace in enumerate(asked):
+            prompt = target.prompts.cold(f"beginning {name} {lane}", load.prompt_tokens)
+            await connection.ask(Ask(prompt, FEW_TOKENS, is_stored=True), trace)
+    first, last = asked[0].ttft_ms, asked[-1].ttft_ms
+    return {
+        BEGINNING: joined(trace.ttft_ms for trace in asked),
+        FIRST: first,
+        LAST: last,
+        GROWTH: [last[0] / first[0]] if first and last else [],
+    }
+
+
+OPENING = Metric("opening TTFT", "ms", "first turn: a long prompt never seen before")
+NEXT = Metric("next turn TTFT", "ms", "each further turn, at once")
+
+
+async def chat(target: Target, load: Load, name: str) -> Round:
+    """Hold a conversation: a long first turn, then short ones, each answered at length."""
+    said = [Turn("user", target.prompts.cold(f"chat {name}", load.prompt_tokens))]
+    asked = []
+    async with opened(target) as connection:
+        for number in range(1 + NUM_NEXT_TURNS):
+            trace = Trace()
+            await connection.ask(Ask(said[-1].text, load.max_tokens, tuple(said[:-1]), is_stored=True), trace)
+            asked.append(trace)
+            said.append(Turn("assistant", target.prompts.text(f"answer {name} {number}", ANSWER_TOKENS)))
+            said.append(Turn("user", target.prompts.cold(f"turn {name} {number}", SHORT_PROMPT_TOKENS)))
+    return {
+        OPENING: asked[0].ttft_ms,
+        NEXT: joined(trace.ttft_ms for trace in asked[1:]),
+        RATE: joined(trace.tokens_per_s for trace in asked),
+        ITL: joined(trace.gaps_ms for trace in asked),
+        LENGTH: joined(length(trace) for trace in asked),
+    }
+
+
+SCENARIOS = (
+    Scenario(
+        "beginnings",
+        "new conversations, one after another",
+        (BEGINNING, FIRST, LAST, GROWTH),
+        beginnings,
+        is_default=False,
+    ),
+    Scenario(
+        "chat",
+        "one conversation that the server keeps",
+        (OPENING, NEXT, RATE, ITL, LENGTH),
+        chat,
+        is_default=False,
+    ),
+)
