@@ -12,34 +12,29 @@ import argparse
 import asyncio
 import json
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from edgeagent.bench import caches, scenarios
-from edgeagent.bench.client import Server, find_server, read_page
+from edgeagent.bench.client import Server, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
 from edgeagent.bench.scenario import FEW_TOKENS, ITL, Load, Metric, Round, Scenario, Target, opened
 from edgeagent.bench.stats import median, quantile
 from edgeagent.bench.wire import Ask, Trace
 from edgeagent.cli.link import ask
-from edgeagent.cli.private_daemon import kill
 from edgeagent.client import Address
-from edgeagent.runtime_file import find_daemon
+from tests.peer import servers
 from tests.peer.build import binary, default_folder
 from tests.peer.lookup import lookup_ms
-from tests.peer.versus import is_healthy, number, processor
+from tests.peer.rows import number
+from tests.peer.servers import edgeagent, llama_server, processor
 
-START_S = 120.0
 NUM_LIVE = 4
 IDLE_TOKENS = 400
 """The length of a conversation that is kept beside live streams."""
@@ -53,12 +48,9 @@ WRITTEN_TOKENS = 2400
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(servers.Setup):
     """What both servers get, and how much is asked of them."""
 
-    model: Path
-    llama_server: Path
-    threads: int
     seed: int
     rounds: int = 6
     restarts: int = 3
@@ -80,79 +72,6 @@ class Row:
     other: str
     ratio: str
     bar: str = ""
-
-
-class Child:
-    """A server that can be killed and started again as it was."""
-
-    def __init__(self, command: Sequence[str], log: Path, health: str) -> None:
-        self._command = command
-        self._log = log
-        self._health = health
-        self._process = self._started()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as output:
-            process = subprocess.Popen(self._command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_S
-        while not is_healthy(self._health):
-            if process.poll() is not None or time.monotonic() > deadline:
-                kill(process)
-                raise SystemExit(
-                    f"{self._command[0]} does not come up:\n{self._log.read_text(errors='replace')[-2000:]}"
-                )
-            time.sleep(0.02)
-        return process
-
-    def restart(self) -> None:
-        """Kill it with all it has started, and start it again."""
-        kill(self._process)
-        self._process = self._started()
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            kill(self._process)
-
-
-@contextmanager
-def edgeagent(setup: Setup, context: int, *flags: str, transport: str = "ws") -> Iterator[Server]:
-    """Start our daemon with a state folder of its own; yield it as a server to measure."""
-    with tempfile.TemporaryDirectory() as folder:
-        state, port = Path(folder, "state"), free_port()
-        command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), "--ctx", str(context)]
-        command += ["--threads", str(setup.threads), "--port", str(port), "--state-dir", str(state), *flags]
-        child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/ready")
-        try:
-            runtime = find_daemon(state)
-            assert runtime is not None
-            server = asyncio.run(find_server(Address(f"http://127.0.0.1:{port}", runtime.token), transport))  # type: ignore[arg-type]
-            yield replace(server, restart=child.restart)
-        finally:
-            child.stop()
-
-
-@contextmanager
-def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
-    """Start llama.cpp's server with its own slots and its own cache in RAM; yield it as a server to measure."""
-    port = free_port()
-    command = [str(setup.llama_server), "-m", str(setup.model), "-c", str(context), "--port", str(port)]
-    command += ["-t", str(setup.threads), "-tb", str(setup.threads), *flags]
-    with tempfile.TemporaryDirectory() as folder:
-        child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/health")
-        try:
-            server = asyncio.run(find_server(Address(f"http://127.0.0.1:{port}"), "http"))
-            yield replace(server, restart=child.restart)
-        finally:
-            child.stop()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 Samples = dict[str, Any]

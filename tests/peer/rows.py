@@ -1,0 +1,256 @@
+"""The lines of the tables: which metric, in which situation, on which servers, and the bar that it should meet."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeagent.bench import caches, chats, overheads, scenarios
+from edgeagent.bench.measure import Measurement, Run, measure
+from edgeagent.bench.report import as_object, ratio_of, summary_of
+from edgeagent.bench.scenario import ITL, RATE, Load, Metric
+from edgeagent.bench.stats import Ratio, ratio
+from tests.peer import servers
+from tests.peer.servers import Setup
+
+NUM_SEQUENCES = 4  # both servers' default; more where a situation has more
+NUM_STREAMS = 8
+NUM_LIVE = 4
+NUM_BEGINNINGS = 5
+NUM_CONVERSATIONS = 8
+NO_DISK = ("--cache-disk-bytes", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long prompts and answers are. `context` is the cells that each server has."""
+
+    context: int = 8192
+    prefix: int = 1400
+    answer: int = 64
+    rate: int = 128
+    restart: int = 4000
+
+    @property
+    def conversation(self) -> int:
+        """The length of conversations of which the cells hold four."""
+        return self.context // 4 - 48
+
+
+QUICK = Size(context=1024, prefix=150, answer=12, rate=16, restart=500)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A scenario with its load, and what edgeagent is measured against. `is_fresh`: servers start for each round."""
+
+    name: str
+    scenario: str
+    load: Load
+    against: str = "llama-server"
+    is_fresh: bool = False
+
+
+def situations(size: Size) -> dict[str, Situation]:
+    """Return all that is measured, by name."""
+
+    def load(answer: int, parallel: int = NUM_SEQUENCES, prompt: int = size.prefix, conversations: int = 32) -> Load:
+        return Load(prompt, answer, parallel, conversations=conversations)
+
+    beginnings = load(size.answer, conversations=NUM_BEGINNINGS)
+    by_turns = load(size.answer, prompt=size.conversation, conversations=NUM_CONVERSATIONS)
+    return {
+        each.name: each
+        for each in (
+            Situation("decode", "decode", load(size.rate)),
+            Situation("parallel", "parallel", load(size.answer, NUM_STREAMS)),
+            Situation("ttft", "ttft", load(size.answer)),
+            Situation("hol", "hol", load(size.answer, NUM_LIVE + 1)),
+            Situation("connect", "connect", load(size.answer)),
+            Situation("overhead", "overhead", load(size.answer)),
+            Situation("beginnings", "beginnings", beginnings, is_fresh=True),
+            Situation("conversations", "conversations", by_turns),
+            Situation("disk", "chat", load(size.answer), against="no disk cache"),
+            Situation("restart", "restart", load(size.answer, prompt=size.restart), against=""),
+        )
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a figure should be: at most, or at least, so much; None: some shapes alone have a limit."""
+
+    sign: str
+    limit: float | None
+    of_shapes: dict[str, float] = field(default_factory=dict)
+
+    def limit_of(self, shape: str) -> float | None:
+        """Return the limit for a shape."""
+        return self.of_shapes.get(shape, self.limit)
+
+    def is_met(self, value: float, shape: str) -> bool:
+        """Whether a shape's figure is good enough; one without a limit is."""
+        limit = self.limit_of(shape)
+        return limit is None or (value <= limit if self.sign == "≤" else value >= limit)
+
+    @property
+    def text(self) -> str:
+        """The bar as it stands in a table."""
+        parts = [f"{self.sign} {number(limit)} ({shape})" for shape, limit in self.of_shapes.items()]
+        return ", ".join(parts if self.limit is None else [f"{self.sign} {number(self.limit)}", *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line: a metric of a situation, of both servers. With `of`: edgeagent's own metric, as a share of another.
+
+    `is_own`: the bar is for edgeagent's figure itself.
+    """
+
+    title: str
+    situation: str
+    metric: Metric
+    bar: Bar | None = None
+    figure: str = "p50"
+    of: Metric | None = None
+    is_own: bool = False
+
+
+def rows(size: Size) -> tuple[Row, ...]:
+    """Return the lines of the tables."""
+    prefix = f"{size.prefix:,} tokens"
+    return (
+        Row("one stream", "decode", RATE, Bar("≥", 0.97)),
+        Row(f"{NUM_STREAMS} streams together, prompts included", "parallel", scenarios.ALL_RATE, Bar("≥", 1.0)),
+        Row(f"{NUM_STREAMS} streams together, while all run", "parallel", scenarios.LIVE_RATE, Bar("≥", 1.0)),
+        Row(f"first token, {prefix}, warm but for the end", "ttft", scenarios.WARM, Bar("≤", 0.8)),
+        Row(f"first token, {prefix}, cold", "ttft", scenarios.COLD, Bar("≤", 1.05)),
+        Row(f"{NUM_LIVE} live streams' gap while {prefix} arrive, p95", "hol", scenarios.ITL_DURING, figure="p95"),
+        Row("their longest gap meanwhile", "hol", scenarios.WORST_ITL),
+        Row("first token of what arrived", "hol", scenarios.LONG_TTFT),
+        Row("first event on a new connection", "connect", scenarios.NEW_EVENT),
+        Row("first event on an open connection", "connect", scenarios.OPEN_EVENT),
+        Row("first token beyond prefill, quiet", "overhead", overheads.BEYOND),
+        Row("delivery of one event", "overhead", overheads.DELIVERY),
+        Row(
+            f"first token of each of {NUM_BEGINNINGS} new conversations in a row, {prefix}",
+            "beginnings",
+            chats.BEGINNING,
+            Bar("≤", 1.05),
+        ),
+        Row("the last of them, of the first", "beginnings", chats.GROWTH, Bar("≤", 1.05), is_own=True),
+        Row(
+            f"next turn of each of {NUM_CONVERSATIONS} conversations, cells for {NUM_CONVERSATIONS // 2}",
+            "conversations",
+            caches.NEXT,
+            Bar("≤", 0.9),
+        ),
+        Row("disk cache on, of off: tokens/s", "disk", RATE, Bar("≥", 0.98)),
+        Row("disk cache on, of off: cold first token", "disk", chats.OPENING, Bar("≤", 1.03)),
+        Row("disk cache on, of off: warm first token", "disk", chats.NEXT, Bar("≤", 1.03)),
+        Row("disk cache on, of off: gap between events, p95", "disk", ITL, Bar("≤", 1.03), figure="p95"),
+        Row(
+            f"after a restart: cached of {size.restart:,} tokens",
+            "restart",
+            caches.AFTER_CACHED,
+            Bar("≥", 0.97),
+            of=caches.AFTER_PROMPT,
+        ),
+        Row(
+            "after a restart: first token, of cold",
+            "restart",
+            caches.AFTER,
+            Bar("≤", None, {"8b-kv": 1 / 8, "qwen3-0.6b": 1 / 15}),
+            of=caches.COLD,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a row came to. `value` is what the bar is for: a ratio, or edgeagent's own figure."""
+
+    ours: float | None
+    theirs: float | None
+    unit: str
+    value: float | None
+    quartiles: tuple[float, float] | None = None
+
+
+def figure_of(row: Row, measurement: Measurement) -> Figure:
+    """Return a row's figure; its parts are None where there are no samples."""
+    ours, theirs = (
+        None if summary is None else float(getattr(summary, row.figure))
+        for summary in (_summary(measurement, row.metric, server) for server in (0, 1))
+    )
+    unit = row.metric.unit
+    if row.of is not None:
+        return _compared(ours, None, unit, ratio(*(measurement.samples(each, 0) for each in (row.metric, row.of))))
+    if row.is_own:
+        return Figure(ours, theirs, unit, ours)
+    if row.figure != "p50":
+        # Of all rounds' samples together: one round has too few for its own.
+        return Figure(ours, theirs, unit, ours / theirs if ours is not None and theirs else None)
+    return _compared(ours, theirs, unit, ratio_of(measurement, row.metric))
+
+
+def _summary(measurement: Measurement, metric: Metric, server: int) -> Any:
+    return summary_of(measurement, metric, server) if server < len(measurement.rounds) else None
+
+
+def _compared(ours: float | None, theirs: float | None, unit: str, compared: Ratio | None) -> Figure:
+    if compared is None:
+        return Figure(ours, theirs, unit, None)
+    return Figure(ours, theirs, unit, compared.median, (compared.first_quartile, compared.third_quartile))
+
+
+def measured(
+    setup: Setup, situation: Situation, size: Size, num_rounds: int, seed: int, flags: tuple[str, ...] = ()
+) -> tuple[Measurement, dict[str, Any]]:
+    """Measure a situation on servers that are started for it; return that, and every sample of it.
+
+    `flags` are more of edgeagent's options.
+    """
+    scenario = scenarios.SCENARIOS[situation.scenario]
+    total = Run([], [scenario], situation.load, num_rounds, seed, [Measurement(scenario, [])])
+    for number in range(num_rounds if situation.is_fresh else 1):
+        with ExitStack() as stack:
+            started = [stack.enter_context(each) for each in _servers(setup, situation, size, flags)]
+            part = Run(started, [scenario], situation.load, 1 if situation.is_fresh else num_rounds, seed + number)
+            asyncio.run(measure(part, lambda label, at, of: print(f"\r{label} {at}/{of}    ", end="", file=sys.stderr)))
+        total.servers = part.servers
+        _add(total.measurements[0], part.measurements[0])
+    total.is_complete = True
+    failure = total.measurements[0].failure
+    print(f"\r{situation.name}: {failure or 'done'}            ", file=sys.stderr)
+    return total.measurements[0], as_object(total)
+
+
+def _servers(setup: Setup, situation: Situation, size: Size, flags: tuple[str, ...]) -> Iterator[Any]:
+    num_sequences = str(max(NUM_SEQUENCES, situation.load.parallel))
+    ours = ("--parallel", num_sequences, *flags)
+    yield servers.edgeagent(setup, size.context, *ours)
+    if situation.against == "llama-server":
+        # One KV cache for all sequences, as ours has.
+        yield servers.llama_server(setup, size.context, "-np", num_sequences, "--kv-unified")
+    elif situation.against:
+        yield servers.edgeagent(setup, size.context, *ours, *NO_DISK)
+
+
+def _add(total: Measurement, part: Measurement) -> None:
+    """Add the rounds of one run to those of others."""
+    if not total.rounds:
+        total.rounds = [[] for _ in part.rounds]
+    for rounds, more in zip(total.rounds, part.rounds, strict=True):
+        rounds += more
+    total.failure = total.failure or part.failure
+
+
+def number(value: float) -> str:
+    """Return two or three digits' worth."""
+    places = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    return f"{value:.{places}f}"

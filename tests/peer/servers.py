@@ -1,0 +1,124 @@
+"""edgeagent and llama.cpp's own server with one model, threads and context, as servers to measure by turns."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeagent.bench.client import Server, Transport, find_server
+from edgeagent.cli.private_daemon import kill
+from edgeagent.client import Address
+from edgeagent.runtime_file import find_daemon
+
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What both servers get."""
+
+    model: Path
+    llama_server: Path
+    threads: int
+
+
+class Child:
+    """A server that can be killed and started again as it was."""
+
+    def __init__(self, command: Sequence[str], log: Path, health: str) -> None:
+        self._command = command
+        self._log = log
+        self._health = health
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as output:
+            process = subprocess.Popen(self._command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_S
+        while not is_healthy(self._health):
+            if process.poll() is not None or time.monotonic() > deadline:
+                kill(process)
+                raise SystemExit(
+                    f"{self._command[0]} does not come up:\n{self._log.read_text(errors='replace')[-2000:]}"
+                )
+            time.sleep(0.02)
+        return process
+
+    def restart(self) -> None:
+        """Kill it with all it has started, and start it again."""
+        kill(self._process)
+        self._process = self._started()
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            kill(self._process)
+
+
+@contextmanager
+def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "ws") -> Iterator[Server]:
+    """Start our daemon with a state folder of its own; yield it as a server to measure."""
+    with tempfile.TemporaryDirectory() as folder:
+        state, port = Path(folder, "state"), free_port()
+        command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), "--ctx", str(context)]
+        command += ["--threads", str(setup.threads), "--port", str(port), "--state-dir", str(state), *flags]
+        child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/ready")
+        try:
+            runtime = find_daemon(state)
+            assert runtime is not None
+            server = asyncio.run(find_server(Address(f"http://127.0.0.1:{port}", runtime.token), transport))
+            yield replace(server, restart=child.restart)
+        finally:
+            child.stop()
+
+
+@contextmanager
+def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
+    """Start llama.cpp's server with its own slots and its own cache in RAM; yield it as a server to measure."""
+    port = free_port()
+    command = [str(setup.llama_server), "-m", str(setup.model), "-c", str(context), "--port", str(port)]
+    command += ["-t", str(setup.threads), "-tb", str(setup.threads), *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/health")
+        try:
+            server = asyncio.run(find_server(Address(f"http://127.0.0.1:{port}"), "http"))
+            yield replace(server, restart=child.restart)
+        finally:
+            child.stop()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server answers with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def processor() -> str:
+    """Return the CPU's name where the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

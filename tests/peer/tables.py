@@ -1,0 +1,79 @@
+"""The tables of figures, in Markdown: of one model, and over shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from edgeagent.bench.measure import Measurement
+from tests.peer.rows import Figure, Row, figure_of, number
+from tests.peer.shape_folder import Found
+
+BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
+
+
+def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> Iterator[str]:
+    """Yield the lines of one model's table."""
+    yield "| | edgeagent | llama-server, or without | ratio (quartiles) | bar |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        if row.situation in measurements:
+            figure = figure_of(row, measurements[row.situation])
+            bar = "" if row.bar is None else row.bar.text
+            cells = (_with_unit(figure.ours, figure.unit), _with_unit(figure.theirs, figure.unit), _ratio(row, figure))
+            yield f"| {row.title} | {' | '.join(cells)} | {bar} |"
+
+
+def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table for each situation: a line for each shape. Bold: the bar is missed."""
+    yield ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
+    for _, group in groupby(rows, key=lambda row: row.situation):
+        columns = list(group)
+        measured = {model: figures for model, figures in found.items() if any(row.title in figures for row in columns)}
+        if not measured:
+            continue
+        yield ""
+        yield f"| | {' | '.join(f'{row.title}{_unit_of(row)}' for row in columns)} |"
+        yield "|---" * (1 + len(columns)) + "|"
+        if any(row.bar for row in columns):
+            yield f"| bar | {' | '.join(row.bar.text if row.bar else '–' for row in columns)} |"
+        for (shape, quant), figures in measured.items():
+            yield f"| {shape}, {quant} | {' | '.join(_cell(row, figures.get(row.title), shape) for row in columns)} |"
+
+
+def put_between_marks(document: Path, text: str) -> None:
+    """Replace what stands between the marks of a document."""
+    before, begin, rest = document.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{document} has no {BEGIN} and {END}")
+    document.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def _cell(row: Row, figure: Figure | None, shape: str) -> str:
+    """Return a ratio and, in brackets, what it is of."""
+    if figure is None or figure.value is None:
+        return "–"
+    value = number(figure.value)
+    if row.bar is not None and not row.bar.is_met(figure.value, shape):
+        value = f"**{value}**"
+    parts = [figure.theirs] if row.is_own else [figure.ours, figure.theirs]
+    known = [number(part) for part in parts if part is not None]
+    return f"{value} ({' / '.join(known)})" if known else value
+
+
+def _unit_of(row: Row) -> str:
+    return "" if row.metric.unit in row.title or row.metric.unit == "x" else f", {row.metric.unit}"
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{number(value)} {unit}"
+
+
+def _ratio(row: Row, figure: Figure) -> str:
+    if figure.value is None or row.is_own:
+        return "–"
+    spread = "" if figure.quartiles is None else f" ({number(figure.quartiles[0])}–{number(figure.quartiles[1])})"
+    return f"{number(figure.value)}{spread or ' (of all)'}"
