@@ -8,6 +8,7 @@ in the user's cache folder.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,9 +17,11 @@ import tarfile
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import platformdirs
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "llama-cpp-python"
 TARGETS = ("llama-server", "llama-bench", "llama-quantize")
 # As llama-cpp-python's own CMakeLists sets them, and nothing fetched while building.
@@ -60,6 +63,16 @@ def fetch_source(folder: Path) -> Path:
     return folder / archive.name.removesuffix(".tar.gz")
 
 
+def setup_env() -> ModuleType:
+    """Return packaging/setup_env.py, which compiles the bindings and knows what this CPU needs."""
+    spec = importlib.util.spec_from_file_location("setup_env", ROOT / "packaging" / "setup_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def build(source: Path, folder: Path, jobs: int) -> None:
     """Compile the programs from an unpacked source package of the bindings."""
     cmake = shutil.which("cmake")
@@ -68,7 +81,7 @@ def build(source: Path, folder: Path, jobs: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     options = [f"-D{name}={value}" for name, value in OPTIONS.items()]
-    extra = os.environ.get("CMAKE_ARGS", "").split()
+    extra = setup_env().for_this_cpu(os.environ.get("CMAKE_ARGS", "")).split()
     llama_cpp = source / "vendor" / "llama.cpp"
     subprocess.run([cmake, "-S", str(llama_cpp), "-B", str(folder), *generator, *options, *extra], check=True)
     command = [cmake, "--build", str(folder), "--config", "Release", "-j", str(jobs), "--target", *TARGETS]
