@@ -41,7 +41,7 @@ class Size:
         return self.context // 4 - 48
 
 
-QUICK = Size(context=1024, prefix=150, answer=12, rate=16, restart=500)
+QUICK = Size(context=768, prefix=100, answer=8, rate=12, restart=300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class Bar:
     @property
     def text(self) -> str:
         """The bar as it stands in a table."""
-        parts = [f"{self.sign} {number(limit)} ({shape})" for shape, limit in self.of_shapes.items()]
-        return ", ".join(parts if self.limit is None else [f"{self.sign} {number(self.limit)}", *parts])
+        parts = [f"{self.sign} {limit:.3g} ({shape})" for shape, limit in self.of_shapes.items()]
+        return ", ".join(parts if self.limit is None else [f"{self.sign} {self.limit:.3g}", *parts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,10 @@ def _cell(row: Row, figure: Figure | None, shape: str) -> str:
     value = number(figure.value)
     if row.bar is not None and not row.bar.is_met(figure.value, shape):
         value = f"**{value}**"
-    parts = [figure.theirs] if row.is_own else [figure.ours, figure.theirs]
-    known = [number(part) for part in parts if part is not None]
-    return f"{value} ({' / '.join(known)})" if known else value
+    if row.is_own:
+        return value if figure.theirs is None else f"{value} (theirs {number(figure.theirs)})"
+    known = [number(part) for part in (figure.ours, figure.theirs) if part is not None]
+    return f"{value} ({' / '.join(known)})"
 
 
 def _unit_of(row: Row) -> str:

@@ -72,7 +72,7 @@ def test_bars_of_some_shapes_are_no_others() -> None:
     bar = Bar("≤", None, {"8b-kv": 0.125})
     assert bar.is_met(9.0, "qwen3-0.6b")
     assert not bar.is_met(0.2, "8b-kv")
-    assert bar.text == "≤ 0.12 (8b-kv)"
+    assert bar.text == "≤ 0.125 (8b-kv)"
     assert Bar("≥", 0.97).text == "≥ 0.97"
 
 
