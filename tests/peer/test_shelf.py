@@ -171,5 +171,12 @@ def test_control_tokens_are_quiet(tmp_path: Path) -> None:
         assert spreads[controls.start : controls.stop].max() < 0.1 * spreads.mean()
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_table_of_shapes_says_what_they_are(shape: Shape) -> None:
+    figures = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
+    cells = f"{shape.num_layers} | {shape.width:,} | {shape.token_bytes // 1024} KiB"
+    assert f"\n| {shape.name} | {shape.architecture} | {cells} |" in figures
+
+
 def test_every_quantization_is_offered() -> None:
     assert set(QUANTS) == set(FILE_TYPES)
