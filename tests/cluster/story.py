@@ -230,7 +230,7 @@ class Story:
         await self.until(lambda answer: answer.is_remote, route="prefer_remote")
 
         def remove() -> None:
-            self.command("remote", "rm", REMOTE, "--yes")
+            self.command("remote", "rm", REMOTE)
 
         streams, done_s = await self.client.ask_and(
             self.prompts[:PARALLEL], LONG, MID_STREAM_S, remove, edgeagent={"route": "prefer_remote"}
