@@ -12,7 +12,7 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine import block_cache
 from edgeagent.engine.block_cache import BlockCache, Continuation, Link, make_blocks
-from edgeagent.engine.blocks import Block, BlockKey, Importance, Keyring, LowerTier
+from edgeagent.engine.blocks import MIN_PART, Block, BlockKey, Importance, Keyring, LowerTier
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeClock, FakeTier
@@ -88,6 +88,14 @@ def test_of_chains_that_end_together_the_one_of_the_fewest_blocks_is_found(longe
             assert blocks.add(block, Importance.IDLE)
             parent, start = block.key, start + length
     assert [(link.start, link.end) for link in find(blocks, TOKENS[:32])] == [(0, 32)]
+
+
+@pytest.mark.parametrize("num_before", [0, 32])
+@pytest.mark.parametrize("shared", [MIN_PART - 1, MIN_PART])
+def test_a_part_that_is_worth_restoring_is_found(num_before: int, shared: int) -> None:
+    links = find(make_cache(None), TOKENS[: num_before + shared] + array("i", [99]) * 32)
+    whole, part = [32] * (num_before // 32), [shared] if shared >= MIN_PART else []
+    assert [link.num_tokens for link in links] == whole + part
 
 
 @pytest.mark.parametrize("kind", list(MemoryKind))

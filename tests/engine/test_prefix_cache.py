@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from edgeagent.engine.prefix_cache import PrefixCache, Source
 from edgeagent.engine.radix_tree import RadixTree
 from edgeagent.engine.runner import Slice
@@ -167,3 +169,52 @@ def test_one_idle_prefix_is_evicted_at_a_time_and_told_of_first() -> None:
     assert [cache.evict_one() for _ in range(3)] == [True, True, False]
     assert evicted == [first, second]
     assert (cache.idle_ids, cache.num_cells_used) == ((), 0)
+
+
+def test_a_prefix_of_one_token_stays_and_one_of_none_does_not() -> None:
+    runner = FakeRunner()
+    cache = make_cache(runner)
+    first, _ = compute(runner, cache, [1])
+    empty = claim(cache, [7])
+    cache.release(empty, keep=True)
+    assert cache.idle_ids == (first,)
+    assert cache.is_idle(first) and not cache.is_idle(empty)
+    check_integrity(cache)
+
+
+def test_what_is_cut_off_frees_its_cells() -> None:
+    runner = FakeRunner()
+    cache = make_cache(runner)
+    seq_id = claim(cache, [1, 2, 3, 4])
+    runner.decode([Slice(seq_id, 0, [1, 2, 3, 4], 0)])
+    cache.append(seq_id, [1, 2, 3, 4])
+    assert cache.num_cells_used == 4
+    assert cache.cut(seq_id, 3) == 3
+    assert (cache.num_cells_used, runner.length(seq_id)) == (3, 3)
+    check_integrity(cache)
+
+
+def test_a_prefix_that_another_branches_from_counts_as_used() -> None:
+    runner = FakeRunner()
+    cache = make_cache(runner)
+    first, _ = compute(runner, cache, [1, 2, 3, 4])
+    second, _ = compute(runner, cache, [5, 6])
+    branch, found = compute(runner, cache, [1, 2, 9])
+    assert found == 2
+    assert cache.idle_ids == (second, first, branch)
+
+
+@pytest.mark.parametrize("is_first_live", [True, False])
+def test_an_idle_prefix_is_found_before_a_live_one_whichever_came_first(is_first_live: bool) -> None:
+    runner = FakeRunner()
+    cache = make_cache(runner)
+    ids = []
+    for tokens in ([1, 2, 3], [1, 2, 4]):
+        seq_id = cache.claim(ROOT, Source())
+        assert seq_id is not None
+        runner.decode([Slice(seq_id, 0, tokens, 0)])
+        cache.append(seq_id, tokens)
+        ids.append(seq_id)
+    idle = ids[1] if is_first_live else ids[0]
+    cache.release(idle, keep=True)
+    assert match(cache, [1, 2, 9]) == Source(2, idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -158,6 +159,37 @@ def test_agrees_with_dictionaries(steps: list[tuple], query: list[int], max_leng
     both.check(query, max_length)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_agrees_with_dictionaries_through_a_long_life(seed: int) -> None:
+    chance, both = random.Random(seed), Both()
+
+    def tokens() -> list[int]:
+        return chance.choices((0, 1), k=chance.randrange(8))
+
+    for number in range(120):
+        seq_id, partition = chance.randrange(8), chance.choice(PARTITIONS)
+        match chance.randrange(12):
+            case 0 | 1:
+                both.insert(seq_id, partition, tokens())
+            case 2 | 3:
+                both.fork(seq_id, chance.randrange(8), chance.randrange(12))
+            case 4 | 5:
+                both.extend(seq_id, tokens())
+            case 6:
+                both.truncate(seq_id, chance.randrange(12))
+            case 7:
+                both.remove(seq_id)
+            case 8 | 9:
+                both.add(partition, chance.randrange(16), tokens())
+            case 10:
+                both.discard(chance.randrange(16))
+            case 11 if chance.random() < 0.2:
+                both.purge(chance.choice((*PARTITIONS, None)))
+        check_integrity(both.tree)
+        if number % 4 == 0:
+            both.check([*tokens(), *tokens()], chance.randrange(12))
+
+
 @given(STEPS, TOKENS, st.integers(0, 12))
 def test_a_walk_tells_of_sequences_after_blocks_are_gone(
     steps: list[tuple],  # type: ignore[type-arg]
@@ -203,6 +235,18 @@ def test_a_block_hangs_on_what_is_there_and_ends_where_it_begins() -> None:
     assert tree.add(second)
     tree.discard(b"first")
     assert [place.key for place in tree.walk(b"root", [1, 2, 3]).blocks()] == [b"second"]
+
+
+def test_a_sequence_that_goes_on_leaves_the_block_where_it_was() -> None:
+    tree = RadixTree()
+    assert tree.add(Head(b"a", b"a", b"block", 0, array("i", [1, 2])))
+    tree.insert(0, b"a")
+    for tokens in ([1, 2], [3]):
+        tree.extend(0, tokens)
+        assert list(tree.walk(b"a", [1, 2]).blocks()) == [Place(b"block", b"a", 0, 2)]
+        assert tree.blocks[b"block"].depth == 2
+    assert list(tree.tokens(0)) == [1, 2, 3]
+    check_integrity(tree)
 
 
 def test_tokens_are_kept_once_whoever_has_them() -> None:

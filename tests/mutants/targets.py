@@ -77,7 +77,11 @@ TARGETS = (
         ("tests/engine/test_engine.py",),
     ),
     Target("edgeagent/engine/prefix_cache.py", ("tests/engine/test_prefix_cache.py",), ("tests/engine",)),
-    Target("edgeagent/engine/radix_tree.py", ("tests/engine/test_radix_tree.py",), ("tests/engine",)),
+    Target(
+        "edgeagent/engine/radix_tree.py",
+        ("tests/engine/test_radix_tree.py", "tests/test_defaults.py"),
+        ("tests/engine",),
+    ),
     Target("edgeagent/engine/block_store/*.py", _STORE, _DISK),
     Target("edgeagent/engine/blocks.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
     Target(
