@@ -90,6 +90,7 @@ DEFAULTS: dict[str, object] = {
     "engine.scheduler.MIN_SLOW_CHUNK": 4,
     "engine.scheduler._MAX_GROWTH": 16,
     "engine.scheduler._MIN_SCORED": 4,
+    "router.policy._COMFORT": 0.5,
     "state_files._LOCK_TIMEOUT_S": 10.0,
     "store.byte_reader.MAX_ARRAY_STRINGS": 4 * MIB,
     "store.byte_reader.MAX_HEADER_BYTES": 256 * MIB,
