@@ -35,6 +35,7 @@ DEFAULTS: dict[str, object] = {
     "api.websocket.FRAMES_PER_S": 500.0,
     "api.websocket.CLOSE_S": 1.0,
     "api.websocket.STALL_S": 10.0,
+    "backends.remote.network.NAME_S": 2.0,
     "bench.caches.SETTLE_S": 7.0,
     "cli.chat.QUIET_S": 1.0,
     "cli.line_reader.MAX_HISTORY_BYTES": MIB,

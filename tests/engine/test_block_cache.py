@@ -221,3 +221,21 @@ def test_host_memory_is_an_eighth_of_the_machines_within_a_bound(
     config = EngineConfig(cache_memory_bytes=-1)
     assert make_blocks(MemoryKind.FULL_ATTENTION, config).host.max_bytes == host_bytes
     assert make_blocks(MemoryKind.FULL_ATTENTION, config, share=0.25).host.max_bytes == host_bytes // 4
+
+
+def test_each_purge_is_another_epoch_of_what_it_concerns() -> None:
+    blocks = make_cache(None)
+    other = KEYS.root("other")
+    epochs = [(blocks.epoch(ROOT), blocks.epoch(other))]
+    for root in (ROOT, None):
+        blocks.purge(root)
+        epochs.append((blocks.epoch(ROOT), blocks.epoch(other)))
+    assert epochs == [(0, 0), (1, 0), (2, 1)]
+
+
+def test_what_a_request_uses_counts_for_more_in_host_memory() -> None:
+    blocks, promoted = make_cache(None), list[tuple[list[BlockKey], Importance]]()
+    blocks.host.promote = lambda keys, importance: promoted.append((list(keys), importance))  # type: ignore[method-assign]
+    links = find(blocks, TOKENS)
+    blocks.use(links)
+    assert promoted == [([link.key for link in links], Importance.REUSED)]
