@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -157,37 +156,6 @@ def test_agrees_with_dictionaries(steps: list[tuple], query: list[int], max_leng
         check_integrity(both.tree)
         assert {s: (both.tree.partition(s), list(both.tree.tokens(s))) for s in both.sequences} == both.sequences
     both.check(query, max_length)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_agrees_with_dictionaries_through_a_long_life(seed: int) -> None:
-    chance, both = random.Random(seed), Both()
-
-    def tokens() -> list[int]:
-        return chance.choices((0, 1), k=chance.randrange(8))
-
-    for number in range(120):
-        seq_id, partition = chance.randrange(8), chance.choice(PARTITIONS)
-        match chance.randrange(12):
-            case 0 | 1:
-                both.insert(seq_id, partition, tokens())
-            case 2 | 3:
-                both.fork(seq_id, chance.randrange(8), chance.randrange(12))
-            case 4 | 5:
-                both.extend(seq_id, tokens())
-            case 6:
-                both.truncate(seq_id, chance.randrange(12))
-            case 7:
-                both.remove(seq_id)
-            case 8 | 9:
-                both.add(partition, chance.randrange(16), tokens())
-            case 10:
-                both.discard(chance.randrange(16))
-            case 11 if chance.random() < 0.2:
-                both.purge(chance.choice((*PARTITIONS, None)))
-        check_integrity(both.tree)
-        if number % 4 == 0:
-            both.check([*tokens(), *tokens()], chance.randrange(12))
 
 
 @given(STEPS, TOKENS, st.integers(0, 12))

@@ -165,11 +165,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "61",
     ): "More than there are.",
     (
-        "edgeagent/engine/radix_tree.py",
-        "if len(node.sequences) > len(seen):  # those of a node below are among them",
-        "(len(node.sequences) >= len(seen))",
-    ): "Those that were seen are taken out anyhow.",
-    (
         "edgeagent/engine/block_cache.py",
         "def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:",
         "1",
