@@ -14,6 +14,11 @@ from tests.peer.shape_folder import Found
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
 
 
+def heading(settings: Mapping[str, Any]) -> str:
+    """Return what the figures depend on, in a line."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
+
+
 def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> Iterator[str]:
     """Yield the lines of one model's table."""
     yield "| | edgeagent | llama-server, or without | ratio (quartiles) | bar |"
@@ -28,7 +33,7 @@ def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> I
 
 def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table for each situation: a line for each shape. Bold: the bar is missed."""
-    yield ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
+    yield heading(settings)
     for _, group in groupby(rows, key=lambda row: row.situation):
         columns = list(group)
         measured = {model: figures for model, figures in found.items() if any(row.title in figures for row in columns)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from edgeagent.bench import caches, chats, scenarios
 from edgeagent.bench.measure import Measurement
 from edgeagent.bench.scenario import ITL, RATE, Metric
 from tests.peer import versus
-from tests.peer.rows import QUICK, Bar, Row, Situation, Size, figure_of, rows, situations
+from tests.peer.rows import QUICK, Bar, Row, Situation, Size, figure_of, measured, rows, situations
 from tests.peer.servers import Setup
 from tests.peer.shape_folder import ShapeFolder
+from tests.peer.shelf import TWINS, make_model
 from tests.peer.tables import BEGIN, END, one_model, over_shapes, put_between_marks
 
 SETTINGS = {"commit": "c0ffee", "rounds": 2}
@@ -150,6 +152,18 @@ def test_one_command_measures_what_is_missing(
     versus.main()
     assert asked == [(model, "disk") for model in models]
     assert "| 8b-kv, Q8_0 | – |" in capsys.readouterr().out
+
+
+@pytest.mark.slow(seconds=8)
+def test_a_twin_is_measured_with_the_disk_cache_and_without(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "twin.gguf", replace(TWINS["qwen3.5-0.8b"], num_vocab=20_000))
+    situation = situations(QUICK)["disk"]
+    done, samples = measured(Setup(model, Path("not asked"), threads=1), situation, QUICK, num_rounds=1, seed=1)
+    assert done.failure is None
+    assert [server["kind"] for server in samples["servers"]] == ["edgeagent", "edgeagent"]
+    for row in rows(QUICK):
+        if row.situation == "disk":
+            assert figure_of(row, done).value is not None
 
 
 def test_a_shape_that_is_not_on_the_shelf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

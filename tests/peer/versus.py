@@ -33,7 +33,7 @@ from tests.peer.rows import QUICK, Size, measured, rows, situations
 from tests.peer.servers import Setup, processor
 from tests.peer.shape_folder import ShapeFolder
 from tests.peer.shelf import QUANTS, SHAPES, cached_model
-from tests.peer.tables import one_model, over_shapes, put_between_marks
+from tests.peer.tables import heading, one_model, over_shapes, put_between_marks
 
 PEER = Path(platformdirs.user_cache_dir("edgeagent")) / "peer"
 
@@ -69,7 +69,7 @@ def measure_model(options: argparse.Namespace, size: Size) -> None:
                 setup, situation, size, options.rounds, options.seed, tuple(shlex.split(options.flags))
             )
     about = {**settings(options, size), "seed": options.seed, "model": options.model.name}
-    print(", ".join(f"{name} {value}" for name, value in about.items()), end="\n\n")
+    print(heading(about), end="\n\n")
     print("\n".join(one_model(rows(size), measurements)))
     for name, sample in samples.items():
         for note in sample["scenarios"][0]["notes"]:
