@@ -152,7 +152,7 @@ class TestEverywhere:
     def test_the_proxy_lets_through_what_edgeagent_asks_for_and_no_admin_path(self) -> None:
         text = (CLUSTER / "proxy/Caddyfile").read_text(encoding="utf-8")
         allowed = {path for line in re.findall(r"^\t\tpath (.+)$", text, re.M) for path in line.split()}
-        assert {"/v1/chat/completions", "/v1/responses", "/v1/models", "/readiness", "/version"} <= allowed
+        assert {"/v1/chat/completions", "/v1/models", "/readiness", "/version"} <= allowed
         assert not any(path in ("/*", "/v1/*") or "worker" in path or "metrics" in path for path in allowed)
         assert "respond 404" in text
 
@@ -161,6 +161,8 @@ class TestEverywhere:
             text = (CLUSTER / file).read_text(encoding="utf-8")
             assert re.search(r"--queue-size[= ]0\b", text), file
             assert re.search(r"--cb-failure-threshold[= ]1000\b", text), file
+            # A router with a key lends it to whoever asks for /v1/responses.
+            assert "--api-key" not in text, file
             assert re.search(r"--health-check-interval-secs[= ][1-5]\b", text), file
 
     def test_compose_names_every_setting_that_it_needs(self) -> None:
