@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from edgeagent.api.items import CallItem, CallOutputItem, Item, ReferenceItem
 from edgeagent.errors import InvalidRequest, ResponseNotFound
+from edgeagent.router.modes import strictest
+from edgeagent.types import RouteMode
 
 # OpenAI promises the latest response of each lane; a client that forks wants a few more.
 MAX_RESPONSES = 128
@@ -25,6 +27,7 @@ class StoredResponse:
 
     `num_inherited` of the context's items came from the response `previous_id`. `partition` is the credential's.
     `is_storable`: neither it nor any response behind it was made with `store: false`. A failed one is not continued.
+    `route` is the strictest that it or any response behind it asked for, which holds for what continues it.
     """
 
     id: str
@@ -35,6 +38,7 @@ class StoredResponse:
     partition: str = ""
     is_storable: bool = True
     is_failed: bool = False
+    route: RouteMode | None = None
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -60,19 +64,21 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the store had of the ids of a Missing."""
+    """What the store had of the ids of a Missing. `route` is the strictest of the responses that have the items."""
 
     previous: StoredResponse | None = None
     items: Mapping[str, Item] = field(default_factory=dict)
+    route: RouteMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation that a create answers. `is_storable` as in StoredResponse, for all that it inherits."""
+    """The conversation that a create answers. The rest is as in StoredResponse, for all that it inherits."""
 
     items: tuple[Item, ...]
     num_inherited: int = 0
     is_storable: bool = True
+    route: RouteMode | None = None
 
 
 class ConnectionHistory:
@@ -125,18 +131,20 @@ class ConnectionHistory:
         previous = self._previous(previous_id, found) if previous_id is not None else None
         inherited = previous.items if previous else ()
         is_storable = previous is None or previous.is_storable
+        route = previous.route if previous is not None else None
         known = {item.id for item in inherited if item.id}
         resolved: list[Item] = []
         for item in new:
             if not isinstance(item, ReferenceItem):
                 resolved.append(item)
             elif item.id not in known:
-                meant, is_item_storable = self._resolve(item.id, found)
+                meant, is_item_storable, item_route = self._resolve(item.id, found)
                 resolved.append(meant)
                 is_storable = is_storable and is_item_storable
+                route = strictest(route, item_route)
         items = (*inherited, *resolved)
         _check_calls(items)
-        return Conversation(items, len(inherited), is_storable)
+        return Conversation(items, len(inherited), is_storable, route)
 
     def _previous(self, previous_id: str, found: Found) -> StoredResponse:
         if previous_id in self._recent:
@@ -148,14 +156,14 @@ class ConnectionHistory:
             )
         return found.previous
 
-    def _resolve(self, item_id: str, found: Found) -> tuple[Item, bool]:
+    def _resolve(self, item_id: str, found: Found) -> tuple[Item, bool, RouteMode | None]:
         for _, response in reversed(self._recent.values()):
             for item in response.items:
                 if item.id == item_id:
-                    return item, response.is_storable
+                    return item, response.is_storable, response.route
         if item_id not in found.items:
             raise InvalidRequest(f"Item with id '{item_id[:128]}' not found.", param="input")
-        return found.items[item_id], True
+        return found.items[item_id], True, found.route
 
 
 def _check_calls(items: tuple[Item, ...]) -> None:

@@ -20,6 +20,8 @@ from edgeagent.api.history import StoredResponse
 from edgeagent.api.item_bodies import item_body
 from edgeagent.api.items import Item, read_items
 from edgeagent.errors import EdgeAgentError
+from edgeagent.router.modes import strictest
+from edgeagent.types import RouteMode
 
 VERSION = 1
 _SCHEMA = """
@@ -123,7 +125,7 @@ class ResponseDatabase:
         row = self._row(response_id, partition)
         if row is None:
             return None
-        segment, previous_id, _, is_failed = row
+        segment, previous_id, body, is_failed = row
         # Reading must work on a full disk, too.
         with suppress(sqlite3.OperationalError):
             self._execute("UPDATE responses SET used = ? WHERE id = ?", self._next_use(), response_id)
@@ -135,7 +137,9 @@ class ResponseDatabase:
             items += _unpack_items(packed)
         context, output = tuple(items[:num_context]), tuple(items[num_context:])
         return StoredResponse(
-            response_id, context, output, num_inherited, previous_id, partition, is_failed=bool(is_failed)
+            *(response_id, context, output, num_inherited, previous_id, partition),
+            is_failed=bool(is_failed),
+            route=_route_of(body),
         )
 
     def body(self, response_id: str, partition: str) -> bytes | None:
@@ -143,18 +147,20 @@ class ResponseDatabase:
         row = self._row(response_id, partition)
         return _inflate(row[2]) if row else None
 
-    def find_items(self, item_ids: Iterable[str], partition: str) -> dict[str, Item]:
-        """Return those of these items that responses of this partition have."""
+    def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
+        """Return those of these items that responses of this partition have, and the strictest mode of those."""
         found: dict[str, Item] = {}
+        route: RouteMode | None = None
         for item_id in item_ids:
             row = self._execute(
-                "SELECT s.items FROM items i JOIN responses r ON r.segment = i.segment "
+                "SELECT s.items, r.body FROM items i JOIN responses r ON r.segment = i.segment "
                 "JOIN segments s ON s.id = i.segment WHERE i.id = ? AND r.partition = ? LIMIT 1",
                 *(item_id, partition),
             ).fetchone()
             if row:
                 found |= {item.id: item for item in _unpack_items(row[0]) if item.id == item_id}
-        return found
+                route = strictest(route, _route_of(row[1]))
+        return found, route
 
     def remove(self, response_id: str, partition: str) -> bool:
         """Forget a response of this partition, its bytes in the file too; return whether there was one."""
@@ -307,6 +313,15 @@ def _inflate(packed: bytes) -> bytes:
         return zlib.decompress(packed)
     except zlib.error as error:
         raise DamagedError(str(error)) from error
+
+
+def _route_of(packed: bytes) -> RouteMode | None:
+    """Return the mode that a response keeps for what continues it: one that is not known keeps it here."""
+    try:
+        told = json.loads(_inflate(packed)).get("edgeagent") or {}
+        return None if told.get("mode") is None else RouteMode(told["mode"])
+    except (ValueError, AttributeError):
+        return RouteMode.LOCAL_ONLY
 
 
 def _unpack_items(packed: bytes) -> tuple[Item, ...]:

@@ -23,6 +23,8 @@ from edgeagent.api.history import ConnectionHistory, Found, Missing, StoredRespo
 from edgeagent.api.items import Item
 from edgeagent.api.response_database import DamagedError, Limits, ResponseDatabase, set_aside
 from edgeagent.config import ServerConfig
+from edgeagent.router.modes import strictest
+from edgeagent.types import RouteMode
 
 FILE = "responses.sqlite3"
 # Bounds of the responses that could not be written; each is tried again with the next one.
@@ -120,12 +122,15 @@ class _Shelf:
         if missing.previous_id is not None:
             previous = self.get(missing.previous_id, partition)
         items: dict[str, Item] = {}
+        route: RouteMode | None = None
         if missing.item_ids:
-            items = self._try(lambda database: database.find_items(missing.item_ids, partition), items)
+            items, route = self._try(lambda database: database.find_items(missing.item_ids, partition), (items, route))
         for response, _ in self._unwritten.values():
             if response.partition == partition:
-                items |= {item.id: item for item in response.items if item.id in missing.item_ids}
-        return Found(previous, items)
+                those = {item.id: item for item in response.items if item.id in missing.item_ids}
+                items |= those
+                route = strictest(route, response.route if those else None)
+        return Found(previous, items, route)
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
         if (unwritten := self._unwritten_of(response_id, partition)) is not None:

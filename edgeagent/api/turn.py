@@ -15,6 +15,7 @@ from edgeagent.api.items import Item
 from edgeagent.api.schemas_responses import ResponseCreate
 from edgeagent.api.service import Service
 from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.router.modes import strictest
 from edgeagent.types import (
     ChatPrompt,
     Finished,
@@ -51,11 +52,11 @@ class Turn:
 
     def shorten(self, items: tuple[Item, ...]) -> None:
         """Answer these items instead, which stand for the same conversation."""
-        self.conversation = Conversation(items, 0, self.conversation.is_storable)
+        self.conversation = Conversation(items, 0, self.conversation.is_storable, self.conversation.route)
         shorter = self.create.request(
             self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
         )
-        self.request = replace(shorter, cache=self.request.cache)
+        self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
 
     def stored(self) -> StoredResponse:
         """Return what a continuation needs, of cut-off and cancelled answers too: the client has their text."""
@@ -68,6 +69,7 @@ class Turn:
             partition=self.partition,
             is_storable=self.events.response["store"],
             is_failed=self.events.response["status"] == "failed",
+            route=self.request.route,
         )
 
 
@@ -95,11 +97,15 @@ def begin_turn(
     request = create.request(
         make_id("resp"), model, conversation.items, partition, is_storable=conversation.is_storable
     )
-    request = replace(request, cache=replace(request.cache, lane=lane))
+    route = strictest(conversation.route, request.route)
+    request = replace(request, cache=replace(request.cache, lane=lane), route=route)
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
     # A response that continues one that must not be written is not written either, and says so.
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
+    if route is not None:
+        # The store reads it back, for what continues this response.
+        events.notes["mode"] = route.value
     if create.warning:
         events.notes["warnings"] = [create.warning.text]
     return Turn(create, request, events, conversation)

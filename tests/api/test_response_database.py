@@ -14,6 +14,7 @@ import pytest
 from edgeagent.api.history import StoredResponse
 from edgeagent.api.items import Item, MessageItem
 from edgeagent.api.response_database import DamagedError, Limits, ResponseDatabase
+from edgeagent.types import RouteMode
 from tests.integrity import check_integrity
 
 
@@ -151,9 +152,29 @@ def test_other_partitions_see_nothing_and_can_remove_nothing() -> None:
     add(store, *chain("a", "alice"))
     assert store.get("a", "bob") is None
     assert store.body("a", "bob") is None
-    assert store.find_items(["msg_a_in"], "bob") == {}
+    assert store.find_items(["msg_a_in"], "bob") == ({}, None)
     assert not store.remove("a", "bob")
-    assert store.find_items(["msg_a_in", "msg_a_out", "msg_x"], "alice").keys() == {"msg_a_in", "msg_a_out"}
+    assert store.find_items(["msg_a_in", "msg_a_out", "msg_x"], "alice")[0].keys() == {"msg_a_in", "msg_a_out"}
+
+
+@pytest.mark.parametrize(
+    ("told", "route"),
+    [
+        (b'{"mode": "prefer_local"}', RouteMode.PREFER_LOCAL),
+        (b'{"mode": null}', None),
+        (b"null", None),
+        (b'{"mode": "a later daemon\'s"}', RouteMode.LOCAL_ONLY),
+        (b'{"mode": 1}', RouteMode.LOCAL_ONLY),
+        (b"1", RouteMode.LOCAL_ONLY),
+    ],
+)
+def test_where_a_continuation_may_run_is_kept(told: bytes, route: RouteMode | None) -> None:
+    """What is not understood keeps it here."""
+    store, (response,) = database(), chain("a")
+    store.add(response, b'{"id": "a", "edgeagent": %s}' % told)
+    found = store.get("a", "")
+    assert found is not None and found.route is route
+    assert store.find_items(["msg_a_in"], "")[1] is route
 
 
 def partitions(store: ResponseDatabase) -> list[str]:
@@ -216,7 +237,7 @@ def test_a_parent_that_is_removed_leaves_its_words_to_its_child() -> None:
     add(store, parent, child)
     assert store.remove("a", "")
     assert store.get("a", "") is None
-    assert store.find_items(["msg_a_in"], "") == {}
+    assert store.find_items(["msg_a_in"], "") == ({}, None)
     assert store.get("b", "") == child
     # A sibling that comes later holds the parent's words itself.
     sibling = StoredResponse("c", (*parent.items, said("c")), (), len(parent.items), "a")

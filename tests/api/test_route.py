@@ -80,6 +80,43 @@ async def test_on_a_socket_too(locked: Running, client: str, asked: str | None, 
     assert (last(locked).route, last(locked).client) == (route, client)
 
 
+async def test_what_continues_a_local_conversation_stays_here(locked: Running) -> None:
+    """Its turns are sent again with each request, so a later one must not take them away."""
+    headers = {"Authorization": f"Bearer {TOKENS['']}"}
+
+    async def respond(**fields: Any) -> dict[str, Any]:
+        reply = await locked.http.post(f"{locked.url}/v1/responses", json={"input": "hello"} | fields, headers=headers)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    free = await respond()
+    assert "mode" not in free["edgeagent"]
+    kept = await respond(edgeagent={"route": "local_only"}, previous_response_id=free["id"])
+    assert kept["edgeagent"]["mode"] == "local_only"
+    after = await respond(edgeagent={"route": "remote_only"}, previous_response_id=kept["id"])
+    assert after["edgeagent"]["mode"] == "local_only" and last(locked).route is LOCAL
+    await respond(previous_response_id=after["id"])
+    assert last(locked).route is LOCAL
+    await respond(previous_response_id=free["id"])
+    assert last(locked).route is None
+    item = {"type": "item_reference", "id": kept["output"][0]["id"]}
+    await respond(input=[item, {"role": "user", "content": "and?"}])
+    assert last(locked).route is LOCAL
+    async with connect(f"ws://127.0.0.1:{locked.port}/v1/responses", additional_headers=headers) as socket:
+        for previous in (kept["id"], None):
+            create = {"type": "response.create", "input": "hello", "previous_response_id": previous}
+            await socket.send(json.dumps(create))
+            while (event := json.loads(await socket.recv()))["type"] != "response.completed":
+                pass
+            assert last(locked).route is (LOCAL if previous else None)
+            again = {"type": "response.create", "input": "hello", "previous_response_id": event["response"]["id"]}
+            await socket.send(json.dumps(again))
+            while json.loads(await socket.recv())["type"] != "response.completed":
+                pass
+            assert last(locked).route is (LOCAL if previous else None)
+
+
 async def test_ollamas_clients_send_it_among_the_options(locked: Running) -> None:
     headers = {"Authorization": f"Bearer {TOKENS['']}"}
     body = BODIES["/api/chat"] | {"options": {"edgeagent": {"route": "local_only"}, "temperature": 0}}

@@ -82,7 +82,7 @@ class Client:
         fetch = self.fetches.pop(0)
         wanted = fetch.missing
         previous = self.store.get(wanted.previous_id, "") if wanted.previous_id else None
-        found = Found(previous, self.store.find_items(wanted.item_ids, ""))
+        found = Found(previous, *self.store.find_items(wanted.item_ids, ""))
         return self.take(self.session.fetched(fetch.lane, found))
 
     def send(self, kind: str, **fields: Any) -> list[Event]:

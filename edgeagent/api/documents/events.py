@@ -8,6 +8,7 @@ from pydantic import Field
 
 from edgeagent.api.documents.answers import Answer, Error, Run, Timings
 from edgeagent.api.documents.bodies import Part, ResponseRequest
+from edgeagent.types import RouteMode
 
 StreamId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
 
@@ -132,6 +133,8 @@ class Notes(Answer):
     """Unknown fields of the request, which have no effect."""
     dropped_items: int | None = None
     """How many items were left out of the prompt, from the front, since `truncation` is `auto`."""
+    mode: RouteMode | None = None
+    """Where it may run, if it or a response that it continues says so; it holds for what continues this response."""
 
 
 class ResponseRun(Run, Notes):
