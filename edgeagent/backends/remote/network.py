@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import httpcore
 from msgspec import Struct
@@ -168,8 +168,7 @@ class _Wire(asyncio.Protocol):
         return bool(self._unread) or self._is_over
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._unread += data

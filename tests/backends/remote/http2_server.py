@@ -1,0 +1,97 @@
+"""A small HTTP/2 server whose streams do what a script says; it remembers which of them were reset."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+
+from tests.backends.remote.fault_server import Act
+
+
+class Http2Server:
+    """Answers every request with `script`: pieces of data, and what happens after them."""
+
+    def __init__(self, script: list[bytes | Act], max_streams: int = 100) -> None:
+        self.script = script
+        self.max_streams = max_streams
+        self.port = 0
+        self.num_connections = 0
+        self.asked: list[dict[str, str]] = []
+        self.resets: list[int] = []
+        self.num_open = 0
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return f"https://127.0.0.1:{self.port}/v1"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        self.num_connections += 1
+        state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        state.local_settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = self.max_streams
+        state.initiate_connection()
+        writer.write(state.data_to_send())
+        try:
+            while data := await reader.read(65_536):
+                for event in state.receive_data(data):
+                    self._take(event, state, writer)
+                writer.write(state.data_to_send())
+                await writer.drain()
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    def _take(self, event: h2.events.Event, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
+        match event:
+            case h2.events.RequestReceived():
+                self.num_open += 1
+                assert event.headers is not None
+                self.asked.append({name.decode(): value.decode() for name, value in event.headers})
+            case h2.events.DataReceived():
+                state.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            case h2.events.StreamEnded():
+                self._answer(event.stream_id, state, writer)
+            case h2.events.StreamReset():
+                self.resets.append(event.stream_id)
+                self.num_open -= 1
+
+    def _answer(self, stream_id: int, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
+        if self.script[0] is not Act.STALL:
+            state.send_headers(stream_id, [(":status", "200"), ("content-type", "text/event-stream")])
+        for act in self.script:
+            match act:
+                case bytes():
+                    state.send_data(stream_id, act)
+                case Act.STALL:
+                    return
+                case Act.RESET:
+                    state.reset_stream(stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
+                    return
+                case Act.CLOSE:
+                    writer.write(state.data_to_send())
+                    writer.close()
+                    return
+        state.end_stream(stream_id)
+        self.num_open -= 1
+
+
+@asynccontextmanager
+async def http2(context: ssl.SSLContext, *script: bytes | Act, max_streams: int = 100) -> AsyncIterator[Http2Server]:
+    """Run a server."""
+    scripted = Http2Server(list(script), max_streams)
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=context)
+    scripted.port = server.sockets[0].getsockname()[1]
+    try:
+        yield scripted
+    finally:
+        server.close()

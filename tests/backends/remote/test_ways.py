@@ -1,0 +1,176 @@
+"""Ways to a remote: through a proxy, under another event loop, after the network has changed, kept warm."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from edgeagent.backends.remote.attempt import retry_after_s
+from edgeagent.errors import RemoteUnavailable
+from edgeagent.remotes import Tls
+from tests.backends.remote.certificates import Authority, Certificate, server_context
+from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
+from tests.backends.remote.streams import answer, chunk
+from tests.backends.remote.support import REQUEST, Rows, ask, backend, until
+
+
+class Proxy:
+    """A proxy on loopback that connects to one server, whatever name it is asked for, or refuses."""
+
+    def __init__(self, server: FaultServer, *, refuses: bool = False) -> None:
+        self.asked: list[bytes] = []
+        self._server = server
+        self._refuses = refuses
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.asked.append(head)
+        if self._refuses:
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        if head.startswith(b"CONNECT"):
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            there_writer.write(head)
+        await asyncio.gather(_pass(reader, there_writer), _pass(there_reader, writer))
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+    except ConnectionError:
+        pass
+    writer.close()
+
+
+async def test_a_proxy(authority: Authority, good: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS runs through it to the remote, which is known as ever; the proxy hears where to, and nothing more."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    async with faults(stream(answer("a")), tls=server_context(good)) as server:
+        proxy = Proxy(server)
+        listening = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+        async with listening:
+            url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            tls = Tls(ca_file=str(authority.own.path), pin=good.pin)
+            async with backend(server.url, tls=tls, proxy=url) as remote:
+                assert (await ask(remote)).text == "a"
+        assert proxy.asked[0].startswith(f"CONNECT 127.0.0.1:{server.port} ".encode())
+        assert b"canary" not in b"".join(proxy.asked) and b"uthorization" not in b"".join(proxy.asked)
+
+
+async def test_a_proxy_that_refuses(authority: Authority, good: Certificate) -> None:
+    async with faults(stream(answer("a")), tls=server_context(good)) as server:
+        listening = await asyncio.start_server(Proxy(server, refuses=True).serve, "127.0.0.1", 0)
+        async with listening:
+            url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            async with backend(server.url, tls=Tls(ca_file=str(authority.own.path)), proxy=url) as remote:
+                got = await ask(remote)
+                assert isinstance(got.error, RemoteUnavailable) and "proxy refused" in got.error.message
+        assert server.asked == []
+
+
+async def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        assert (await ask(remote)).text == "a"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="uvloop is not for Windows")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_daemons_own_loop(authority: Authority, good: Certificate) -> None:
+    """uvloop has a TLS and a transport of its own."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def run() -> None:
+        tls = Tls(ca_file=str(authority.own.path), pin=good.pin)
+        script = half(chunk({"content": "One"}), Act.STALL)
+        async with faults(stream(answer("a")), script, tls=server_context(good)) as server:
+            async with backend(server.url, tls=tls) as remote:
+                assert (await ask(remote)).text == "a"
+                running = asyncio.create_task(ask(remote, id="two"))
+                await until(lambda: len(server.asked) == 2)
+                await asyncio.sleep(0.02)
+                remote.cancel("two")
+                assert (await running).text == "One"
+                async with asyncio.timeout(5):
+                    await server.asked[1].left.wait()
+            async with backend(server.url, tls=Tls(ca_file=tls.ca_file, pin="0" * 64)) as wrong:
+                assert "pinned" in str((await ask(wrong)).error)
+        async with backend(f"http://127.0.0.1:{free_port()}/v1") as nobody:
+            assert "no connection" in str((await ask(nobody)).error)
+
+    uvloop.run(run())
+
+
+async def test_another_network() -> None:
+    """Connections that may lead nowhere are dropped, and what failed on the old network is asked again."""
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        await ask(remote)
+        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        await until(lambda: not endpoint.transport._drains)
+        endpoint.breaker.fail(remote._clock(), "no route", hung=True)
+        await remote.network_changed()
+        assert endpoint.transport.num_connections == 0
+        assert (await ask(remote, id="r2")).text == "a"
+        assert server.num_connections == 2
+
+
+async def test_a_warm_remote() -> None:
+    gets = {"/health": plain(200), "/v1/models": models("tiny", owner="llamacpp")}
+    async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
+        remote.warm()
+        await until(lambda: remote.models())
+        assert remote._cluster.endpoints[0].dialect.name == "llamacpp"  # type: ignore[union-attr]
+        num_connections = server.num_connections
+        await ask(remote)
+        assert server.num_connections == num_connections
+        assert [asked.path for asked in server.asked] == [
+            "/readiness",
+            "/health",
+            "/v1/models",
+            "/v1/chat/completions",
+        ]
+
+
+async def test_stages_are_timed_apart(authority: Authority, good: Certificate) -> None:
+    from edgeagent.backends.remote.transport import Call
+    from tests.backends.remote.support import permit
+
+    tls = Tls(ca_file=str(authority.own.path))
+    async with faults(stream(answer("a")), tls=server_context(good)) as server, backend(server.url, tls=tls) as remote:
+        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        for is_new in (True, False):
+            exchange = await endpoint.transport.open(permit(), Call("/x", b"{}", request_id=REQUEST.id))
+            stages = exchange.stages
+            assert (stages.is_new, stages.was_sent) == (is_new, True)
+            assert (stages.connection.connect_s > 0 and stages.connection.tls_s > 0) is is_new
+            assert stages.answered_s >= stages.began_s
+            await exchange.read_all(10_000)
+            await exchange.close()
+
+
+async def test_rows_and_requests_are_the_same_number() -> None:
+    rows = Rows()
+    scripts = [plain(500), stream(answer("a")), [Act.CLOSE], plain(429), plain(400), stream(answer("b"))]
+    async with faults(*scripts) as server, backend(server.url, server.url + "/", ledger=rows) as remote:
+        for number in range(12):
+            await ask(remote, id=f"r{number}")
+    assert len(rows.rows) == len(server.posts)
+    assert "open" not in rows.outcomes
+
+
+def test_when_to_ask_again() -> None:
+    assert retry_after_s({"retry-after": "3"}, 0) == 3
+    assert retry_after_s({"retry-after": "1.5"}, 0) == 1.5
+    assert retry_after_s({"retry-after-ms": "250", "retry-after": "1"}, 0) == 0.25
+    assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 20) == 40
+    assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 100) == 0
+    assert [retry_after_s({"retry-after": text}, 0) for text in ("", "soon", "-1", "²")] == [None] * 4
+    assert retry_after_s({}, 0) is None
