@@ -24,6 +24,7 @@ HELP = '''\
 """        begins and ends a question of several lines
 Ctrl-C     cancels an answer, or clears the line'''
 HINT = "(Ctrl-C again or Ctrl-D leaves)"
+REMOTE = "remote:"
 QUIET_S = 1.0
 """How long no event comes before the daemon is asked why."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -126,6 +127,8 @@ class Chat:
             await reply.cancel()
             reply.answer.status = "cancelled"
         printer.finish()
+        if output is not None and (place := _remote(reply.answer)):
+            print(place, file=sys.stderr)  # noqa: T201
         return reply.answer
 
     @asynccontextmanager
@@ -149,6 +152,13 @@ class Chat:
                 reason = await asyncio.to_thread(self._look)
                 if printer.num_events == num_events:
                     printer.wait(reason)
+
+
+def _remote(answer: Answer) -> str:
+    """Return that an answer came from another machine, and why; empty where it did not."""
+    served_by, reason = answer.edgeagent.get("route", ""), answer.edgeagent.get("reason", "")
+    name = str(served_by).removeprefix(REMOTE)
+    return "" if name == served_by else f"(answered by {name}: {reason})"
 
 
 class _Printer:

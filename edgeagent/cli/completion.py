@@ -33,6 +33,18 @@ def catalog_names(incomplete: str) -> list[str]:
         return []
 
 
+def remote_names(incomplete: str) -> list[str]:
+    """Return the names of the remotes of the usual state folder."""
+    from edgeagent.config_sources import load_config
+    from edgeagent.remotes.file import load_remotes
+
+    try:
+        remotes = load_remotes(load_config().config.state_dir)
+    except EdgeAgentError:
+        return []
+    return sorted(remote.name for remote in remotes if remote.name.startswith(incomplete))
+
+
 @contextlib.contextmanager
 def bash_words_joined() -> Iterator[None]:
     """Complete a word with a colon in it, which bash hands over in parts: org/repo, a colon, the quantization.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from edgeagent.cli.completion import remote_names
 from edgeagent.cli.consent import consent_text
 from edgeagent.cli.display import table, wrapped
 from edgeagent.cli.link import address_of, ask
@@ -30,7 +31,7 @@ from edgeagent.runtime_file import find_daemon, no_daemon
 
 remote_app = typer.Typer(rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.", autocompletion=remote_names)]
 LIST_COLUMNS = ("remote", "hosts", "models", "key", "budget")
 STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per token", "its queue")
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -48,6 +48,10 @@ Temperature = Annotated[
     float | None, typer.Option("--temperature", min=0, max=2, metavar="N", help="0 takes the likeliest word.")
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer.")]
+Route = Annotated[
+    Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,
+    typer.Option("--route", help="Where it may be answered, if that is stricter than the daemon's own route."),
+]
 NoStore = Annotated[bool, typer.Option("--no-store", help="Keep nothing: no stored response, no lines in the history.")]
 NoHistory = Annotated[
     bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
@@ -63,6 +67,7 @@ def run(
     system: System = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
+    route: Route = None,
     no_store: NoStore = False,
     no_history: NoHistory = False,
     as_json: AsJson = False,
@@ -92,6 +97,7 @@ def run(
         "instructions": None if system is None else _whole(system),
         "temperature": temperature,
         "max_output_tokens": max_tokens,
+        "edgeagent": None if route is None else {"route": route},
     }
     with _daemon(model, settings, config) as (address, name), asyncio.Runner() as runner:
         client = Client(lambda: address)

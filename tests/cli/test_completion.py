@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.cli.completion import model_names
+from edgeagent.cli.completion import model_names, remote_names
+from edgeagent.remotes import Endpoint, Remote
+from edgeagent.remotes.file import add_remote
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,3 +95,14 @@ def download(folder: Path, repo: str, *files: str) -> None:
 def test_a_path_that_does_not_exist_offers_nothing() -> None:
     assert model_names("/no/such/folder/") == []
     assert model_names("zzz") == []
+
+
+def test_the_remotes_that_were_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEAGENT_STATE_DIR", str(folder / "state"))
+    assert remote_names("") == []
+    (folder / "state").mkdir(mode=0o700)
+    for name in ("gpu", "cluster", "gpu2"):
+        add_remote(folder / "state", Remote(name, (Endpoint("https://gpu.example"),)))
+    assert (remote_names("g"), remote_names("")) == (["gpu", "gpu2"], ["cluster", "gpu", "gpu2"])
+    (folder / "state" / "remotes.json").write_text("{")
+    assert remote_names("") == []

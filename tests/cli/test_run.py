@@ -56,6 +56,21 @@ def test_a_prompt_is_answered_by_the_running_daemon(
     assert stub.authorizations == ["Bearer secret"]
 
 
+def test_an_answer_from_elsewhere_says_so(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = text_events("resp_1", "Hello")
+    events[-1]["response"]["edgeagent"] |= {"route": "remote:gpu", "reason": "queue_full"}
+    stub = start_stub(sending(events), sending(text_events("resp_2", "Hello")))
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", "builtin", "Hi", "--route", "prefer_local"]) == 0
+    assert capsys.readouterr() == ("Hello\n", "(answered by gpu: queue_full)\n")
+    assert main(["run", "builtin", "Hi"]) == 0
+    assert capsys.readouterr() == ("Hello\n", "")
+    assert [request.get("edgeagent") for request in stub.received] == [{"route": "prefer_local"}, None]
+    assert main(["run", "builtin", "Hi", "--route", "anywhere"]) == 2
+
+
 def test_json_is_one_object_with_text_usage_and_timings(
     start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
