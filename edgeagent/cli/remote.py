@@ -28,6 +28,7 @@ from edgeagent.remotes.check import checked, host_of
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
 from edgeagent.remotes.keys import KeyFinder, store_key
 from edgeagent.runtime_file import find_daemon, no_daemon
+from edgeagent.types import RouteMode
 
 remote_app = typer.Typer(rich_markup_mode=None)
 
@@ -161,6 +162,7 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
     import asyncio
 
     from edgeagent.router.checkup import check
+    from edgeagent.router.modes import strictest
     from edgeagent.router.outside import Outside
 
     settings = _settings(state_dir, config)
@@ -168,7 +170,8 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
     outside = Outside(settings)
     key = "" if remote.key is None else outside.keys(remote.key)
     try:
-        found = asyncio.run(check(remote, outside.mode, key, outside.ledger))
+        mode = strictest(outside.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
+        found = asyncio.run(check(remote, mode, key, outside.ledger))
     finally:
         outside.close()
     if as_json:
@@ -295,6 +298,12 @@ def _look_for_key(where: Key) -> None:
         KeyFinder()(where)
     except ConfigError as error:
         typer.echo(wrapped(f"note: {error.message}"), err=True)
+
+
+def _mode_of_daemon(settings: Config) -> RouteMode | None:
+    """Return the mode of the running daemon, which may have a flag for it; None where none runs."""
+    found = find_daemon(settings.state_dir)
+    return None if found is None else RouteMode(ask(address_of(found), "/edgeagent/status")["route"]["mode"])
 
 
 def _path(file: Path | None) -> str | None:

@@ -60,6 +60,13 @@ class Ledger:
         """Why nothing may be sent to a remote; empty where rows can be written."""
         return self._trouble
 
+    def open(self) -> None:
+        """Read the sums of the day ahead of the first request, since many rows take a while."""
+        try:
+            self._turn_to(self._clock())
+        except (OSError, ConfigError) as error:
+            self._troubled(error)
+
     def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
         """Write the row of a request that is about to leave; return its number.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from edgeagent.runtime_file import read_private, write_private
 from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
 
 MAX_REMOTES = 64
+RETRY_S = 1.0
 _MAX_BYTES = 1 << 20
 _LOCK_FILE = "remotes.lock"
 
@@ -37,8 +39,10 @@ class RemotesFile:
     While the file cannot be trusted or understood there are none, and `trouble` says why.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state_dir = state_dir
+        self._clock = clock
+        self._retry_at_s = 0.0
         self._path = state_dir / REMOTES_FILE
         self._stamps: object = None
         self._by_name: dict[str, Remote] = {}
@@ -70,7 +74,7 @@ class RemotesFile:
 
     def _refresh(self) -> None:
         stamps = folder_stamp(self._state_dir), file_stamp(self._path)
-        if stamps == self._stamps:
+        if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
             return
         before, trouble = self._by_name, ""
         try:
@@ -78,7 +82,7 @@ class RemotesFile:
         except ConfigError as error:
             self._by_name, trouble = {}, error.message
         # What could not be read is tried again, since the reason may have been another than the file.
-        self._stamps = None if trouble else stamps
+        self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
         self._revision += list(before.items()) != list(self._by_name.items())
         if trouble and trouble != self._trouble:
             logger.warning("no remote is used: %s", trouble)

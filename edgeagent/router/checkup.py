@@ -55,8 +55,8 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
     """
     if mode is RouteMode.LOCAL_ONLY:
         raise ConfigError(
-            "the route is local_only, so nothing leaves this machine, a test neither; set another (route in "
-            "config.toml, EDGEAGENT_ROUTE) to try the remote"
+            "the route is local_only, so nothing leaves this machine, a test neither; set another to try the remote "
+            "(`edgeagent serve --route`, EDGEAGENT_ROUTE, or route in config.toml)"
         )
     context = tls_context(remote.tls)
     headers = (("Authorization", f"Bearer {key}"),) if key else ()

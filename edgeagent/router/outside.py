@@ -18,6 +18,8 @@ class Outside:
         self.file = RemotesFile(config.state_dir)
         self.keys = KeyFinder()
         self.ledger = Ledger(config.state_dir, self.file)
+        if self.file.remotes:
+            self.ledger.open()
 
     @property
     def mode(self) -> RouteMode:

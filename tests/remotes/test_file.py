@@ -156,6 +156,28 @@ def test_while_the_file_cannot_be_trusted_there_is_no_remote(tmp_path: Path, cap
     ]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_what_could_not_be_read_is_tried_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason may have been another than the file, e.g. too many open ones; but reading it costs time."""
+    now_s, num_reads = 0.0, 0
+
+    def failing(state_dir: Path) -> tuple[Remote, ...]:
+        nonlocal num_reads
+        num_reads += 1
+        raise ConfigError("too many open files")
+
+    add_remote(tmp_path, remote())
+    file = RemotesFile(tmp_path, lambda: now_s)
+    monkeypatch.setattr("edgeagent.remotes.file.load_remotes", failing)
+    assert file.remotes == () and file.trouble and num_reads == 1
+    now_s = 1.0
+    assert file.remotes == () and num_reads == 2
+    monkeypatch.undo()
+    assert file.remotes == ()
+    now_s = 2.0
+    assert len(file.remotes) == 1 and not file.trouble
+
+
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An addition that writes back what it read before a removal would undo that."""
     add_remote(tmp_path, remote("removed"))
