@@ -168,7 +168,7 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
     settings = _settings(state_dir, config)
     remote = find_among(load_remotes(settings.state_dir), name)
     outside = Outside(settings)
-    key = "" if remote.key is None else outside.keys(remote.key)
+    key = "" if remote.key is None else KeyFinder()(remote.key)
     try:
         mode = strictest(outside.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
         found = asyncio.run(check(remote, mode, key, outside.ledger))

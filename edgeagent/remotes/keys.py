@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
@@ -11,13 +14,23 @@ from edgeagent.runtime_file import read_private
 
 KEYRING_SERVICE = "edgeagent"
 MAX_KEY_CHARS = 8192
+RETRY_S = 10.0
+"""How long the keyring is not asked again for a key that it did not give."""
 
 
 class KeyFinder:
-    """Finds keys. Those of the system's keyring are kept, since asking it may take long, or ask the user."""
+    """Finds keys. Those of the system's keyring are kept: asking it may take long, since it may ask the user.
 
-    def __init__(self) -> None:
+    Unless it `waits`, the keyring is asked on a thread of its own, and until it answers the key is missing.
+    """
+
+    def __init__(self, *, waits: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._waits = waits
+        self._clock = clock
         self._from_keyring: dict[str, str] = {}
+        # Why a key is missing, and when to ask for it again.
+        self._missing: dict[str, tuple[str, float]] = {}
+        self._asking: set[str] = set()
 
     def __call__(self, key: Key) -> str:
         """Return a key; raise ConfigError, which says where it was looked for and what to do."""
@@ -27,29 +40,51 @@ class KeyFinder:
             case "file":
                 return _from_file(Path(key.name))
             case "keyring":
-                if key.name not in self._from_keyring:
-                    self._from_keyring[key.name] = _from_keyring(key.name)
-                return self._from_keyring[key.name]
+                return self._kept(key.name)
 
     def forget(self, key: Key) -> None:
         """Look a key up anew the next time: a remote has refused it."""
         self._from_keyring.pop(key.name, None)
+        self._missing.pop(key.name, None)
+
+    def _kept(self, name: str) -> str:
+        if name not in self._from_keyring and name not in self._asking:
+            _, retry_at_s = self._missing.get(name, ("", 0.0))
+            if self._clock() >= retry_at_s:
+                self._asking.add(name)
+                if self._waits:
+                    self._ask(name)
+                else:
+                    threading.Thread(target=self._ask, args=(name,), name="edgeagent-keyring", daemon=True).start()
+        if (value := self._from_keyring.get(name)) is not None:
+            return value
+        raise ConfigError(self._missing.get(name, (_ASKED, 0.0))[0])
+
+    def _ask(self, name: str) -> None:
+        try:
+            self._from_keyring[name] = _from_keyring(name)
+        except ConfigError as error:
+            self._missing[name] = error.message, self._clock() + RETRY_S
+        finally:
+            self._asking.discard(name)
+
+
+_SET_IT = "set it where the daemon is started (a service needs it in its own settings)"
+_ASKED = "the system's keyring has not given the remote's key yet; unlock it if it asks"
 
 
 def store_key(name: str, value: str) -> None:
     """Put a remote's key into the system's keyring; raise ConfigError where that cannot be."""
     try:
         import keyring
-        import keyring.errors
     except ImportError:
         raise ConfigError(_NO_KEYRING) from None
     try:
         keyring.set_password(KEYRING_SERVICE, name, _checked(value, "what was typed", "type it again"))
-    except keyring.errors.KeyringError as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         raise ConfigError(f"the system's keyring takes no key ({type(error).__name__}); unlock it") from None
-
-
-_SET_IT = "set it where the daemon is started (a service needs it in its own settings)"
 
 
 def _checked(value: str | None, where: str, advice: str) -> str:
@@ -78,12 +113,11 @@ def _from_file(path: Path) -> str:
 def _from_keyring(name: str) -> str:
     try:
         import keyring
-        import keyring.errors
     except ImportError:
         raise ConfigError(_NO_KEYRING) from None
     try:
         value = keyring.get_password(KEYRING_SERVICE, name)
-    except keyring.errors.KeyringError as error:
+    except Exception as error:  # each desktop's keyring has errors of its own beside the library's
         raise ConfigError(
             f"the system's keyring does not give the key of {name!r} ({type(error).__name__}); unlock it, "
             "or keep the key in a variable or a private file (`edgeagent remote add --key-env`, --key-file)"

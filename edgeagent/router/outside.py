@@ -16,7 +16,7 @@ class Outside:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.file = RemotesFile(config.state_dir)
-        self.keys = KeyFinder()
+        self.keys = KeyFinder(waits=False)
         self.ledger = Ledger(config.state_dir, self.file)
         if self.file.remotes:
             self.ledger.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,7 @@ import pytest
 
 from edgeagent.errors import ConfigError
 from edgeagent.remotes import Key
-from edgeagent.remotes.keys import KeyFinder
+from edgeagent.remotes.keys import RETRY_S, KeyFinder
 from edgeagent.runtime_file import write_private
 
 SECRET = "sk-hush-0123456789"
@@ -70,9 +71,12 @@ class FakeKeyring(ModuleType):
         self.keys: dict[tuple[str, str], str] = {}
         self.asked: list[tuple[str, str]] = []
         self.is_locked = False
+        self.is_open = threading.Event()
+        self.is_open.set()
 
     def get_password(self, service: str, name: str) -> str | None:
         self.asked.append((service, name))
+        self.is_open.wait()
         if self.is_locked:
             raise self.errors.KeyringError(SECRET)
         return self.keys.get((service, name))
@@ -87,15 +91,34 @@ def keyring(monkeypatch: pytest.MonkeyPatch) -> FakeKeyring:
 
 
 def test_from_the_keyring_which_is_asked_once(keyring: FakeKeyring) -> None:
-    find, key = KeyFinder(), Key("keyring", "gpu")
-    with pytest.raises(ConfigError, match="`keyring set edgeagent gpu`"):
-        find(key)
+    now_s = 0.0
+    find, key = KeyFinder(clock=lambda: now_s), Key("keyring", "gpu")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="`keyring set edgeagent gpu`"):
+            find(key)
+    assert len(keyring.asked) == 1
     keyring.keys["edgeagent", "gpu"] = SECRET
+    now_s = RETRY_S
     assert find(key) == find(key) == SECRET
     assert len(keyring.asked) == 2
     keyring.keys["edgeagent", "gpu"] = "another"
     find.forget(key)
     assert find(key) == "another"
+
+
+def test_a_keyring_that_takes_long_holds_nobody_up(keyring: FakeKeyring) -> None:
+    clock = iter(range(0, 10 * int(RETRY_S), 2 * int(RETRY_S)))
+    find, key = KeyFinder(waits=False, clock=lambda: next(clock)), Key("keyring", "gpu")
+    keyring.keys["edgeagent", "gpu"] = SECRET
+    keyring.is_open.clear()
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="has not given the remote's key yet"):
+            find(key)
+    keyring.is_open.set()
+    for thread in threading.enumerate():
+        if thread.name == "edgeagent-keyring":
+            thread.join()
+    assert find(key) == SECRET and len(keyring.asked) == 1
 
 
 def test_a_locked_keyring_is_an_error_without_its_words(keyring: FakeKeyring) -> None:
