@@ -10,15 +10,31 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from edgeagent.backends.base import Estimate
+from edgeagent.backends.forecast import Forecast, Rates
 from edgeagent.backends.mailbox import Mailbox
+from edgeagent.backends.prompt_size import prompt_bytes
 from edgeagent.config import EngineConfig
-from edgeagent.errors import Overloaded, RequestTimeout
-from edgeagent.types import AnswerSoFar, Finished, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
+from edgeagent.errors import EdgeAgentError, Overloaded, RequestTimeout
+from edgeagent.types import (
+    UNUSABLE,
+    AnswerSoFar,
+    ChatPrompt,
+    Finished,
+    GenerateRequest,
+    ModelStatus,
+    Permit,
+    Started,
+    Step,
+    TextAnswer,
+    TextQuery,
+    WorkerState,
+)
 from edgeagent.worker.pool import Pool
 
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2
 _MAX_RETRY_AFTER_S = 60.0
+_MOST_BYTES_PER_TOKEN = 16  # on average; a longer prompt cannot fit
 
 
 class LocalBackend:
@@ -30,7 +46,9 @@ class LocalBackend:
         self._pool = pool
         self._max_live = engine.parallel + engine.max_waiting
         self._clock = clock
+        self._parallel = engine.parallel
         self._usual_duration_s = _FIRST_GUESS_S
+        self._forecasts: dict[str, Forecast] = {}
 
     def reload(self, model: str) -> None:
         """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
@@ -57,9 +75,47 @@ class LocalBackend:
         return self._pool.models()
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return how full the model's queue is; raise ModelNotFound."""
-        num_live = self._pool.num_live(request.model)
-        return Estimate(self.name, True, num_live, self._max_live, self._retry_after_s())
+        """Say how full the model's queue is, and when the request would have its tokens; raise ModelNotFound."""
+        status, num_live = self._pool.status(request.model), self._pool.num_live(request.model)
+        worker = status.worker
+        rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
+        forecast = self._forecast(status.name)
+        known_rates = forecast.known(rates)
+        first_token_s = forecast.first_token_s(request, known_rates)
+        if first_token_s is not None:
+            if status.ready_in_s is None:
+                first_token_s = None
+            else:
+                first_token_s += status.ready_in_s + self._wait_for_place_s(num_live)
+        return Estimate(
+            self.name,
+            True,
+            num_live,
+            self._max_live,
+            self._retry_after_s() if status.retry_after_s is None else max(1.0, status.retry_after_s),
+            obstacle=self._obstacle(request, status),
+            first_token_s=first_token_s,
+            token_s=known_rates.token_s or None,
+            strain=self._pool.pressure if status.state is WorkerState.READY else "loading",
+        )
+
+    def _forecast(self, model: str) -> Forecast:
+        return self._forecasts.setdefault(model, Forecast())
+
+    def _wait_for_place_s(self, num_live: int) -> float:
+        """Return about how long a request waits for another to end, where as many run as can."""
+        return max(0, num_live - self._parallel + 1) * self._usual_duration_s / self._parallel
+
+    def _obstacle(self, request: GenerateRequest, status: ModelStatus) -> str:
+        """Return why a request cannot be served at all, as far as that is certain."""
+        if status.state in UNUSABLE and status.retry_after_s:
+            return status.state.value
+        is_cut = isinstance(request.prompt, ChatPrompt) and request.prompt.truncate
+        if status.info is not None and not is_cut:
+            fewest = prompt_bytes(request) / _MOST_BYTES_PER_TOKEN
+            if fewest > status.info.context_length:
+                return "context_too_long"
+        return ""
 
     def cancel(self, request_id: str) -> None:
         """End a request politely; its generator goes on to Finished(cancelled)."""
@@ -77,11 +133,20 @@ class LocalBackend:
         self._refuse_if_full(request.model)
         mailbox = Mailbox(num_tokens=0 if so_far is None else so_far.num_tokens)
         began_s = self._clock()
-        self._pool.submit(request, mailbox, so_far)
+        forecast = self._forecast(self._pool.find_model(request.model))
+        forecast.accept(request)
+        try:
+            self._pool.submit(request, mailbox, so_far)
+        except EdgeAgentError:
+            forecast.end(request.id)
+            raise
+        has_token = False
         deadline = self._set_deadline(request, mailbox)
         try:
             while True:
                 step = await mailbox.next()
+                if not has_token:
+                    has_token = self._note_first(request, forecast, step)
                 ends = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
                 if ends:
                     self._note_duration(self._clock() - began_s)
@@ -91,7 +156,16 @@ class LocalBackend:
         finally:
             if deadline is not None:
                 deadline.cancel()
+            forecast.end(request.id)
             self._pool.abandon(request.id)
+
+    def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:
+        """Note the steps before the first token; whether this is the one that has it."""
+        if step.deltas and isinstance(step.deltas[0], Started):
+            forecast.start(request, step.deltas[0])
+        if step.tokens:
+            forecast.end(request.id)
+        return bool(step.tokens)
 
     def _refuse_if_full(self, model: str) -> None:
         num_live = self._pool.num_live(model)

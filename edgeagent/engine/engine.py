@@ -33,6 +33,7 @@ _LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
 _MAX_STALL_S = 60.0  # while others, more urgent ones or other clients', are served
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
 _WAIT_FOR_DISK_S = 0.05  # until the disk may have taken what fills the memory
+_STEPS_PER_RATES = 8  # measured rates change slowly
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
 
@@ -78,6 +79,7 @@ class Engine:
         self._restorer = Restorer(runner, self._saver, clock)
         self._cells = self._saver.cells
         self._admission = Admission(runner, self._saver, self._restorer, self._cost_model, clock)
+        self._itl_budget_s = itl_budget_s
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         guesser = drafter(self._cost_model) if drafter is not None else None
         self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
@@ -94,6 +96,7 @@ class Engine:
         self._was_put_off = False  # whether the latest step gave way to a command
         self._unsettled: list[tuple[Sequence, int]] = []  # what the latest step computed, from which position on
         self._unsettled_s = 0.0  # that step's duration
+        self._rates = self._measured_rates()  # read by other threads
         # Read by other threads (a benign race), of the running decode: whether it is long enough to be interrupted,
         # whether a realtime request is in it, and how long it is expected to take (0: not known).
         self.is_in_long_step = self.is_in_urgent_step = False
@@ -130,6 +133,8 @@ class Engine:
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_cells_used=self._cells.num_cells_used,
+            prefill_tokens_per_s=self._rates[0],
+            token_s=self._rates[1],
             host=self._saver.blocks.host.stats(),
         )
 
@@ -279,6 +284,8 @@ class Engine:
         self._unsettled_s = self._clock() - started_s
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
         self._cost_model.observe(num_tokens, depth, self._unsettled_s)
+        if self._num_steps % _STEPS_PER_RATES == 0:
+            self._rates = self._measured_rates()
         return outputs + self._verify_all(works, started_s)
 
     def settle(self) -> None:
@@ -315,6 +322,19 @@ class Engine:
                 sequence.is_purged = True
         num_gone, *_ = [saver.purge(partition) for saver in self._savers]
         return num_gone
+
+    def _measured_rates(self) -> tuple[float, float]:
+        """Return the prompt tokens a second and the seconds a token of one more sequence; 0 where none were measured.
+
+        Beside streams a prompt gets as much of each step as the budget for their next tokens leaves.
+        """
+        depth = max((sequence.num_computed for sequence in self._running.values()), default=0)
+        size = self._runner.max_batch
+        if self._running:
+            size = self._cost_model.max_tokens_within(self._itl_budget_s, depth, 1)
+        step_s = self._cost_model.predict(size, depth)
+        token_s = self._cost_model.predict(len(self._running) + 1, depth)
+        return (0.0, 0.0) if not step_s or token_s is None else (size / step_s, token_s)
 
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""

@@ -15,4 +15,6 @@ class EngineStatus:
     num_running: int
     num_waiting: int
     num_cells_used: int
+    prefill_tokens_per_s: float
+    token_s: float
     host: CacheStatus

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from edgeagent import metrics
 from edgeagent.router.policy import Route
 from edgeagent.types import (
     AnswerSoFar,
@@ -81,6 +82,7 @@ class Delivery:
         """Note that it goes on at another place."""
         assert self.route is not None
         self._handovers += (Handover(self.route.backend, target, self.num_tokens, reason),)
+        metrics.handovers_total.labels(self.route.backend, target, reason).inc()
 
     def take(self, step: Step) -> Step | None:
         """Note a step of the place that it runs at, and return it as the client gets it; None where nothing is left."""

@@ -13,7 +13,7 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest, RequestTimeout
 from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import race
 from edgeagent.router.placing import Placing
-from edgeagent.router.policy import Order, Route
+from edgeagent.router.policy import REMOTE_PREFIX, Order, Route
 from edgeagent.router.refusals import is_final, kept_here, lacks, most_telling
 from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replace
 
@@ -36,7 +36,8 @@ class Journey:
         self._failed: set[str] = set()
         self._errors: list[EdgeAgentError] = []
         self._broken: EdgeAgentError | None = None  # the failure that cut off what the client has
-        self._num_before = 0  # tokens that the client had when the attempt began
+        self._num_before = 0  # tokens that the client had when the attempt began, and
+        self._began_s = clock()  # when that was
         self._elsewhere: Order | None = None
         self._is_placed = False
         self._is_over = False
@@ -47,7 +48,7 @@ class Journey:
         order = self._choose()
         for _ in range(_MAX_ATTEMPTS):
             self._delivery.begin(order.routes[0])
-            self._num_before = self._delivery.num_tokens
+            self._num_before, self._began_s = self._delivery.num_tokens, self._clock()
             try:
                 async with aclosing(self._attempt(order)) as steps:
                     async for step in steps:
@@ -79,15 +80,16 @@ class Journey:
             held = []
         async with aclosing(self._source(order, request)) as steps:
             async for step in steps:
-                if _is_interrupted(step) and self._goes_on_elsewhere():
-                    return
                 told = self._delivery.take(step)
                 if told is None:
+                    if _is_interrupted(step) and self._goes_on_elsewhere():
+                        return
                     continue
                 self._is_over = bool(told.deltas) and isinstance(told.deltas[-1], Finished)
                 if not self._is_placed and self._delivery.has_content:
                     self._is_placed = True
-                    self._placing.note(request, self._delivery)
+                    assert self._delivery.route is not None
+                    self._placing.note(request, self._delivery.route, self._clock() - self._began_s)
                 if held is not None:
                     held.append(told)
                     if not (self._delivery.has_content or self._is_over):
@@ -96,6 +98,8 @@ class Journey:
                         yield earlier
                     held = None
                 yield told
+                if _is_interrupted(step) and self._goes_on_elsewhere():
+                    return
 
     def _source(self, order: Order, request: GenerateRequest) -> Steps:
         """Return the steps of the first place, or of the second where that is started too and is sooner."""
@@ -151,7 +155,7 @@ class Journey:
             self._broken = error
         if isinstance(error, InvalidRequest) and not route.is_local and not lacks(error):
             # What one remote refuses the others would refuse; this machine may take it.
-            self._failed.update(name for name in self._placing.backends if name.startswith("remote:"))
+            self._failed.update(name for name in self._placing.backends if name.startswith(REMOTE_PREFIX))
         is_bound = self._delivery.has_content and bool(self._delivery.why_bound)
         if is_bound or is_final(error, is_local=route.is_local) or self._placing.is_stopping:
             raise self._failure() from None
@@ -167,4 +171,5 @@ class Journey:
 
 
 def _is_interrupted(step: Step) -> bool:
-    return len(step.deltas) == 1 and isinstance(step.deltas[0], Interrupted)
+    """Whether the worker was lost behind what the step has; what may stand behind that came from its successor."""
+    return bool(step.deltas) and isinstance(step.deltas[-1], Interrupted)

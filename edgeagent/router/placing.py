@@ -12,10 +12,9 @@ from edgeagent import metrics
 from edgeagent.backends.base import Backend, Estimate
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.conversations import Conversations
-from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
-from edgeagent.router.policy import Order, Route, choose_routes, is_sooner
+from edgeagent.router.policy import REMOTE_PREFIX, Order, Route, choose_routes, is_sooner
 from edgeagent.types import GenerateRequest, RouteMode
 
 
@@ -36,18 +35,21 @@ class Placing:
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
         """Whether there are remotes, and the request may not leave."""
-        return self.mode(request) is RouteMode.LOCAL_ONLY and any(name.startswith("remote:") for name in self.backends)
+        return self.mode(request) is RouteMode.LOCAL_ONLY and any(
+            name.startswith(REMOTE_PREFIX) for name in self.backends
+        )
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
         """Take a second place for a request, if that is still allowed and paid for."""
         mode = self.mode(request)
         return mode is not RouteMode.LOCAL_ONLY and len(order.routes) > 1 and self.hedges.spend()
 
-    def note(self, request: GenerateRequest, delivery: Delivery) -> None:
-        """Note that an answer has begun where it runs."""
-        assert delivery.route is not None
-        self.conversations.note(request, delivery.route.backend)
-        metrics.placements_total.labels(delivery.route.backend, delivery.route.reason).inc()
+    def note(self, request: GenerateRequest, route: Route, first_token_s: float) -> None:
+        """Note that an answer has begun on a route, after so long."""
+        self.conversations.note(request, route.backend)
+        metrics.placements_total.labels(route.backend, route.reason).inc()
+        if route.expected_s is not None:
+            metrics.prediction_error_seconds.labels(route.backend).observe(abs(first_token_s - route.expected_s))
 
     def choose(self, request: GenerateRequest, without: Collection[str] = ()) -> Order:
         """Return the routes of a request but for some backends; raise what its client is told where there is none."""
@@ -87,7 +89,7 @@ class Placing:
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
         for name, backend in self.backends.items():
-            if name in without or (is_bound and name.startswith("remote:")):
+            if name in without or (is_bound and name.startswith(REMOTE_PREFIX)):
                 continue
             try:
                 estimates[name] = backend.estimate(request)

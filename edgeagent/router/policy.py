@@ -15,7 +15,8 @@ from edgeagent.types import GenerateRequest, Permit, RouteMode, Tier
 _COMFORT = 0.5
 # What a remote is taken to need that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
-_REMOTE_PREFIX = "remote:"
+REMOTE_PREFIX = "remote:"
+"""What the names of backends on other machines begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Route:
     backend: str
     reason: str
     permit: Permit | None = None
+    expected_s: float | None = None
+    """The predicted time to the first token."""
 
     @property
     def is_local(self) -> bool:
@@ -51,13 +54,11 @@ class Route:
 class Order:
     """The routes that a request may take, best first; none where nothing can serve it.
 
-    `hedge_after_s`: start the second route as well if the first has given no token by then. `kept_here`: the mode alone
-    kept a request from leaving that this machine cannot serve well or at all, for the reason that it names.
+    `hedge_after_s`: start the second route as well if the first has given no token by then.
     """
 
     routes: tuple[Route, ...]
     hedge_after_s: float | None = None
-    kept_here: str = ""
 
 
 def choose_routes(
@@ -76,9 +77,8 @@ def choose_routes(
     target = TARGETS[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
     local = here[0] if here else None
-    bound = "model_unknown" if local is None else why_bound(local, target)
     if mode is RouteMode.LOCAL_ONLY:  # 1
-        return Order(tuple(Route(each.backend, "local_only") for each in here), kept_here=bound)
+        return Order(tuple(Route(each.backend, "local_only", None, each.first_token_s) for each in here))
     remotes = sorted(
         (estimate for estimate in estimates if not estimate.is_local and not _obstacle(estimate)),
         key=lambda estimate: (estimate.backend != placed, _first_token_s(estimate)),
@@ -88,13 +88,15 @@ def choose_routes(
         return tuple(_remote_route(request, mode, estimate, reason) for estimate in chosen)
 
     def home(reason: str) -> tuple[Route, ...]:
-        return tuple(Route(each.backend, reason) for each in here if not remotes or not _obstacle(each))
+        able = [each for each in here if not remotes or not _obstacle(each)]
+        return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
     if mode is RouteMode.REMOTE_ONLY:  # 2
         return Order(away(remotes, mode))
     if mode is RouteMode.PREFER_REMOTE:  # 3
         return Order(away(remotes, mode) + home("no_remote"))
-    is_away = placed is not None and placed.startswith(_REMOTE_PREFIX)
+    is_away = placed is not None and placed.startswith(REMOTE_PREFIX)
+    bound = "model_unknown" if local is None else why_bound(local, target)
     is_staying = is_away and not bound and local is not None and not _is_comfortable(local, target)
     bound = "conversation" if is_staying else bound
     if not bound:  # 4
@@ -148,5 +150,7 @@ def _hedge_after_s(request: GenerateRequest, local: Estimate | None, target: Tar
 
 
 def _remote_route(request: GenerateRequest, mode: RouteMode, estimate: Estimate, reason: str) -> Route:
-    name = estimate.backend.removeprefix(_REMOTE_PREFIX)
-    return Route(estimate.backend, reason, Permit(request.id, name, mode, reason, request.client))
+    name = estimate.backend.removeprefix(REMOTE_PREFIX)
+    return Route(
+        estimate.backend, reason, Permit(request.id, name, mode, reason, request.client), estimate.first_token_s
+    )

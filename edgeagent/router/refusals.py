@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgeagent.backends.prompt_size import prompt_bytes
 from edgeagent.errors import (
     BackendUnavailable,
     ContextLengthExceeded,
@@ -18,10 +19,9 @@ from edgeagent.errors import (
     RequestTimeout,
     WorkerCrashed,
 )
-from edgeagent.types import ChatPrompt, GenerateRequest, TextPrompt
+from edgeagent.types import GenerateRequest
 
 _USUAL_BYTES = 4  # of a token
-_TOKEN_ID_BYTES = 4
 
 # What a place lacks, which another may have.
 _LACKS = (ContextLengthExceeded, NotSupported)
@@ -60,21 +60,3 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest) -> EdgeAgentError
         retry_after_s=error.retry_after_s,
         served_by="local",
     )
-
-
-def prompt_bytes(request: GenerateRequest) -> int:
-    """Return how many bytes of content a request has."""
-    match request.prompt:
-        case ChatPrompt(messages, tools):
-            texts = [text for message in messages for text in (message.content, message.reasoning)]
-            texts += [call.arguments for message in messages for call in message.tool_calls]
-            texts += [text for tool in tools for text in (tool.name, tool.description, tool.parameters)]
-            return sum(map(_num_bytes, texts))
-        case TextPrompt(text, suffix):
-            return _num_bytes(text) + _num_bytes(suffix or "")
-        case prompt:
-            return _TOKEN_ID_BYTES * len(prompt.tokens)
-
-
-def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

@@ -107,6 +107,10 @@ class WorkerStatus(Struct, frozen=True):
     num_tokens_from_disk_total: int = 0
     num_output_tokens_total: int = 0
     tokens_per_second: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    """Prompt tokens a second that one more request could have computed now, and"""
+    token_s: float = 0.0
+    """the time from one token of it to the next, by the steps measured so far; 0 where none were."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
@@ -133,6 +137,7 @@ class ModelStatus(Struct, frozen=True):
     """A model the daemon serves: known, loading, ready, failed or quarantined, and why.
 
     Failed: it cannot be loaded. Quarantined: it killed its workers. After `retry_after_s` the next request tries again.
+    `ready_in_s`: after how long a loading one should be ready, by the last load; None where that is not known.
     """
 
     name: str
@@ -144,3 +149,4 @@ class ModelStatus(Struct, frozen=True):
     num_restarts: int = 0
     cause: str | None = None
     retry_after_s: float | None = None
+    ready_in_s: float | None = None

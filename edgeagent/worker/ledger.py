@@ -20,6 +20,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     Handover,
+    Interrupted,
     Started,
     Step,
     Tier,
@@ -265,6 +266,8 @@ class Ledger:
             else:
                 live.is_sent = live.has_progressed = False
                 live.handovers += (Handover("local", "local", live.num_delivered, fate),)
+                if live.sink is not None:
+                    live.sink.put(Step((Interrupted(fate),)))
 
     def _on_item(self, item: StepItem, at_s: float) -> None:
         live = self._sent(item.id)

@@ -338,6 +338,8 @@ class Worker:
             num_waiting=status.num_waiting,
             num_cells_used=status.num_cells_used,
             num_cells=self._host.num_cells,
+            prefill_tokens_per_s=status.prefill_tokens_per_s,
+            token_s=status.token_s,
             num_prompt_tokens_total=self._num_prompt_tokens,
             num_cached_tokens_total=self._num_cached_tokens,
             num_tokens_from_memory_total=self._num_restored["host"],

@@ -20,6 +20,7 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, TextAnswe
 from edgeagent.worker.fit import Header, check_draft, kv_bytes_per_token, num_cells_wanted
 from edgeagent.worker.ledger import Sink
 from edgeagent.worker.model_files import GivenFolder, ModelFiles, identity
+from edgeagent.worker.pressure import read_pressure
 from edgeagent.worker.protocol import DiskCache, Load
 from edgeagent.worker.sandbox import READ_ONLY_FILES
 from edgeagent.worker.supervisor import WORKER_COMMAND, Supervisor
@@ -70,6 +71,8 @@ class Pool:
         self._clock = clock
         self._supervisors: dict[str, Supervisor] = {}
         self._aliases: dict[str, str] = {}
+        self.pressure = ""
+        """What the machine is short of, in a word, as it was a moment ago."""
         self._watches: list[asyncio.Task[None]] = []
 
     def default_model(self) -> str:
@@ -109,6 +112,10 @@ class Pool:
     def models(self) -> list[ModelStatus]:
         """Return what is known of each model."""
         return [supervisor.status() for supervisor in self._supervisors.values()]
+
+    def status(self, model: str) -> ModelStatus:
+        """Return what is known of a model; raise ModelNotFound."""
+        return self._supervisor(model).status()
 
     def num_live(self, model: str) -> int:
         """Return how many requests a model has that have not ended; raise ModelNotFound."""
@@ -158,6 +165,7 @@ class Pool:
     async def _look_after(self, supervisor: Supervisor, files: ModelFiles, folder: GivenFolder) -> None:
         """Load a model again if its files were replaced after a quarantine, or its cache folder was made anew."""
         while True:
+            self.pressure = await asyncio.to_thread(read_pressure)
             await asyncio.sleep(self._patience.look_interval_s)
             status = supervisor.status()
             if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(files.are_replaced):

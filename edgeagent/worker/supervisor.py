@@ -28,6 +28,7 @@ from edgeagent.worker.cause import is_from_outside, read_left_out, read_notes
 from edgeagent.worker.channel import Channel, FloodLimit
 from edgeagent.worker.disk_cache import TroubleLog
 from edgeagent.worker.ledger import Fate, Ledger, LiveRequest, Sink
+from edgeagent.worker.load_time import LoadTime
 from edgeagent.worker.protocol import (
     Answer,
     Ask,
@@ -85,6 +86,7 @@ class Supervisor:
         self._retry_at_s = 0.0
         self._cause: str | None = None
         self._num_restarts = 0
+        self._load_time = LoadTime(clock)
         self._identity: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
@@ -96,6 +98,7 @@ class Supervisor:
         self._vitals = Vitals(self._patience)
         self._info: ModelInfo | None = None
         self._ready_at_s: float | None = None
+        self._load_time.begin()
         self._has_seen_prompts = False
 
     @property
@@ -116,6 +119,7 @@ class Supervisor:
             num_restarts=self._num_restarts,
             cause=self._cause,
             retry_after_s=retry_after_s,
+            ready_in_s=0.0 if self._state is WorkerState.READY else self._load_time.left_s(self._vitals.progress),
         )
 
     def start(self) -> None:
@@ -370,6 +374,7 @@ class Supervisor:
             raise ProtocolError("ready twice, or before it was told what to load")
         self._state, self._info = WorkerState.READY, info
         self._ready_at_s = self._clock()
+        self._load_time.end()
         self._send_waiting()
 
     def _on_load_failed(self, error: EdgeAgentError) -> None:

@@ -285,3 +285,18 @@ async def act_as_client(backend: LocalBackend, request_id: str, chance: random.R
     finally:
         backend.cancel(request_id)
         assert tokens == list(range(1000, 1000 + len(tokens))), "a token lost or repeated"
+
+
+async def test_an_estimate_says_what_is_in_the_way(make: Make) -> None:
+    backend = make(crash_window_s=60.0)
+    await backend.start()
+    loading = backend.estimate(request("answer 1"))
+    assert (loading.obstacle, loading.strain) == ("", "loading")
+    assert text(await collect(backend, request("answer 1"))) == "0 "
+    ready = backend.estimate(request("answer 1"))
+    assert (ready.obstacle, ready.strain, ready.num_live, ready.max_live) == ("", "", 0, 5)
+    with pytest.raises(ModelNotFound):
+        backend.estimate(request("answer 1", model="other"))
+    context = backend.models()[0].info
+    assert context is not None
+    assert backend.estimate(request("x" * (17 * context.context_length))).obstacle == "context_too_long"

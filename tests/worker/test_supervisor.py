@@ -22,7 +22,17 @@ from edgeagent.errors import (
     PayloadTooLarge,
     WorkerCrashed,
 )
-from edgeagent.types import Finished, FinishReason, Handover, Started, TextDelta, Tokenize, WorkerState, WorkerStatus
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    Handover,
+    Interrupted,
+    Started,
+    TextDelta,
+    Tokenize,
+    WorkerState,
+    WorkerStatus,
+)
 from edgeagent.worker import channel as channel_module
 from edgeagent.worker import refusals
 from edgeagent.worker.channel import FloodLimit
@@ -276,7 +286,7 @@ async def test_a_replayed_request_starts_once_for_its_reader(make: Make) -> None
     await record.until(lambda record: bool(record.deltas))
     kill(supervisor)
     assert (await record.end()).text == "0 1 "
-    assert [type(delta) for delta in record.deltas] == [Started, TextDelta, TextDelta, Finished]
+    assert [type(delta) for delta in record.deltas] == [Started, Interrupted, TextDelta, TextDelta, Finished]
 
 
 async def test_a_request_that_kills_twice_is_not_replayed_again(make: Make, lives: Path) -> None:

@@ -1,0 +1,111 @@
+"""What requests of one local model will take, learned from those that it had. It sees sizes and times, no content.
+
+Beginnings of prompts are remembered by their hashes, to tell what the prefix cache will have.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgeagent.backends.prompt_size import message_bytes, prompt_bytes, tools_bytes
+from edgeagent.types import ChatPrompt, GenerateRequest, Started, Tier
+
+_FIRST_BYTES_PER_TOKEN = 4.0
+_SMOOTHING = 0.1
+_MAX_BEGINNINGS = 8192
+_RANK = {tier: rank for rank, tier in enumerate(Tier)}
+# Rendering, tokenizing, and the ways through pipes.
+_OVERHEAD_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a worker measured: prompt tokens a second, and seconds for a token of each stream; 0: not known."""
+
+    prefill_tokens_per_s: float
+    token_s: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A live request without its first token: the prompt tokens that it still has to compute, about."""
+
+    tier: Tier
+    num_tokens: float
+
+
+class Forecast:
+    """The live requests that have no token yet, and how many tokens the bytes of a prompt make."""
+
+    def __init__(self) -> None:
+        self._bytes_per_token = _FIRST_BYTES_PER_TOKEN
+        self._pending: dict[str, _Pending] = {}
+        self._rates = Rates(0.0, 0.0)
+        self._beginnings: OrderedDict[int, None] = OrderedDict()
+
+    def num_tokens(self, request: GenerateRequest) -> float:
+        """Return about how many tokens a request's prompt has."""
+        return prompt_bytes(request) / self._bytes_per_token
+
+    def accept(self, request: GenerateRequest) -> None:
+        """Note a request that was given to the worker."""
+        self._pending[request.id] = _Pending(request.tier, self._num_uncached(request))
+
+    def start(self, request: GenerateRequest, started: Started) -> None:
+        """Note what a request's prompt was found to have."""
+        if request.id in self._pending:
+            self._pending[request.id].num_tokens = started.num_prompt_tokens - started.num_cached_tokens
+        num_bytes = prompt_bytes(request)
+        if started.num_prompt_tokens >= 32 and not started.num_dropped_items:
+            seen = num_bytes / started.num_prompt_tokens
+            self._bytes_per_token += _SMOOTHING * (max(0.5, min(16.0, seen)) - self._bytes_per_token)
+        if request.cache.write:
+            for beginning, _ in _beginnings(request):
+                self._beginnings[beginning] = None
+                self._beginnings.move_to_end(beginning)
+            while len(self._beginnings) > _MAX_BEGINNINGS:
+                self._beginnings.popitem(last=False)
+
+    def end(self, request_id: str) -> None:
+        """Note that a request has its first token, or has ended."""
+        self._pending.pop(request_id, None)
+
+    def known(self, rates: Rates) -> Rates:
+        """Return a worker's rates, or while it has none the last ones that one had."""
+        if rates.prefill_tokens_per_s > 0:
+            self._rates = rates
+        return self._rates
+
+    def first_token_s(self, request: GenerateRequest, rates: Rates) -> float | None:
+        """Return the predicted time from a request's turn to its first token; None where nothing was measured."""
+        if rates.prefill_tokens_per_s <= 0 or rates.token_s <= 0:
+            return None
+        rank = _RANK[request.tier]
+        ahead = sum(pending.num_tokens for pending in self._pending.values() if _RANK[pending.tier] <= rank)
+        prefill_s = (ahead + self._num_uncached(request)) / rates.prefill_tokens_per_s
+        return _OVERHEAD_S + prefill_s + rates.token_s
+
+    def _num_uncached(self, request: GenerateRequest) -> float:
+        num_known = 0
+        if request.cache.read:
+            for beginning, num_bytes in _beginnings(request):
+                if beginning not in self._beginnings:
+                    break
+                num_known = num_bytes
+        return max(1.0, (prompt_bytes(request) - num_known) / self._bytes_per_token)
+
+
+def _beginnings(request: GenerateRequest) -> Iterator[tuple[int, int]]:
+    """Yield a hash of each beginning of a conversation, or of the whole text, and its length in bytes."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt):
+        yield hash((request.cache.partition, prompt)), prompt_bytes(request)
+        return
+    key: object = (request.cache.partition, prompt.tools)
+    num_bytes = tools_bytes(prompt)
+    for message in prompt.messages:
+        key = hash((key, message.role, message.content, message.reasoning))
+        num_bytes += message_bytes(message)
+        yield hash(key), num_bytes

@@ -1,0 +1,33 @@
+"""How large a prompt is, in bytes: what is known of its tokens before it is rendered."""
+
+from __future__ import annotations
+
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextPrompt
+
+_TOKEN_ID_BYTES = 4
+
+
+def prompt_bytes(request: GenerateRequest) -> int:
+    """Return how many bytes of content a request has."""
+    match request.prompt:
+        case ChatPrompt(messages):
+            return tools_bytes(request.prompt) + sum(map(message_bytes, messages))
+        case TextPrompt(text, suffix):
+            return _num_bytes(text) + _num_bytes(suffix or "")
+        case prompt:
+            return _TOKEN_ID_BYTES * len(prompt.tokens)
+
+
+def tools_bytes(prompt: ChatPrompt) -> int:
+    """Return how many bytes the descriptions of a conversation's tools have."""
+    return sum(len(tool.name) + _num_bytes(tool.description) + _num_bytes(tool.parameters) for tool in prompt.tools)
+
+
+def message_bytes(message: Message) -> int:
+    """Return how many bytes of content a message has."""
+    calls = sum(_num_bytes(call.arguments) for call in message.tool_calls)
+    return _num_bytes(message.content) + _num_bytes(message.reasoning) + calls
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
