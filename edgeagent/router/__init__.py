@@ -13,16 +13,19 @@ def build(config: Config) -> Router:
     """Return the router with its backends, not started. The imports are here, to keep the package's own quick."""
     from edgeagent.backends.local import LocalBackend
     from edgeagent.router.outside import Outside
-    from edgeagent.router.router import Router
+    from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.gguf import validate_model
     from edgeagent.store.resolve import resolve
     from edgeagent.worker.disk_cache import prepare_disk_cache
     from edgeagent.worker.pool import Pool
 
+    outside = Outside(config)
+    if config.model == NO_MODEL:
+        return Router([], outside)
     pool = Pool(
         config,
         lambda name: resolve(name, config.store, config.state_dir),
         validate_model,
         disk_cache=lambda: prepare_disk_cache(config),
     )
-    return Router([LocalBackend(config.engine, pool)], Outside(config))
+    return Router([LocalBackend(config.engine, pool)], outside)

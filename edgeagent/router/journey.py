@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from edgeagent.errors import EdgeAgentError, InvalidRequest, RequestTimeout
+from edgeagent.errors import EdgeAgentError, InvalidRequest, RemoteUnavailable, RequestTimeout
 from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import race
 from edgeagent.router.placing import Placing
@@ -117,7 +117,10 @@ class Journey:
         return race(first, start_second, order.hedge_after_s, choose)
 
     def _steps_at(self, route: Route, request: GenerateRequest) -> Steps:
-        return self._placing.backends[route.backend].generate(request, route.permit, self._delivery.so_far)
+        backend = self._placing.backends.get(route.backend)
+        if backend is None:
+            raise RemoteUnavailable(f"{route.backend} was removed", served_by=route.backend)
+        return backend.generate(request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
         """Return the request with what is left of its time."""

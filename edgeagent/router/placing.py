@@ -15,14 +15,21 @@ from edgeagent.router.conversations import Conversations
 from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
 from edgeagent.router.policy import REMOTE_PREFIX, Order, Route, choose_routes, is_sooner
+from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.types import GenerateRequest, RouteMode
 
 
 class Placing:
     """The places that there are, and the machine's mode, which is asked for at each decision."""
 
-    def __init__(self, backends: Mapping[str, Backend], machine_mode: Callable[[], RouteMode]) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        machine_mode: Callable[[], RouteMode],
+        remotes: RemoteBackends | None = None,
+    ) -> None:
         self.backends = backends
+        self._remotes = remotes
         self.conversations = Conversations()
         self.hedges = HedgeBudget()
         self.is_stopping = False
@@ -42,7 +49,8 @@ class Placing:
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
         """Take a second place for a request, if that is still allowed and paid for."""
         mode = self.mode(request)
-        return mode is not RouteMode.LOCAL_ONLY and len(order.routes) > 1 and self.hedges.spend()
+        is_there = order.routes[1].backend in self.backends
+        return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
 
     def note(self, request: GenerateRequest, route: Route, first_token_s: float) -> None:
         """Note that an answer has begun on a route, after so long."""
@@ -54,6 +62,8 @@ class Placing:
     def choose(self, request: GenerateRequest, without: Collection[str] = ()) -> Order:
         """Return the routes of a request but for some backends; raise what its client is told where there is none."""
         began_s = time.perf_counter()
+        if self._remotes is not None:
+            self._remotes.refresh()
         try:
             estimates, unknown = self._estimates(request, without)
             placed = self.conversations.find(request)
@@ -64,6 +74,8 @@ class Placing:
             first = estimates[order.routes[0].backend]
             if first.num_live >= first.max_live:
                 raise _full(estimates)
+            if order.is_fallback_likely and self._remotes is not None:
+                self._remotes.warm(order.routes[1].backend)
             return order
         finally:
             metrics.placement_seconds.observe(time.perf_counter() - began_s)
@@ -80,14 +92,15 @@ class Placing:
 
     def _estimates(
         self, request: GenerateRequest, without: Collection[str]
-    ) -> tuple[dict[str, Estimate], ModelNotFound | None]:
-        """Return the estimates of those that know the model, and the first word of those that do not.
+    ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
+        """Return the estimates of those that know the model, and the first word of those that do not or cannot tell.
 
         What a remote expects is not asked for where nothing may leave.
         """
         is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
+        unusable: BackendUnavailable | None = None
         for name, backend in self.backends.items():
             if name in without or (is_bound and name.startswith(REMOTE_PREFIX)):
                 continue
@@ -95,11 +108,13 @@ class Placing:
                 estimates[name] = backend.estimate(request)
             except ModelNotFound as error:
                 unknown = unknown or error
-        return estimates, unknown
+            except BackendUnavailable as error:
+                unusable = unusable or error
+        return estimates, unusable or unknown
 
 
 def _no_route(
-    request: GenerateRequest, mode: RouteMode, estimates: Mapping[str, Estimate], unknown: ModelNotFound | None
+    request: GenerateRequest, mode: RouteMode, estimates: Mapping[str, Estimate], unknown: EdgeAgentError | None
 ) -> EdgeAgentError:
     if not estimates and unknown is not None:
         return unknown

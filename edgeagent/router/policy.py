@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeagent.backends.base import Estimate
-from edgeagent.types import GenerateRequest, Permit, RouteMode, Tier
+from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
 
 # A placement is kept until the better place is so much better than its target.
 _COMFORT = 0.5
@@ -54,11 +54,13 @@ class Route:
 class Order:
     """The routes that a request may take, best first; none where nothing can serve it.
 
-    `hedge_after_s`: start the second route as well if the first has given no token by then.
+    `hedge_after_s`: start the second route as well if the first has given no token by then. `is_fallback_likely`: this
+    machine is near its limits, so that the next remote should be ready.
     """
 
     routes: tuple[Route, ...]
     hedge_after_s: float | None = None
+    is_fallback_likely: bool = False
 
 
 def choose_routes(
@@ -101,13 +103,23 @@ def choose_routes(
     bound = "conversation" if is_staying else bound
     if not bound:  # 4
         routes = home("prefer_local") + away(remotes, "local_failed")
-        return Order(routes, hedge_after_s=_hedge_after_s(request, local, target) if len(routes) > 1 else None)
+        if len(routes) == 1 or local is None:
+            return Order(routes)
+        is_near = not _is_comfortable(local, target)
+        is_hedged = is_near and request.tier is Tier.REALTIME
+        is_likely = is_near or 2 * local.num_live >= local.max_live
+        return Order(routes, _COMFORT * target.first_token_s if is_hedged else None, is_likely)
     meeting = [estimate for estimate in remotes if not why_bound(estimate, target)]  # 5
     missing = [estimate for estimate in remotes if estimate not in meeting]
     rest = [(_first_token_s(each), home("prefer_local" if is_staying else f"{bound}_everywhere")) for each in here]
     rest += [(_first_token_s(each), away([each], bound)) for each in missing]
     behind = [route for _, routes in sorted(rest, key=lambda pair: pair[0]) for route in routes]
     return Order(away(meeting, bound) + tuple(behind))
+
+
+def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
+    """Return leave to ask a remote whether it is well; None where nothing may leave the machine."""
+    return None if mode is RouteMode.LOCAL_ONLY else ProbePermit(remote, mode)
 
 
 def why_bound(estimate: Estimate, target: Target) -> str:
@@ -142,11 +154,6 @@ def _first_token_s(estimate: Estimate) -> float:
 def _is_comfortable(local: Estimate, target: Target) -> bool:
     eased = Target(_COMFORT * target.first_token_s, _COMFORT * target.token_s)
     return local.first_token_s is not None and not why_bound(local, eased)
-
-
-def _hedge_after_s(request: GenerateRequest, local: Estimate | None, target: Target) -> float | None:
-    is_near = local is None or local.first_token_s is None or local.first_token_s > _COMFORT * target.first_token_s
-    return _COMFORT * target.first_token_s if is_near and request.tier is Tier.REALTIME else None
 
 
 def _remote_route(request: GenerateRequest, mode: RouteMode, estimate: Estimate, reason: str) -> Route:

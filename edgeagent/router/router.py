@@ -15,9 +15,15 @@ from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound
 from edgeagent.router.journey import Journey
 from edgeagent.router.outside import Outside
 from edgeagent.router.placing import Placing
+from edgeagent.router.policy import REMOTE_PREFIX
+from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, RouteMode, Step, TextAnswer, TextQuery
 
 Steps = AsyncGenerator[Step, None]
+
+
+NO_MODEL = "none"
+"""The name of no model: what `model` is set to where a daemon serves remote models alone."""
 
 
 class Router:
@@ -39,24 +45,29 @@ class Router:
         self.outside = outside
         self._given_mode = machine_mode
         self._clock = clock
-        self._placing = Placing(self._backends, self.mode)
+        self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
+        self._placing = Placing(self._backends, self.mode, self._remotes)
         self._live: dict[str, Journey] = {}
 
     async def start(self) -> None:
         """Start every backend; raise what keeps one from starting."""
-        for backend in self._backends.values():
+        if self._remotes is not None:
+            self._remotes.start()
+        for backend in list(self._backends.values()):
             await backend.start()
 
     async def stop(self) -> None:
         """End every request, then release everything."""
         self._placing.is_stopping = True
+        if self._remotes is not None:
+            await self._remotes.stop()
         await asyncio.gather(*(backend.stop() for backend in self._backends.values()))
         if self.outside is not None:
             self.outside.close()
 
     def remotes(self) -> list[RemoteStatus]:
         """Return how the remotes stand that requests may go to."""
-        return []
+        return [] if self._remotes is None else self._remotes.statuses()
 
     def mode(self) -> RouteMode:
         """Return the machine's own mode, at this moment."""
@@ -65,8 +76,19 @@ class Router:
         return RouteMode.LOCAL_ONLY if self.outside is None else self.outside.mode
 
     def models(self) -> list[ModelStatus]:
-        """Return the models of every backend."""
-        return [model for backend in self._backends.values() for model in backend.models()]
+        """Return the models that a request may name, each once: this machine's first."""
+        models: dict[str, ModelStatus] = {}
+        for backend in self._open_backends():
+            for model in backend.models():
+                models.setdefault(model.name, model)
+        return list(models.values())
+
+    def _open_backends(self) -> list[Backend]:
+        """Return the backends that the machine's mode lets requests go to."""
+        is_bound = self.mode() is RouteMode.LOCAL_ONLY
+        return [
+            backend for name, backend in self._backends.items() if not (is_bound and name.startswith(REMOTE_PREFIX))
+        ]
 
     def reload(self, model: str) -> None:
         """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
@@ -76,17 +98,25 @@ class Router:
                 return backend.reload(model)
             except ModelNotFound as error:
                 unknown = unknown or error
-        assert unknown is not None
-        raise unknown
+        raise unknown or ModelNotFound(f"model {model!r} not found")
 
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
-        return next(iter(self._backends.values())).default_model()
+        backends = self._open_backends()
+        for backend in backends:
+            try:
+                return backend.find_model(backend.default_model())
+            except ModelNotFound:
+                continue
+            except BackendUnavailable:
+                if not backend.name.startswith(REMOTE_PREFIX):  # it is starting
+                    return backend.default_model()
+        return backends[0].default_model() if backends else NO_MODEL
 
     def find_model(self, name: str) -> str:
         """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
         unknown: EdgeAgentError | None = None
-        for backend in self._backends.values():
+        for backend in self._open_backends():
             try:
                 return backend.find_model(name)
             except (ModelNotFound, BackendUnavailable) as error:
@@ -96,7 +126,7 @@ class Router:
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a question about text where the model is; raise ModelNotFound."""
         unknown: ModelNotFound | None = None
-        for backend in self._backends.values():
+        for backend in self._open_backends():
             try:
                 return await backend.ask(model, query)
             except ModelNotFound as error:

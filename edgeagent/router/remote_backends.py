@@ -1,0 +1,102 @@
+"""The backends of the owner's remotes, which come and go with the file of remotes while the daemon runs.
+
+What the owner withdraws is cut off at once: its running streams end, and go on elsewhere where they may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import MutableMapping
+from contextlib import suppress
+
+from edgeagent.backends.base import Backend
+from edgeagent.backends.remote.backend import RemoteBackend
+from edgeagent.remotes import Remote
+from edgeagent.router.outside import Outside
+from edgeagent.router.policy import REMOTE_PREFIX, probe_permit
+from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
+
+# A change must hold within a second, streams that run included.
+_TICK_S = 0.3
+# The wall clock went on by so much more than ours: the machine slept, and its connections may lead nowhere.
+_SLEPT_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteBackends:
+    """Keeps `backends`, which it shares with the router, in step with the file of remotes."""
+
+    def __init__(self, outside: Outside, backends: MutableMapping[str, Backend]) -> None:
+        self._outside = outside
+        self._backends = backends
+        self._own: dict[str, RemoteBackend] = {}
+        self._revision: int | None = None
+        self._mode = RouteMode.LOCAL_ONLY
+        self._ticker: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._lag_s = time.time() - time.monotonic()
+
+    def start(self) -> None:
+        """Begin to follow the file."""
+        self.refresh()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="remotes")
+
+    async def stop(self) -> None:
+        """Follow the file no longer, and wait for those that had to go. The router stops the others."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticker
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def statuses(self) -> list[RemoteStatus]:
+        """Return how the remotes stand."""
+        return [backend.status() for backend in self._own.values()]
+
+    def warm(self, name: str) -> None:
+        """Open connections to a remote that is likely to be needed."""
+        if (backend := self._own.get(name)) is not None:
+            backend.warm()
+
+    def refresh(self) -> None:
+        """Do what a change of the file asks for; a few microseconds where there is none."""
+        mode = self._outside.mode
+        if mode is RouteMode.LOCAL_ONLY and self._mode is not mode:
+            self._end(list(self._own.values()), "the machine's mode is local_only")
+        self._mode = mode
+        if self._revision == self._outside.file.revision:
+            return
+        self._revision = self._outside.file.revision
+        wanted = {f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.file.remotes}
+        gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
+        for backend in gone:
+            logger.info("%s was changed or removed", backend.name)
+            del self._own[backend.name], self._backends[backend.name]
+        self._end(gone, "the owner changed or removed this remote")
+        for name, remote in wanted.items():
+            if name not in self._own:
+                self._own[name] = self._backends[name] = self._make(remote)
+
+    def _make(self, remote: Remote) -> RemoteBackend:
+        def probes() -> ProbePermit | None:
+            return probe_permit(remote.name, self._outside.mode)
+
+        return RemoteBackend(remote, keys=self._outside.keys, ledger=self._outside.ledger, probes=probes)
+
+    def _end(self, backends: list[RemoteBackend], reason: str) -> None:
+        for backend in backends:
+            task = asyncio.get_running_loop().create_task(backend.close_streams(reason))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.refresh()
+            lag_s = time.time() - time.monotonic()
+            if abs(lag_s - self._lag_s) > _SLEPT_S:
+                await asyncio.gather(*(backend.network_changed() for backend in self._own.values()))
+            self._lag_s = lag_s
