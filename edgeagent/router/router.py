@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from edgeagent.backends.base import Backend
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound
@@ -17,7 +17,7 @@ from edgeagent.router.outside import Outside
 from edgeagent.router.placing import Placing
 from edgeagent.router.policy import REMOTE_PREFIX
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, RouteMode, Step, TextAnswer, TextQuery
+from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, RouteMode, Step, TextAnswer, TextQuery, replace
 
 Steps = AsyncGenerator[Step, None]
 
@@ -133,6 +133,13 @@ class Router:
                 unknown = unknown or error
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
+    def _name_of(self, model: str) -> str:
+        """Return a model's one name, by which remotes have aliases for it too; the given one where none is known."""
+        for backend in self._open_backends():
+            with suppress(EdgeAgentError):
+                return backend.find_model(model)
+        return model
+
     def cancel(self, request_id: str) -> None:
         """End a live request politely, wherever it runs; an unknown or finished id is ignored."""
         if request_id in self._live:
@@ -145,6 +152,7 @@ class Router:
 
         From the decision to the backend's acceptance nothing is awaited, so that a burst is counted exactly.
         """
+        request = replace(request, model=self._name_of(request.model))
         journey = self._live[request.id] = Journey(request, self._placing, self._clock)
         try:
             async with aclosing(journey.steps()) as steps:

@@ -1,0 +1,171 @@
+"""The router with real remotes on loopback ports: the owner's file is followed, and what must stay here stays here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeagent.config import Config
+from edgeagent.errors import (
+    ContextLengthExceeded,
+    EdgeAgentError,
+    InternalError,
+    ModelNotFound,
+    Overloaded,
+    RemoteUnavailable,
+    WorkerCrashed,
+)
+from edgeagent.remotes import Endpoint, Limits, Remote
+from edgeagent.remotes.file import add_remote, remove_remote
+from edgeagent.router.outside import Outside
+from edgeagent.router.router import NO_MODEL, Router
+from edgeagent.types import (
+    ChatPrompt,
+    Delta,
+    GenerateRequest,
+    Interrupted,
+    Message,
+    RouteMode,
+    Started,
+    TextDelta,
+    Tier,
+    replace,
+)
+from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
+from tests.backends.remote.streams import DONE, ROLE, answer, chunk, usage
+from tests.router.test_journey import Answer, Place, run
+
+ASKED = GenerateRequest("r1", "fake", ChatPrompt((Message("user", "canary"),)))
+LIMITS = Limits(max_concurrent=8, connect_s=2.0, first_token_s=5.0, idle_s=5.0, total_s=20.0)
+REST = (ROLE, chunk({"content": " two three"}), chunk({"content": " four"}, finish="stop"), usage(output=3), DONE)
+
+
+def remote(url: str, name: str = "gpu", **fields: Any) -> Remote:
+    return Remote(name, (Endpoint(url),), **{"limits": LIMITS, "models": {"fake": "far"}, **fields})
+
+
+@asynccontextmanager
+async def router_at(folder: Path, *places: Place, **config: Any) -> AsyncIterator[Router]:
+    settings = Config(state_dir=folder, **config)
+    made = Router(places, Outside(settings))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def test_a_stream_goes_on_at_a_remote_and_both_are_told(tmp_path: Path) -> None:
+    crash = WorkerCrashed("signal 9", served_by="local")
+    local = Place("local", (Started(7, 3), TextDelta("one"), crash))
+    vllm = {"/v1/models": models("far"), "/version": plain(200, b'{"version": "0.32.0"}')}
+    async with faults(stream(*REST), gets=vllm) as far, router_at(tmp_path, local) as router:
+        add_remote(tmp_path, remote(far.url))
+        answered = await run(router, wanted=ASKED)  # type: ignore[arg-type]
+        assert answered.error is None and answered.text == "one two three four"
+        (asked,) = far.posts
+        assert asked.json["model"] == "far"
+        assert asked.json["messages"][-1] == {"role": "assistant", "content": "one"}
+        assert asked.json["continue_final_message"] is True and asked.json["add_generation_prompt"] is False
+        end = answered.end
+        assert (end.timings.route, end.usage.num_output_tokens) == ("remote:gpu", 4)
+        assert [(move.target, move.num_tokens) for move in end.timings.handovers] == [("remote:gpu", 1)]
+        assert end.timings.placement is not None and end.timings.placement.host == f"127.0.0.1:{far.port}"
+
+
+async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
+    local = Place("local", knows=False)
+    async with faults(stream(answer("hi"))) as far, router_at(tmp_path, local) as router:
+        assert (await run(router, wanted=ASKED)).error is not None  # type: ignore[arg-type]
+        add_remote(tmp_path, remote(far.url))
+        answered = await run(router, wanted=ASKED)  # type: ignore[arg-type]
+        assert answered.text == "hi" and answered.told[0] is not None
+        assert (answered.told[0].served_by, answered.told[0].reason) == ("remote:gpu", "model_unknown")
+        assert [status.name for status in router.remotes()] == ["gpu"]
+        assert [model.name for model in router.models()] == ["other", "fake"]
+        assert (router.default_model(), router.find_model("fake")) == ("other", "fake")
+        remove_remote(tmp_path, "gpu")
+        assert (await run(router, wanted=ASKED)).error is not None  # type: ignore[arg-type]
+        assert router.remotes() == [] and [model.name for model in router.models()] == ["other"]
+
+
+async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here(tmp_path: Path) -> None:
+    far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
+    local = Place("local")
+    async with faults(far_stream) as far, router_at(tmp_path, local, route="prefer_remote") as router:
+        add_remote(tmp_path, remote(far.url))
+        answered = Answer()
+        async for step in router.generate(ASKED):
+            answered.deltas += step.deltas
+            if answered.text == "one two":
+                remove_remote(tmp_path, "gpu")
+        assert answered.text == "one two three four"
+        assert answered.end.timings.route == "local"
+        await asyncio.wait_for(far.posts[0].left.wait(), 5)
+
+
+async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:
+    async with faults(stream(answer("hi"))) as far, router_at(tmp_path, model=NO_MODEL) as router:
+        assert router.default_model() == NO_MODEL and router.models() == []
+        with pytest.raises(ModelNotFound):
+            router.reload("fake")
+        add_remote(tmp_path, remote(far.url))
+        assert (await run(router, wanted=replace(ASKED, model="fake"))).text == "hi"  # type: ignore[arg-type]
+        assert router.default_model() == "fake"
+
+
+FAILURES: list[Callable[[], EdgeAgentError]] = [
+    lambda: Overloaded("full"),
+    lambda: WorkerCrashed("signal 9"),
+    lambda: ContextLengthExceeded("long"),
+    lambda: ModelNotFound("none"),
+    lambda: InternalError("out of memory"),
+    lambda: RemoteUnavailable("a remote's word"),
+]
+PLACES: list[Sequence[Delta]] = [
+    (),
+    (Started(7, 3),),
+    (Started(7, 3), TextDelta("one")),
+    (Started(7, 3), TextDelta("one"), Interrupted("worker_killed")),
+]
+
+
+@pytest.mark.parametrize("tier", Tier)
+async def test_nothing_of_a_local_only_request_reaches_the_network(
+    tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No packet and no DNS query, whatever fails and whenever; the same requests go out where they may."""
+    asked: list[object] = []
+    loop = asyncio.get_running_loop()
+    for owner, name in ((socket, "getaddrinfo"), (loop, "getaddrinfo"), (loop, "sock_connect")):
+        real = getattr(owner, name)
+
+        def note(*args: object, real: Callable[..., object] = real, **fields: object) -> object:
+            asked.append(args)
+            return real(*args, **fields)
+
+        monkeypatch.setattr(owner, name, note, raising=False)
+    wanted = replace(ASKED, tier=tier, route=RouteMode.LOCAL_ONLY)
+    async with faults(stream(answer("far"))) as far, router_at(tmp_path, local := Place("local")) as router:
+        add_remote(tmp_path, remote(far.url))
+        add_remote(tmp_path, remote("https://gpu.invalid/v1", "named"))
+        for make in FAILURES:
+            for before in PLACES:
+                for estimate in ({}, {"obstacle": "quarantined"}, {"strain": "loading"}, {"num_live": 1000}):
+                    local.expects = replace(local.expects, **{"obstacle": "", "strain": "", "num_live": 0} | estimate)
+                    local.acts = [(*before, make())]
+                    answered = await run(router, wanted=wanted)  # type: ignore[arg-type]
+                    assert answered.error is not None
+        await asyncio.sleep(0)
+        assert (far.num_connections, asked) == (0, [])
+        local.acts = [[Overloaded("full")]]
+        local.expects = replace(local.expects, num_live=0)
+        open_to_all = replace(wanted, route=None)
+        assert (await run(router, wanted=open_to_all)).text == "far"  # type: ignore[arg-type]
+        assert far.num_connections > 0
