@@ -15,7 +15,7 @@ from edgeagent.api import probe
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
 from edgeagent.store.cache import HubCache
-from edgeagent.types import CachePolicy, GenerateRequest, SamplingParams, TextDelta, TextPrompt, WorkerState
+from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
 from tests.api.services import INFO, OneModel
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.daemon.running import running
@@ -126,6 +126,7 @@ async def test_ready_generates_one_token_for_all_who_ask() -> None:
         sampling=SamplingParams(temperature=0.0),
         max_tokens=1,
         cache=CachePolicy(read=False, write=False),
+        route=RouteMode.LOCAL_ONLY,
     )
 
 
