@@ -32,27 +32,16 @@ def test_every_file_that_is_named_exists() -> None:
 # Every row of the list of attacks and faults.
 LAST = {"A": 9, "B": 15, "C": 7, "F": 21, "I": 8, "L": 11}
 ROWS = {f"{letter}{number}" for letter, last in LAST.items() for number in range(1, last + 1)}
-# What a row waits for, and what is there once it is due.
-NOT_YET = {
-    "F12": ("no remote backend", "edgeagent/backends/remote*"),
-    "F15": ("no remote backend", "edgeagent/backends/remote*"),
-}
 
 
 def test_every_row_is_there() -> None:
-    assert rows() | NOT_YET.keys() == ROWS
+    assert rows() == ROWS
 
 
 def test_every_row_names_a_test_that_exists() -> None:
     """In its own file, or in what its line of the tables names."""
-    for row in ROWS - NOT_YET.keys():
+    for row in ROWS:
         assert list(HERE.glob(f"test_{row}_*.py")) or _named_in_line(row), row
-
-
-def test_rows_that_wait_are_not_due() -> None:
-    for row, (reason, pattern) in NOT_YET.items():
-        assert not list(ROOT.glob(pattern)), f"{row} is due: it waited for this: {reason}"
-        assert row not in rows() and re.search(rf"{row} \(", README), f"README says why there is no {row}"
 
 
 def _named_in_line(row: str) -> bool:
