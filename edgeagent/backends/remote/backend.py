@@ -90,12 +90,9 @@ class RemoteBackend:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
     async def network_changed(self) -> None:
-        """Forget connections that may lead nowhere, and what was held against endpoints: a wake, or another network."""
+        """Open new connections for what comes, and forget what was held against endpoints: after a sleep, say."""
         if self._cluster is not None:
-            for endpoint in self._cluster.endpoints:
-                endpoint.breaker.forgive()
-                if not endpoint.num_live:
-                    await endpoint.transport.drop()
+            self._cluster.renew()
 
     def warm(self) -> None:
         """Open a connection to each endpoint, and learn how it is, for a request that is likely to come."""
@@ -150,6 +147,7 @@ class RemoteBackend:
         """Say what to expect of a request; raise ModelNotFound for a model it does not serve."""
         cluster = self._served()
         cluster.model_there(request.model)
+        cluster.note_network()
         now_s = self._clock()
         num_tokens = num_prompt_tokens(request)
         views = [endpoint.view(num_tokens, now_s) for endpoint in cluster.endpoints]
@@ -195,6 +193,7 @@ class RemoteBackend:
 
     def _accept(self, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None) -> Run:
         cluster = self._served()
+        cluster.note_network()
         kind, trouble = self._obstacle()
         if kind:
             raise RemoteUnavailable(f"{self.name}: {trouble}", served_by=self.name)
@@ -260,6 +259,7 @@ class RemoteBackend:
         while self._used_s is not None and self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
             if (permit := self._probes()) is None or self._obstacle()[0]:
                 return
+            cluster.note_network()
             await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
             await asyncio.sleep(_PROBE_INTERVAL_S)
 

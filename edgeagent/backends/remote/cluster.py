@@ -19,6 +19,7 @@ from edgeagent.remotes import Remote
 from edgeagent.types import ChatPrompt, GenerateRequest, Permit, TextPrompt
 
 _CHARS_A_TOKEN = 4
+_LOOK_S = 1.0
 
 
 class Ledger(Protocol):
@@ -50,6 +51,7 @@ class Cluster:
         self.access = Access(remote.key, find_key)
         self.pseudonyms = Pseudonyms(remote.name)
         self.retries = RetryBudget()
+        self._looked_s = -_LOOK_S
         self.endpoints = [Endpoint(remote, address, context) for address in remote.endpoints]
         self.probers = [Prober(endpoint) for endpoint in self.endpoints]
 
@@ -87,6 +89,25 @@ class Cluster:
         return min(
             max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
         )
+
+    def note_network(self) -> None:
+        """Where the network has changed, or the machine has slept, forget what was held against the endpoints.
+
+        It looks once a second at most.
+        """
+        now_s = self.clock()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        for endpoint in self.endpoints:
+            if endpoint.transport.note_network():
+                endpoint.breaker.forgive()
+
+    def renew(self) -> None:
+        """Open new connections to every endpoint, and forget what was held against it."""
+        for endpoint in self.endpoints:
+            endpoint.transport.renew()
+            endpoint.breaker.forgive()
 
     def note_failure(self, endpoint: Endpoint, failure: Failure) -> None:
         """Take note of a failure, whoever met it."""

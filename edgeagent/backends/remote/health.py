@@ -79,9 +79,11 @@ class Breaker:
         return 0.0 if self._open_until_s is None else max(0.0, self._open_until_s - now_s)
 
     def forgive(self) -> None:
-        """Let one request through at once: the network has changed."""
+        """Close an open breaker, for the network has changed; the next failure opens it."""
         if self._open_until_s is not None:
-            self._open_until_s = 0.0
+            self._open_until_s = None
+            self._num_failures = MAX_FAILURES - 1
+            self._num_openings = 0
 
 
 class Pause:

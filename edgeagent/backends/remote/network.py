@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.names import resolve
+from edgeagent.backends.remote.way import NOWHERE
 
 NAME_S = 2.0
 """How long a name may take to be resolved."""
@@ -36,7 +37,7 @@ class Stages(Struct):
 
 
 class Network(httpcore.AsyncNetworkBackend):
-    """The sockets of one endpoint. `stages` are those of its last new connection.
+    """The sockets of one endpoint. `stages`, and the addresses of both sides, are those of its last new connection.
 
     Where TLS is made with the context `pinned`, the certificate must have the SHA-256 `pin`; a proxy's has its own.
     """
@@ -46,6 +47,8 @@ class Network(httpcore.AsyncNetworkBackend):
         self._pinned = pinned
         self._pin = pin
         self.stages = Stages()
+        self.peer: tuple[str, int] = NOWHERE
+        self.local: str | None = None
 
     async def connect_tcp(
         self,
@@ -68,6 +71,7 @@ class Network(httpcore.AsyncNetworkBackend):
         except OSError as error:
             raise Failure(Kind.UNREACHABLE, f"no connection: {_reason(error)}") from None
         self.stages = Stages(resolved_s - began_s, time.monotonic() - resolved_s)
+        self.peer, self.local = wire.addresses()
         return _Stream(wire, self)
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
@@ -166,6 +170,11 @@ class _Wire(asyncio.Protocol):
     def is_readable(self) -> bool:
         """Whether a read would return at once. On an idle connection that can only mean its end."""
         return bool(self._unread) or self._is_over
+
+    def addresses(self) -> tuple[tuple[str, int], str]:
+        """Return the other side's address and port, and our address; NOWHERE and "" where it is gone already."""
+        there, here = (self.transport.get_extra_info(name) for name in ("peername", "sockname"))
+        return (there[0], there[1]) if there else NOWHERE, here[0] if here else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's

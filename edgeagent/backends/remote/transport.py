@@ -11,6 +11,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from msgspec import Struct, field
 
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.network import Network, Stages
+from edgeagent.backends.remote.way import is_ours, seconds_asleep, source_of
 from edgeagent.errors import ConfigError, Forbidden
 from edgeagent.remotes import Remote, Tls
 from edgeagent.types import Permit, ProbePermit, RouteMode
@@ -30,6 +32,7 @@ MAX_STREAM_BYTES = 256 << 20
 _KEEP_ALIVE_S = 60.0
 _MAX_DRAINED_BYTES = 64 * 1024
 _DRAIN_S = 1.0
+_SLEPT_S = 5.0
 # Beyond those for requests: probes, and what is being closed.
 _SPARE_CONNECTIONS = 4
 _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, h2.exceptions.ProtocolError)
@@ -61,9 +64,11 @@ class Transport:
         self._pinned = context if remote.tls.pin is not None else None
         self._context = context
         self._drains: set[asyncio.Task[None]] = set()
-        self._pool, self._network = self._open_pool()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._num_sleeps = int(seconds_asleep() / _SLEPT_S)
+        self._connections = self._new_connections()
 
-    def _open_pool(self) -> tuple[httpcore.AsyncConnectionPool, Network]:
+    def _new_connections(self) -> _Connections:
         remote = self._remote
         network = Network(remote.limits.connect_s, self._pinned, remote.tls.pin or "")
         num_connections = remote.limits.max_concurrent + _SPARE_CONNECTIONS
@@ -77,12 +82,46 @@ class Transport:
             http2=True,
             network_backend=network,
         )
-        return pool, network
+        return _Connections(pool, network)
 
     @property
     def num_connections(self) -> int:
         """How many connections are open, in use or idle."""
-        return len(self._pool.connections)
+        return len(self._connections.pool.connections)
+
+    def note_network(self) -> bool:
+        """Whether the way to the endpoint is another than at the last call, or the machine has slept since.
+
+        Then it renews the connections.
+        """
+        old, num_sleeps = self._connections, int(seconds_asleep() / _SLEPT_S)
+        here = source_of(old.network.peer)
+        is_same = old.network.local in (None, here) and num_sleeps == self._num_sleeps
+        if is_same:
+            old.network.local = here
+            return False
+        self._num_sleeps = num_sleeps
+        self.renew()
+        return True
+
+    def renew(self) -> None:
+        """Open new connections for what comes. Streams on the old ones go on, unless our address there is gone."""
+        old, self._connections = self._connections, self._new_connections()
+        here = source_of(old.network.peer)
+        self._connections.network.peer, self._connections.network.local = old.network.peer, here
+        old.is_retired = True
+        if not old.num_used or not is_ours(old.network.local or here):
+            self._close_later(old)
+
+    def _close_later(self, connections: _Connections) -> None:
+        task = asyncio.get_running_loop().create_task(connections.pool.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _leave(self, connections: _Connections) -> None:
+        connections.num_used -= 1
+        if connections.is_retired and not connections.num_used:
+            self._close_later(connections)
 
     async def open(self, permit: Permit | ProbePermit, call: Call) -> Exchange:
         """Send a call and wait for the head of its answer; raise Forbidden without leave for it, or a Failure.
@@ -91,7 +130,8 @@ class Transport:
         """
         check_permit(permit, self._remote.name, call)
         stages = CallStages(began_s=time.monotonic())
-        pool, network = self._pool, self._network
+        used = self._connections
+        pool, network = used.pool, used.network
 
         async def trace(event: str, details: dict[str, Any]) -> None:
             stages.note(event, network.stages)
@@ -105,14 +145,20 @@ class Transport:
             content=call.body,
             extensions={"trace": trace},
         )
+        used.num_used += 1
         try:
             response = await pool.handle_async_request(request)
         except httpcore.ProxyError as error:
+            self._leave(used)
             raise Failure(Kind.UNREACHABLE, f"the proxy refused: {error}") from None
         except _CUT:
+            self._leave(used)
             kind = Kind.CUT if stages.was_sent else Kind.UNREACHABLE
             raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
-        return Exchange(response, stages, self._drain)
+        except BaseException:
+            self._leave(used)
+            raise
+        return Exchange(response, stages, self._drain, partial(self._leave, used))
 
     def _headers(self, call: Call) -> list[tuple[str, str]]:
         headers = [("Host", self.host), ("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"), *call.headers]
@@ -132,8 +178,18 @@ class Transport:
             task.cancel()
         if self._drains:
             await asyncio.wait(self._drains)
-        old, (self._pool, self._network) = self._pool, self._open_pool()
-        await old.aclose()
+        old, self._connections = self._connections, self._new_connections()
+        await old.pool.aclose()
+
+
+class _Connections:
+    """A pool with its sockets, and how many exchanges use it. One that is retired takes no new ones."""
+
+    def __init__(self, pool: httpcore.AsyncConnectionPool, network: Network) -> None:
+        self.pool = pool
+        self.network = network
+        self.num_used = 0
+        self.is_retired = False
 
 
 class CallStages(Struct):
@@ -164,9 +220,11 @@ class Exchange:
         response: httpcore.Response,
         stages: CallStages,
         drain: Callable[[AsyncIterator[bytes], Callable[[], Any]], None],
+        leave: Callable[[], None],
     ) -> None:
         self._response = response
         self._drain = drain
+        self._leave = leave
         self._chunks = response.aiter_stream()
         self._num_bytes = 0
         self._is_at_end = False
@@ -219,8 +277,11 @@ class Exchange:
             await self._end()
 
     async def _end(self) -> None:
-        with contextlib.suppress(*_CUT):
-            await self._response.aclose()
+        try:
+            with contextlib.suppress(*_CUT):
+                await self._response.aclose()
+        finally:
+            self._leave()
 
 
 async def _read_off(rest: AsyncIterator[bytes], close: Callable[[], Any]) -> None:

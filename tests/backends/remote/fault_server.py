@@ -160,11 +160,14 @@ async def _read_request(reader: asyncio.StreamReader) -> Asked | None:
 
 @asynccontextmanager
 async def faults(
-    *scripts: Script, gets: dict[str, Script] | None = None, tls: ssl.SSLContext | None = None
+    *scripts: Script,
+    gets: dict[str, Script] | None = None,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[FaultServer]:
     """Run a scripted remote."""
     scripted = FaultServer(*scripts, gets=gets)
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(scripted.serve, host, 0, ssl=tls)
     scripted.port = server.sockets[0].getsockname()[1]
     scripted.scheme = "https" if tls is not None else "http"
     try:

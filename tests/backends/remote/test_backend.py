@@ -355,7 +355,7 @@ async def test_a_slow_reader_holds_the_stream_back() -> None:
         await anext(steps)
         await asyncio.sleep(0.2)
         (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        (connection,) = endpoint.transport._pool.connections
+        (connection,) = endpoint.transport._connections.pool.connections
         wire = connection._connection._network_stream._wire  # type: ignore[attr-defined]
         assert len(wire._unread) < 2 << 20
         num = 1

@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
+from edgeagent.backends.remote import transport
 from edgeagent.backends.remote.attempt import retry_after_s
+from edgeagent.backends.remote.transport import Call
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.remotes import Tls
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
 from tests.backends.remote.streams import answer, chunk
-from tests.backends.remote.support import REQUEST, Rows, ask, backend, until
+from tests.backends.remote.support import REQUEST, Clock, Rows, ask, backend, permit, until
 
 
 class Proxy:
@@ -109,17 +111,55 @@ def test_the_daemons_own_loop(authority: Authority, good: Certificate) -> None:
     uvloop.run(run())
 
 
-async def test_another_network() -> None:
-    """Connections that may lead nowhere are dropped, and what failed on the old network is asked again."""
-    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
-        await ask(remote)
+async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New requests get new connections, what failed on the old network is asked again, and a stream goes on."""
+    clock = Clock()
+    script = half(chunk({"content": "One"}), chunk({"content": "Two"}), Act.STALL)
+    async with faults(script, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
         (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        await until(lambda: not endpoint.transport._drains)
-        endpoint.breaker.fail(remote._clock(), "no route", hung=True)
-        await remote.network_changed()
+        steps = remote.generate(REQUEST, permit())
+        await anext(steps)
+        remote.estimate(REQUEST)
+        endpoint.breaker.fail(clock(), "no route", hung=True)
+        clock.now_s += 2
+        assert remote.estimate(REQUEST).obstacle == "unreachable"
+        monkeypatch.setattr(transport, "source_of", lambda peer: "10.0.0.7")
+        clock.now_s += 2
+        assert remote.estimate(REQUEST).obstacle == ""
         assert endpoint.transport.num_connections == 0
+        await remote.network_changed()
         assert (await ask(remote, id="r2")).text == "a"
         assert server.num_connections == 2
+        assert (await anext(steps)).deltas[0].text == "Two"  # type: ignore[union-attr]
+        await steps.aclose()
+        async with asyncio.timeout(5):
+            await server.asked[0].left.wait()
+
+
+@pytest.mark.parametrize("what", ["is_ours", "seconds_asleep"])
+async def test_a_lost_address_and_a_sleep(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With our address its streams are over. After a sleep connections are new; what still runs is left alone."""
+    clock = Clock()
+    script = half(chunk({"content": "One"}), Act.STALL)
+    async with faults(script, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
+        running = asyncio.create_task(ask(remote))
+        await until(lambda: remote.status().endpoints[0].first_token_s is not None)
+        remote.estimate(REQUEST)
+        clock.now_s += 2
+        remote.estimate(REQUEST)
+        if what == "is_ours":
+            monkeypatch.setattr(transport, "is_ours", lambda address: False)
+            monkeypatch.setattr(transport, "source_of", lambda peer: "")
+        else:
+            monkeypatch.setattr(transport, "seconds_asleep", lambda: 1e6)
+        clock.now_s += 2
+        assert (await ask(remote, id="r2")).text == "a"
+        assert server.num_connections == 2
+        if what == "seconds_asleep":
+            assert not running.done()
+            remote.cancel(REQUEST.id)
+        got = await running
+        assert (got.error is not None) is (what == "is_ours")
 
 
 async def test_a_warm_remote() -> None:
@@ -140,9 +180,6 @@ async def test_a_warm_remote() -> None:
 
 
 async def test_stages_are_timed_apart(authority: Authority, good: Certificate) -> None:
-    from edgeagent.backends.remote.transport import Call
-    from tests.backends.remote.support import permit
-
     tls = Tls(ca_file=str(authority.own.path))
     async with faults(stream(answer("a")), tls=server_context(good)) as server, backend(server.url, tls=tls) as remote:
         (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]

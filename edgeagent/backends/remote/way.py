@@ -1,0 +1,42 @@
+"""The way from this machine to an address: which of our own addresses it begins at, and whether we slept since.
+
+Nothing is sent: a datagram socket that is connected or bound only has the kernel look.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+# An address that nobody has (RFC 5737), for remotes that were never reached.
+NOWHERE = ("192.0.2.1", 9)
+
+
+def source_of(peer: tuple[str, int]) -> str:
+    """Return our address at which the way to a peer begins; "" where there is no way."""
+    try:
+        with socket.socket(_family(peer[0]), socket.SOCK_DGRAM) as probe:
+            probe.connect(peer)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def is_ours(address: str) -> bool:
+    """Whether this machine has an address at the moment."""
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            return True
+    except OSError:
+        return False
+
+
+def seconds_asleep() -> float:
+    """Return how long the machine has slept since it was started; 0 where the system does not tell."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if boot is None else time.clock_gettime(boot) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
