@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from edgeagent.api.errors import error_body
 from edgeagent.api.first_step import begun
+from edgeagent.api.placement import PlacementHeaders
 from edgeagent.api.service import Service
 from edgeagent.api.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError, InternalError
@@ -116,14 +117,19 @@ async def respond(
         error.param = names.get(error.param or "", error.param)
         return error
 
+    placement = PlacementHeaders()
+    steps = placement.noting(steps)
     try:
+        response: Response
         if chunks is None:
-            return Response(
-                await unless_disconnected(request.receive, _collect(steps, answer)), media_type="application/json"
-            )
-        steps = await unless_disconnected(request.receive, begun(steps))
-        written = _events(steps, answer, chunks, reworded)
-        return EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
+            body = await unless_disconnected(request.receive, _collect(steps, answer))
+            response = Response(body, media_type="application/json")
+        else:
+            steps = await unless_disconnected(request.receive, begun(steps))
+            written = _events(steps, answer, chunks, reworded)
+            response = EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
+        placement.put(response)
+        return response
     except EdgeAgentError as error:
         raise reworded(error) from None
 

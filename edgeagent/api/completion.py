@@ -14,7 +14,7 @@ from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.extensions import Delivery
 from edgeagent.api.logprobs import token_logprobs
 from edgeagent.api.so_far import SoFar
-from edgeagent.api.usage import chat_usage, edgeagent_body, timings_body
+from edgeagent.api.usage import chat_usage, edgeagent_body, placement_body, timings_body
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import (
     Delta,
@@ -172,7 +172,9 @@ class Chunks:
             self._is_open[index] = True
             first = next(delta for delta in step.deltas if not isinstance(delta, Started | PromptText))
             content = "" if isinstance(first, TextDelta | Finished) else None
-            chunks.insert(0, self._chunk(index, {"role": "assistant", "content": content}))
+            opening = self._chunk(index, {"role": "assistant", "content": content})
+            place = self._so_far[index].placement
+            chunks.insert(0, opening if place is None else {**opening, "edgeagent": placement_body(place)})
         if self._has_timings:
             timings = self._so_far[index].timings()
             return [{"timings": timings, **chunk} for chunk in chunks]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from edgeagent.api.errors import error_body
 from edgeagent.api.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
 from edgeagent.api.output import Event, OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
-from edgeagent.api.usage import edgeagent_body, responses_usage, timings_body
+from edgeagent.api.usage import edgeagent_body, placement_body, responses_usage, timings_body
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
     Delta,
@@ -118,6 +118,7 @@ class ResponseEvents:
         self._clock = clock
         self._num_events = 0
         self._events: list[Event] = []
+        self._untold: Event | None = None  # where the response runs, until the next event says it
         self._open: OpenItem | None = None
         self._output: list[Event] = []
 
@@ -154,9 +155,10 @@ class ResponseEvents:
                 case Compacted(item):
                     self._compaction().content = item.content
                     self._close_item("completed")
-                case Started(num_dropped_items=num_dropped):
+                case Started(num_dropped_items=num_dropped, placement=placement):
                     if num_dropped:
                         self.notes["dropped_items"] = num_dropped
+                    self._untold = None if placement is None else placement_body(placement)
         return self._take()
 
     def fail(self, error: EdgeAgentError) -> list[Event]:
@@ -196,6 +198,8 @@ class ResponseEvents:
         event: Event = {"type": kind, "sequence_number": self._num_events, **fields}
         if self._stream_id is not None:
             event["stream_id"] = self._stream_id
+        if self._untold is not None:
+            event["edgeagent"], self._untold = self._untold, None
         self._num_events += 1
         self._events.append(event)
 

@@ -19,6 +19,7 @@ from edgeagent.api.known_fields import KnownFields
 from edgeagent.api.limits import read_body
 from edgeagent.api.ollama_answer import OllamaAnswer, Shape, chat_shape, generate_shape
 from edgeagent.api.ollama_wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.placement import PlacementHeaders
 from edgeagent.api.schemas_ollama import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
 from edgeagent.api.sse import unless_disconnected
 from edgeagent.errors import NotSupported
@@ -56,11 +57,16 @@ async def _answer(request: Request, read: Callable[..., Asked], known: KnownFiel
         return JSONResponse(answer.loaded(is_unload=asked.is_unload))
     if asked.is_thinking:
         _check_thinking(_status(context, asked.served_model), asked.model)
-    steps = context.service.generate(asked.request)
+    placement = PlacementHeaders()
+    steps = placement.noting(context.service.generate(asked.request))
+    response: Response
     if asked.is_streamed:
         steps = await unless_disconnected(request.receive, begun(steps))
-        return LineStream(guarded(_lines(steps, answer), request_id))
-    return JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+        response = LineStream(guarded(_lines(steps, answer), request_id))
+    else:
+        response = JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+    placement.put(response)
+    return response
 
 
 async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:

@@ -20,6 +20,7 @@ from edgeagent.api.generation import Steps, steps_of
 from edgeagent.api.history import ConnectionHistory
 from edgeagent.api.limits import read_body
 from edgeagent.api.output import Event
+from edgeagent.api.placement import PlacementHeaders
 from edgeagent.api.schemas_responses import KNOWN, ResponseCreate, read_create
 from edgeagent.api.turn import Turn, begin_turn, unexpected
 from edgeagent.errors import EdgeAgentError, InvalidRequest
@@ -35,12 +36,17 @@ async def create_response(request: Request) -> Response:
     turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
         return background.begin(turn, context, is_streamed=is_streamed)
-    steps = steps_of(turn, context.service)
+    placement = PlacementHeaders()
+    steps = placement.noting(steps_of(turn, context.service))
+    response: Response
     if is_streamed:
         steps = await sse.unless_disconnected(request.receive, begun(steps))
-        return sse.EventStream(_stream_held(turn, steps, context))
-    await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
-    return JSONResponse(turn.events.response)
+        response = sse.EventStream(_stream_held(turn, steps, context))
+    else:
+        await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
+        response = JSONResponse(turn.events.response)
+    placement.put(response)
+    return response
 
 
 def _read(fields: dict[str, Any]) -> tuple[bool, ResponseCreate]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeagent.api.usage import timings_body
-from edgeagent.types import PromptProgress, Started, Step, Timings, Usage
+from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, Usage
 
 Fields = dict[str, Any]
 
@@ -22,6 +22,11 @@ class SoFar:
         self._first_s: float | None = None
         self._last_s = 0.0
         self._num_tokens = 0
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where it runs, if that was told."""
+        return self._started.placement
 
     def note(self, step: Step) -> None:
         """Take a step."""

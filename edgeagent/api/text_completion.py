@@ -16,7 +16,7 @@ from edgeagent.api.delivery_time import DeliveryTime
 from edgeagent.api.logprobs import legacy_logprobs
 from edgeagent.api.schemas_completions import TextCompletion
 from edgeagent.api.so_far import SoFar
-from edgeagent.api.usage import chat_usage, edgeagent_body, timings_body
+from edgeagent.api.usage import chat_usage, edgeagent_body, placement_body, timings_body
 from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
 
 Fields = dict[str, Any]
@@ -155,6 +155,7 @@ class TextChunks:
         self._answer = answer
         self._delivery = answer.completion.delivery
         self._so_far = [SoFar() for _ in answer.choices]
+        self._told: set[int] = set()  # choices of which it was said where they come from
         self._tail: Fields = {"usage": None} if self._delivery.is_usage_streamed else {}
 
     def of(self, index: int, step: Step) -> list[Fields]:
@@ -171,6 +172,9 @@ class TextChunks:
             chunks.append(self._chunk(index, piece))
         if self._delivery.has_timings:
             chunks = [{**chunk, "timings": so_far.timings()} for chunk in chunks]
+        if chunks and so_far.placement is not None and index not in self._told:
+            self._told.add(index)
+            chunks[0] = {**chunks[0], "edgeagent": placement_body(so_far.placement)}
         if choice.finished is not None:
             measures = {} if self._delivery.is_usage_streamed else self._answer.measures(choice)
             chunks.append({**self._chunk(index, Piece(), choice.finished), **measures})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.types import Timings, Usage
+from edgeagent.types import Placement, Timings, Usage
 
 Body = dict[str, object]
 
@@ -64,19 +64,30 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
         "cache": timings.cache_ms,
         "prefill": timings.prefill_ms,
     }
-    stages = {} if timings.is_resumed else before_first_token
+    # Of what a remote did before its first token nothing is known.
+    is_unknown = timings.is_resumed or timings.route.startswith("remote:")
+    stages = {} if is_unknown else before_first_token
     stages |= {"first_token": timings.first_token_ms, "decode": timings.decode_ms, "delivery": delivery_ms}
     body: Body = {
         "route": timings.route,
         "reason": timings.reason,
         "stages_ms": {stage: _round(milliseconds) for stage, milliseconds in stages.items()},
     }
+    if timings.placement is not None:
+        body |= placement_body(timings.placement)
     if timings.handovers:
         body["handovers"] = [
             {"from": move.source, "to": move.target, "after_tokens": move.num_tokens, "reason": move.reason}
             for move in timings.handovers
         ]
     return body
+
+
+def placement_body(placement: Placement) -> Body:
+    """Return where a request runs; host and region are a remote's."""
+    body: Body = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
+    body |= {"host": placement.host} if placement.host else {}
+    return body | ({"region": placement.region} if placement.region else {})
 
 
 def _num_computed(usage: Usage) -> int:

@@ -71,10 +71,20 @@ class Timings(Answer):
 
 
 class Handover(Answer):
-    """A hand-over: the generation went on with another worker."""
+    """A hand-over: the generation went on with another worker, or at another place."""
 
     after_tokens: int
     reason: str
+
+
+class RunsAt(Answer):
+    """Where a generation runs: on this machine or at a remote, under which name there, and why."""
+
+    served_by: str
+    model: str
+    reason: str
+    host: str | None = None
+    region: str | None = None
 
 
 class Run(Answer):
@@ -84,6 +94,10 @@ class Run(Answer):
     reason: str
     stages_ms: dict[str, float]
     handovers: list[Handover] = []
+    served_by: str | None = None
+    model: str | None = None
+    host: str | None = None
+    region: str | None = None
 
 
 class ChatUsage(Answer):

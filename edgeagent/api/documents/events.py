@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgeagent.api.documents.answers import Answer, Error, Run, Timings
+from edgeagent.api.documents.answers import Answer, Error, Run, RunsAt, Timings
 from edgeagent.api.documents.bodies import Part, ResponseRequest
 from edgeagent.types import RouteMode
 
@@ -185,6 +185,8 @@ class ServerEvent(Answer):
 
     sequence_number: int
     stream_id: str | None = None
+    edgeagent: RunsAt | None = None
+    """On the first event behind the decision: where the response runs, and why."""
 
 
 class ResponseCreated(ServerEvent):
