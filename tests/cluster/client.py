@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from tests.cluster.endless_model import LOCAL_NAME
+
 STREAM_LIMIT_S = 180.0
 
 
@@ -62,7 +64,7 @@ class Client:
     async def ask(self, prompt: str, max_tokens: int, **fields: Any) -> Answer:
         """Stream one greedy answer and return it; a failure is in it, not raised."""
         answer = Answer(asked_s=time.monotonic())
-        body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+        body = {"model": LOCAL_NAME, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, **fields}
         try:
             async with asyncio.timeout(STREAM_LIMIT_S):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,18 @@ class Cluster:
         text = httpx.get(f"{self._worker_url(worker)}/metrics", trust_env=False).text
         lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def continuation(self, prompt: str, begun: str, max_tokens: int) -> str:
+        """Return how the cluster itself, asked without the daemon, goes on with an answer."""
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": begun}]
+        body = {"model": SERVED_NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with httpx.AsyncClient(verify=context, trust_env=False, timeout=60.0, headers=headers) as client:
+            answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+        answer.raise_for_status()
+        return str(answer.json()["choices"][0]["message"]["content"])
 
     def stop(self) -> None:
         """End every part, the proxy first."""

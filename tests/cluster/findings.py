@@ -37,6 +37,17 @@ def num_rows(told: object) -> int:
     return len(rows) if isinstance(rows, list) else 0
 
 
+def difference(answer: Answer, undisturbed: str) -> str:
+    """Say where a text parts from the undisturbed one, and where it changed its place."""
+    at = next((at for at, (one, other) in enumerate(zip(answer.text, undisturbed, strict=False)) if one != other), None)
+    if at is None:
+        return f"in its length: {len(answer.text)} and {len(undisturbed)} characters"
+    seams = ", ".join(str(move["after_tokens"]) for move in answer.handovers)
+    was, now = undisturbed[at - 20 : at + 20], answer.text[at - 20 : at + 20]
+    moved = f"it changed its place after {seams} of {answer.num_tokens} tokens"
+    return f"from character {at} on ({was!r} became {now!r}; {moved})"
+
+
 def first_token(answers: Sequence[Answer]) -> str:
     """Say how long first tokens took, of those that were answered."""
     waits = [answer.first_token_s for answer in answers if not answer.error]

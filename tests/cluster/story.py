@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tests.cluster.client import Answer, Client
 from tests.cluster.cluster import CONTEXT, SERVED_NAME, Cluster
 from tests.cluster.endless_model import LOCAL_NAME
-from tests.cluster.findings import expect, first_token, gap_after, gaps, moves, num_rows, places, say, whole
+from tests.cluster.findings import difference, expect, first_token, gap_after, gaps, moves, num_rows, places, say, whole
 from tests.integration.conftest import Daemon
 
 REMOTE = "cluster"
@@ -51,7 +51,10 @@ NAMES = [
 CANDIDATES = [f"Hello, my name is {name}." for name in NAMES]
 # What the daemon takes by itself: so many streams, and so many requests that wait.
 PARALLEL, MAX_WAITING = 4, 4
-FLAGS = ("--parallel", str(PARALLEL), "--max-waiting", str(MAX_WAITING), "--ctx", "8192")
+# The machine would rather have the cluster; a request may be stricter, and most here are.
+FLAGS = ("--route", "prefer_remote", "--parallel", str(PARALLEL), "--max-waiting", str(MAX_WAITING), "--ctx", "8192")
+LOCAL_FIRST = {"route": "prefer_local"}
+LOCAL_ONLY = {"route": "local_only"}
 FIRST_TOKEN_LIMIT_S = 4.0
 SHORT, LONG = 48, 320
 # When to break something: all streams have begun, none is near its end.
@@ -126,22 +129,24 @@ class Story:
         expect("What goes there" in added, "remote add did not say what would leave the machine")
         for line in self.command("remote", "test", REMOTE).splitlines():
             say(line.strip())
-        took = await self.until(lambda answer: answer.is_remote, route="prefer_remote")
+        took = await self.until(lambda answer: answer.is_remote)
         say(f"The running daemon used it after {took:.1f} s, without a restart.")
-        remote = await self.texts(edgeagent={"route": "remote_only"})
-        self.undisturbed = {prompt: text for prompt, text in self.undisturbed.items() if remote[prompt] == text}
-        say(f"{len(self.undisturbed)} of {len(remote)} answers are the same from vLLM, to the last of {LONG} tokens.")
+        remote = await self.texts()
+        same = {prompt: text for prompt, text in self.undisturbed.items() if remote[prompt] == text}
+        say(f"{len(same)} of {len(remote)} answers are the same from vLLM, to the last of {LONG} tokens.")
+        self.undisturbed = {prompt: text for prompt, text in same.items() if await self.is_steady(prompt, text)}
+        say(f"{len(self.undisturbed)} of these vLLM ends alike when it is given their beginning: they will be broken.")
         expect(len(self.undisturbed) >= PARALLEL, "too few to break")
 
     async def local_first(self) -> None:
         """With room here, a request stays here."""
-        answer = whole(await self.client.ask(self.prompts[0], SHORT), SHORT)
+        answer = whole(await self.client.ask(self.prompts[0], SHORT, edgeagent=LOCAL_FIRST), SHORT)
         expect(answer.route == "local", f"it went to {answer.route} ({answer.reason})")
         say(f"It ran at {answer.route}: {answer.reason}; the first token after {answer.first_token_s * 1000:.0f} ms.")
 
     async def overflow(self) -> None:
         """The same flood again: what this machine cannot take goes over."""
-        burst = await self.client.ask_all(self.burst(), SHORT)
+        burst = await self.client.ask_all(self.burst(), SHORT, edgeagent=LOCAL_FIRST)
         for answer in burst:
             whole(answer, SHORT)
         remote = sum(answer.is_remote for answer in burst)
@@ -155,7 +160,7 @@ class Story:
     async def kept_here(self) -> None:
         """Requests that say local_only stay, whatever happens to them."""
         before = num_rows(json.loads(self.command("egress", "--json")))
-        burst = await self.client.ask_all(self.burst(), SHORT, edgeagent={"route": "local_only"})
+        burst = await self.client.ask_all(self.burst(), SHORT, edgeagent=LOCAL_ONLY)
         after = num_rows(json.loads(self.command("egress", "--json")))
         refused = sum(bool(answer.error) for answer in burst)
         say(f"{len(burst) - refused} answered here, {refused} refused, {after - before} rows in the ledger.")
@@ -168,7 +173,7 @@ class Story:
             os.kill(self.daemon.worker_pid(), signal.SIGKILL)
 
         prompts = self.prompts[:PARALLEL]
-        await self.broken(prompts, kill, "local", from_remote=False)
+        await self.broken(prompts, kill, edgeagent=LOCAL_FIRST)
 
     async def node_killed(self) -> None:
         """kill -9 of the busier of the two nodes in the middle of its streams."""
@@ -179,7 +184,7 @@ class Story:
             self.cluster.kill(busier)
             self.killed.append(busier)
 
-        await self.broken(self.prompts, kill, "prefer_remote", from_remote=True)
+        await self.broken(self.prompts, kill)
 
     async def cluster_killed(self) -> None:
         """kill -9 of everything that is left of the cluster."""
@@ -189,8 +194,8 @@ class Story:
                 self.cluster.kill(part)
                 self.killed.append(part)
 
-        await self.broken(self.prompts[:PARALLEL], kill, "prefer_remote", from_remote=True, comes_home=True)
-        answer = whole(await self.client.ask(self.prompts[0], SHORT, edgeagent={"route": "prefer_remote"}), SHORT)
+        await self.broken(self.prompts[:PARALLEL], kill, comes_home=True)
+        answer = whole(await self.client.ask(self.prompts[0], SHORT), SHORT)
         expect(answer.route == "local", f"a request went to {answer.route} although there is no cluster")
         say(f"A new request that prefers the cluster ran at {answer.route} after {answer.first_token_s * 1000:.0f} ms.")
 
@@ -203,17 +208,14 @@ class Story:
             self.cluster.wait_for_worker(worker)
         self.cluster.restart_router()
         self.killed.clear()
-        took = await self.until(lambda answer: answer.is_remote, route="prefer_remote")
+        took = await self.until(lambda answer: answer.is_remote)
         say(f"Requests went over again {took:.1f} s after the router said that it is ready.")
 
     async def cluster_hangs(self) -> None:
         """The cluster hangs: its sockets are open, and nothing comes."""
         self.cluster.pause("router")
         try:
-            asked = [
-                await self.client.ask(prompt, SHORT, edgeagent={"route": "prefer_remote"})
-                for prompt in self.burst()[:4]
-            ]
+            asked = [await self.client.ask(prompt, SHORT) for prompt in self.burst()[:4]]
         finally:
             self.cluster.resume("router")
         for answer in asked:
@@ -227,38 +229,31 @@ class Story:
 
     async def consent_taken_back(self) -> None:
         """The owner takes the remote back while it answers."""
-        await self.until(lambda answer: answer.is_remote, route="prefer_remote")
+        await self.until(lambda answer: answer.is_remote)
 
         def remove() -> None:
             self.command("remote", "rm", REMOTE)
 
-        streams, done_s = await self.client.ask_and(
-            self.prompts[:PARALLEL], LONG, MID_STREAM_S, remove, edgeagent={"route": "prefer_remote"}
-        )
+        streams, done_s = await self.client.ask_and(self.prompts[:PARALLEL], LONG, MID_STREAM_S, remove)
         for answer in streams:
             whole(answer, LONG)
         say(
             f"{len(streams)} streams went on: {moves(streams)}; the longest gap was {gap_after(streams, done_s):.2f} s."
         )
-        answer = whole(await self.client.ask(self.prompts[0], SHORT, edgeagent={"route": "prefer_remote"}), SHORT)
+        answer = whole(await self.client.ask(self.prompts[0], SHORT), SHORT)
         expect(answer.route == "local", f"a request went to {answer.route} without consent")
 
     async def broken(
-        self,
-        prompts: Sequence[str],
-        destroy: Callable[[], None],
-        route: str,
-        *,
-        from_remote: bool,
-        comes_home: bool = False,
+        self, prompts: Sequence[str], destroy: Callable[[], None], *, comes_home: bool = False, **fields: object
     ) -> None:
         """Break something under running streams, and hold each against its undisturbed text."""
-        asks = {"edgeagent": {"route": route}} if from_remote else {}
-        streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_S, destroy, **asks)
+        streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_S, destroy, **fields)
         same = 0
         for prompt, answer in zip(prompts, streams, strict=True):
             whole(answer, LONG)
             same += answer.text == self.undisturbed[prompt]
+            if answer.text != self.undisturbed[prompt]:
+                say(f"{prompt!r} differs {difference(answer, self.undisturbed[prompt])}.")
         cut = [answer for answer in streams if answer.handovers]
         say(f"All {len(streams)} streams ended as they should; {len(cut)} changed their place: {moves(streams)}.")
         say(f"{same} of {len(streams)} have the text of an undisturbed answer; {gaps(cut or streams, done_s)}.")
@@ -266,6 +261,14 @@ class Story:
         expect(same == len(streams), f"{len(streams) - same} answers differ from undisturbed ones")
         if comes_home:
             expect(all(answer.route == "local" for answer in cut), f"not all came home: {places(cut)}")
+
+    async def is_steady(self, prompt: str, text: str) -> bool:
+        """Whether vLLM goes on with a text as it stands, from a quarter and from half of it."""
+        cuts = [text.find(". ", len(text) * quarters // 4) + 1 for quarters in (1, 2)]
+        rests = [await self.cluster.continuation(prompt, text[:cut], LONG // 3) for cut in cuts if cut]
+        return len(rests) == len(cuts) and all(
+            text[cut:].startswith(rest) for cut, rest in zip(cuts, rests, strict=True)
+        )
 
     async def texts(self, **fields: object) -> dict[str, str]:
         """Return the undisturbed answers to all candidates."""
@@ -276,11 +279,11 @@ class Story:
                 found[prompt] = whole(answer, LONG).text
         return found
 
-    async def until(self, holds: Callable[[Answer], bool], route: str) -> float:
+    async def until(self, holds: Callable[[Answer], bool]) -> float:
         """Ask until an answer is as wanted; return how long that took."""
         began = time.monotonic()
         while True:
-            answer = await self.client.ask(self.prompts[0], 8, edgeagent={"route": route})
+            answer = await self.client.ask(self.prompts[0], 8)
             if not answer.error and holds(answer):
                 return time.monotonic() - began
             expect(time.monotonic() - began < NOTICE_LIMIT_S, f"still {answer.route} ({answer.reason or answer.error})")
