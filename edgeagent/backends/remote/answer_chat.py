@@ -141,6 +141,9 @@ class ChatReader(AnswerReader):
             self.tally.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
+            if self.tally.usage is not None:
+                # A chunk has the tokens of several steps where its reader is slow.
+                self.tally.num_tokens = max(self.tally.num_tokens, self.tally.usage.num_output_tokens)
 
     def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
         num_before = len(deltas)

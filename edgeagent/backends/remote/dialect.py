@@ -16,6 +16,7 @@ class Dialect(Struct, frozen=True):
     """The fields that a kind of server takes.
 
     `continues`: it goes on with a last message of the assistant's. `continue_fields`: it must be told to.
+    `counts_tokens`: asked to, it counts the answer's tokens in every chunk, which may have several of them.
     `penalty`: its name for the repetition penalty. `max_tokens`: its name for that limit.
     """
 
@@ -26,6 +27,7 @@ class Dialect(Struct, frozen=True):
     takes_cache_salt: bool = False
     continues: bool = False
     continue_fields: bool = False
+    counts_tokens: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     penalty: Penalty = "repetition_penalty"
     has_repeat_last_n: bool = False
@@ -40,6 +42,7 @@ VLLM = Dialect(
     takes_cache_salt=True,
     continues=True,
     continue_fields=True,
+    counts_tokens=True,
     reasoning_fields=("reasoning_content", "reasoning"),
 )
 SGLANG = Dialect("sglang", takes_token_prompts=True, continues=True, continue_fields=True)

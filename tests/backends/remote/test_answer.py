@@ -110,6 +110,22 @@ def test_what_is_no_answer(stream: bytes, kind: Kind) -> None:
     assert failure is not None and failure.kind is kind
 
 
+def test_tokens_are_counted_where_a_chunk_has_several() -> None:
+    """vLLM puts what a slow reader has not taken into one chunk, and says how many tokens the answer has by then."""
+
+    def told(count: int) -> dict[str, int]:
+        return {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
+
+    reader = ChatReader()
+    deltas = reader.feed(
+        ROLE + chunk({"content": "One"}, usage=told(1)) + chunk({"content": " two three"}, usage=told(3))
+    )
+    assert [delta.text for delta in deltas if isinstance(delta, TextDelta)] == ["One", " two three"]
+    assert reader.tally.num_tokens == 3
+    reader.feed(chunk({"content": " four"}, usage=told(4)))
+    assert reader.tally.num_tokens == 4
+
+
 def test_named_functions_end_with_stop_on_vllm() -> None:
     stream = call(0, id="x", function={"name": "f", "arguments": "{}"}) + chunk(finish="stop") + DONE
     reader = ChatReader()

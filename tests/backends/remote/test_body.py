@@ -64,7 +64,7 @@ def test_everything_that_a_request_asks() -> None:
         "path": "/chat/completions",
         "model": "tiny",
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "max_tokens": 50,
         "stop": ["\n\n"],
         "response_format": {
