@@ -241,12 +241,23 @@ def _with_client(request: GenerateRequest) -> GenerateRequest:
     return replace(request, route=strictest(allowed, here, request.route), client=request.cache.partition)
 
 
+def _place(meter: Meter) -> tuple[str, str]:
+    """Return where a generation ended, else where it began, and why there; empty where it did neither."""
+    if meter.finished is not None:
+        return meter.finished.timings.route, meter.finished.timings.reason
+    placement = None if meter.started is None else meter.started.placement
+    return ("", "") if placement is None else (placement.served_by, placement.reason)
+
+
 def _measures(request: GenerateRequest, meter: Meter, end: str) -> dict[str, object]:
     usage = meter.usage
+    served_by, reason = _place(meter)
     first_ms = None if meter.first_s is None else round(1000.0 * (meter.first_s - meter.began_s), 1)
     return {
         "generation": request.id,
         "model": meter.model,
+        "served_by": served_by,
+        "reason": reason,
         "end": end,
         "prompt_tokens": usage.num_prompt_tokens,
         "cached_tokens": usage.num_cached_tokens,

@@ -61,13 +61,18 @@ def route_report(context: Context) -> Fields:
         "trouble": outside.file.trouble or None,
         "ledger_trouble": outside.ledger.trouble or None,
         "remotes": [
-            _remote(remote, statuses.get(remote.name), outside.ledger.spent(remote.name))
+            _remote(
+                remote,
+                statuses.get(remote.name),
+                outside.ledger.spent(remote.name),
+                outside.ledger.budget_left(remote.name, ""),
+            )
             for remote in outside.file.remotes
         ],
     }
 
 
-def _remote(remote: Remote, status: RemoteStatus | None, spent: Spent) -> Fields:
+def _remote(remote: Remote, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None) -> Fields:
     endpoints = status.endpoints if status is not None else ()
     return {
         "name": remote.name,
@@ -77,6 +82,7 @@ def _remote(remote: Remote, status: RemoteStatus | None, spent: Spent) -> Fields
         "num_tokens_today": spent.num_tokens,
         "money_today": round(spent.money, 9),
         "budget": structs.asdict(remote.budget),
+        "budget_trouble": budget_trouble,
         "endpoints": [structs.asdict(endpoint) for endpoint in endpoints]
         or [{"url": endpoint.url, "region": endpoint.region} for endpoint in remote.endpoints],
     }

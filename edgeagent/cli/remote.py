@@ -232,11 +232,13 @@ def remarks(remote: Mapping[str, Any]) -> list[str]:
     if remote["trouble"]:
         lines.append(f"{name}: {remote['trouble']}")
     lines += [f"{name}: {each['url']}: {each['cause']}" for each in remote["endpoints"] if each.get("cause")]
+    if remote["budget_trouble"]:
+        lines.append(f"{name}: {remote['budget_trouble']}")
     spent, most = remote["num_tokens_today"], remote["budget"]["tokens"]
     money, most_money = remote["money_today"], remote["budget"]["money"]
     parts = [f"{spent:,}{'' if most is None else f' of {most:,}'} tokens"]
     if money or most_money is not None:
-        parts.append(f"{money:,.2f}{'' if most_money is None else f' of {most_money:,.2f}'} money")
+        parts.append(f"{money:,.4g}{'' if most_money is None else f' of {most_money:,.4g}'} money")
     if spent or most is not None or len(parts) > 1:
         lines.append(f"{name}: today (UTC): {', '.join(parts)}")
     return lines

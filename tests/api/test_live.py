@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from edgeagent.api.live import LiveRequests
+from edgeagent.api.live import LiveRequests, _measures
 from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
 from edgeagent.metrics.meter import Meter
-from edgeagent.types import GenerateRequest, Step, TextDelta, TextPrompt
+from edgeagent.types import GenerateRequest, Placement, Started, Step, TextDelta, TextPrompt
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 
 
@@ -28,6 +28,17 @@ async def test_steps_pass_and_are_counted() -> None:
     steps = await consume(live.generate(request("a")))
     assert [delta for step in steps for delta in step.deltas][1:3] == [TextDelta("one"), TextDelta(" two")]
     assert (live.num_live, live.num_total) == (0, 1)
+
+
+async def test_where_it_began_is_told_of_one_that_broke() -> None:
+    placement = Placement("remote:gpu", "m", "queue_full")
+    script = (Started(1, 0, placement=placement), WorkerCrashed("cut"))
+    meters: list[Meter] = []
+    live = LiveRequests(FakeBackend(lambda _: script), lambda asked, meter, end: meters.append(meter))
+    with pytest.raises(WorkerCrashed):
+        await consume(live.generate(request("a")))
+    measures = _measures(request("a"), meters[0], "worker_crashed")
+    assert (measures["served_by"], measures["reason"]) == ("remote:gpu", "queue_full")
 
 
 async def test_each_end_is_told_once() -> None:

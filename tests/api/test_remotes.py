@@ -57,7 +57,7 @@ async def test_the_status_follows_the_file(daemon: Running, tmp_path: Path) -> N
     (remote,) = report["remotes"]
     assert (remote["name"], remote["is_used"], remote["trouble"]) == ("gpu", False, None)
     assert remote["endpoints"] == [{"url": "https://gpu.example/v1", "region": "eu"}]
-    assert remote["budget"]["tokens"] == 100
+    assert (remote["budget"]["tokens"], remote["budget_trouble"]) == (100, None)
     (tmp_path / REMOTES_FILE).chmod(0o644)
     report = await route(daemon)
     assert (report["mode"], report["remotes"]) == ("local_only", []) and "chmod 600" in report["trouble"]
@@ -74,7 +74,9 @@ async def test_the_status_of_a_remote_that_is_used(daemon: Running, tmp_path: Pa
     ledger = outside(daemon).ledger
     row = ledger.begin(Permit("r1", "gpu", RouteMode.PREFER_LOCAL, "queue_full"), "gpu.example", "m", 10)
     ledger.end(row, "completed", 10, 1_000_000)
+    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),), budget=Budget(client_money=0.5)))
     (remote,) = (await route(daemon))["remotes"]
+    assert "1 of 0.5 money" in remote["budget_trouble"]
     assert (remote["is_used"], remote["trouble"], remote["num_live"]) == (True, "the key was refused", 2)
     assert (remote["num_tokens_today"], remote["money_today"]) == (1_000_010, 1.0)
     assert remote["endpoints"][0]["breaker"] == "open" and remote["endpoints"][0]["num_waiting"] == 3

@@ -185,6 +185,7 @@ ROUTE: dict[str, Any] = {
             "num_live": 2,
             "num_tokens_today": 12345,
             "money_today": 0.25,
+            "budget_trouble": None,
             "budget": {"tokens": 1_000_000, "money": None, "client_tokens": None, "client_money": None},
             "endpoints": [
                 {
@@ -208,6 +209,7 @@ ROUTE: dict[str, Any] = {
             "num_live": 0,
             "num_tokens_today": 0,
             "money_today": 0.0,
+            "budget_trouble": "the day's budget of the owner at the remote 'other' is used up",
             "budget": {"tokens": None, "money": None, "client_tokens": None, "client_money": None},
             "endpoints": [{"url": "https://c.example/v1", "region": ""}],
         },
@@ -231,6 +233,7 @@ def test_the_status_is_the_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "gpu: https://b.example/v1: connect: timed out",
         "gpu: today (UTC): 12,345 of 1,000,000 tokens, 0.25 money",
         "other: its key was refused (401)",
+        "other: the day's budget of the owner at the remote 'other' is used up",
     ]
     assert main(["remote", "status", "--json", "--state-dir", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == ROUTE

@@ -144,6 +144,7 @@ async def test_lines_about_a_request_carry_its_name() -> None:
     assert ended["request_id"] == response.headers["x-request-id"]
     assert ended["generation"].startswith(response.json()["id"])
     assert (ended["message"], ended["model"], ended["end"]) == ("generation ended", "fake", "stop")
+    assert (ended["served_by"], ended["reason"]) == ("local", "fake")
     assert (ended["prompt_tokens"], ended["output_tokens"]) == (2, 2)
     assert ended["total_ms"] >= ended["first_token_ms"] >= 0
     assert ended_badly["end"] == "internal_error"

@@ -99,6 +99,8 @@ class RemoteReport(Answer):
     num_tokens_today: int
     money_today: float
     budget: BudgetReport
+    budget_trouble: str | None
+    """Why its owner's requests may not go there today; null if they may."""
     endpoints: list[EndpointReport]
 
 
