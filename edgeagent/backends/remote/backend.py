@@ -40,6 +40,9 @@ _RETRY_AFTER_S = 1.0
 _PROBE_INTERVAL_S = 10.0
 # An idle remote is left alone: nothing leaves this machine while nobody wants it.
 _PROBED_AFTER_USE_S = 60.0
+# Servers close idle connections after a few seconds (uvicorn: 5).
+_WARM_INTERVAL_S = 4.0
+_NUM_WARM = 4
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class RemoteBackend:
         self._live: dict[str, Run] = {}
         self._used_s: float | None = None
         self._prober: asyncio.Task[None] | None = None
+        self._warmed_s: float | None = None
+        self._warming: set[asyncio.Task[None]] = set()
         self._cluster: Cluster | None = None
         self._trouble = ""
         try:
@@ -82,10 +87,11 @@ class RemoteBackend:
         """End every request at once with this reason, and close every connection: leave was withdrawn."""
         for run in list(self._live.values()):
             run.control.end(Cause.WITHDRAWN, reason)
-        if self._prober is not None:
-            self._prober.cancel()
-            await asyncio.wait([self._prober])
-            self._prober = None
+        probing = self._warming | ({self._prober} if self._prober is not None else set())
+        for task in probing:
+            task.cancel()
+        if probing:
+            await asyncio.wait(probing)
         if self._cluster is not None:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
@@ -95,8 +101,21 @@ class RemoteBackend:
             self._cluster.renew()
 
     def warm(self) -> None:
-        """Open a connection to each endpoint, and learn how it is, for a request that is likely to come."""
+        """Open connections to each endpoint, and learn how it is, for requests that are likely to come.
+
+        It returns at once, and may be called as often as one likes.
+        """
         self._note_use()
+        now_s = self._clock()
+        if self._cluster is None or (permit := self._probes()) is None or self._obstacle()[0]:
+            return
+        if self._warmed_s is None or now_s - self._warmed_s >= _WARM_INTERVAL_S:
+            self._warmed_s = now_s
+            for endpoint, prober in zip(self._cluster.endpoints, self._cluster.probers, strict=True):
+                if endpoint.can_try(now_s):
+                    task = asyncio.get_running_loop().create_task(prober.open_ahead(permit, _NUM_WARM))
+                    self._warming.add(task)
+                    task.add_done_callback(self._warming.discard)
 
     def models(self) -> list[ModelStatus]:
         """Return the models it serves under their names here: those the owner named, else those that it lists."""

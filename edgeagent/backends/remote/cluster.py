@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -20,6 +21,8 @@ from edgeagent.types import ChatPrompt, GenerateRequest, Permit, TextPrompt
 
 _CHARS_A_TOKEN = 4
 _LOOK_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class Ledger(Protocol):
@@ -111,9 +114,16 @@ class Cluster:
 
     def note_failure(self, endpoint: Endpoint, failure: Failure) -> None:
         """Take note of a failure, whoever met it."""
-        endpoint.note_failure(failure, self.clock())
+        now_s = self.clock()
+        was_open = endpoint.breaker.state(now_s) == "open"
+        endpoint.note_failure(failure, now_s)
         if failure.kind is Kind.REFUSED_KEY:
             self.access.refuse(failure.status)
+            logger.warning("%s: %s; it gets no requests until the key is changed", self.name, failure.message)
+        elif not was_open and endpoint.breaker.state(now_s) == "open":
+            seconds = endpoint.breaker.seconds_left(now_s)
+            host = endpoint.transport.host
+            logger.warning("%s: %s gets no requests for %.0f s: %s", self.name, host, seconds, failure.message)
 
 
 def num_prompt_tokens(request: GenerateRequest) -> int:

@@ -160,6 +160,7 @@ class _Wire(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self._unread = bytearray()
+        self._unsent: list[bytes] = []
         self._is_paused = False
         self._is_over = False
         self._error: OSError | None = None
@@ -222,12 +223,22 @@ class _Wire(asyncio.Protocol):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the other side takes none."""
+        """Send bytes, and wait while the other side takes none.
+
+        What is written in one turn of the loop, as a head and its body are, goes out together.
+        """
         if self._is_over or self.transport.is_closing():
             raise self._error or ConnectionResetError("the connection was closed")
-        self.transport.write(data)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(data)
         if self._drained is not None:
             await self._drained
+
+    def _flush(self) -> None:
+        data, self._unsent = b"".join(self._unsent), []
+        if not self._is_over:
+            self.transport.write(data)
 
     async def start_tls(self, context: ssl.SSLContext, hostname: str | None) -> None:
         """Make the connection TLS."""

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 from msgspec import Struct, field
 
-from edgeagent.backends.remote.control import Control, Ended, OutOfTime
+from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.dialect import VLLM, dialect_of
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
@@ -56,11 +56,24 @@ class Prober:
         if self._endpoint.dialect is VLLM and self._has_metrics:
             await self._read_metrics(permit)
 
+    async def open_ahead(self, permit: ProbePermit, num_connections: int) -> None:
+        """Open connections, so that requests find them; whatever is answered will do."""
+        call = Call(self._health_path or _HEALTH_PATHS[0], is_at_root=True)
+        num_missing = num_connections - self._endpoint.transport.num_connections
+        await asyncio.gather(*(self._get(permit, call) for _ in range(num_missing)), return_exceptions=True)
+
     async def identify(
-        self, permit: Permit | ProbePermit, headers: tuple[tuple[str, str], ...], request_id: str = ""
+        self,
+        permit: Permit | ProbePermit,
+        headers: tuple[tuple[str, str], ...],
+        request_id: str = "",
+        control: Control | None = None,
     ) -> None:
-        """Ask which models it has; their owner's name says what kind of server it is. Raise a Failure."""
-        status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id))
+        """Ask which models it has; their owner's name says what kind of server it is. Raise a Failure.
+
+        With the `control` of a request it ends with that.
+        """
+        status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):
             raise Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
         if status >= 500:
@@ -100,10 +113,11 @@ class Prober:
         self._endpoint.num_waiting = int(sum(values.get(b"num_requests_waiting", [0])))
         self._endpoint.kv_usage = max(values.get(b"kv_cache_usage_perc", [0.0]))
 
-    async def _get(self, permit: Permit | ProbePermit, call: Call) -> tuple[int, bytes]:
+    async def _get(self, permit: Permit | ProbePermit, call: Call, control: Control | None = None) -> tuple[int, bytes]:
+        until_s = asyncio.get_running_loop().time() + _PROBE_S
         try:
-            return await Control().wait(asyncio.get_running_loop().time() + _PROBE_S, partial(self._ask, permit, call))
-        except (OutOfTime, Ended):
+            return await (control or Control()).wait(until_s, partial(self._ask, permit, call))
+        except OutOfTime:
             raise Failure(Kind.TIMEOUT, f"no answer to {call.path} within {_PROBE_S:g} s") from None
 
     async def _ask(self, permit: Permit | ProbePermit, call: Call) -> tuple[int, bytes]:

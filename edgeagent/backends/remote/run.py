@@ -147,7 +147,8 @@ class Run:
         endpoint.begin(self._num_prompt_tokens, began_s)
         self._endpoint = endpoint
         if self._so_far is not None and not endpoint.is_identified:
-            await self._identify(prober, headers)
+            # Only some servers can go on with an answer.
+            await prober.identify(self._permit, headers, self._request.id, self.control)
         body = self._body(endpoint)
         num_rivals = self._request.logprobs
         is_chat = self._remote.wire != "responses"
@@ -187,10 +188,6 @@ class Run:
         if self._session:
             headers = (*headers, ("X-Session-ID", self._session))
         return Call(body.path, body.content, headers, self._request.id)
-
-    async def _identify(self, prober: Prober, headers: Headers) -> None:
-        """Ask what kind of server this is, since only some can go on with an answer."""
-        await prober.identify(self._permit, headers, self._request.id)
 
     def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:
         """Raise a Failure where another of the endpoint's models answers; a mere other spelling is told as it is."""

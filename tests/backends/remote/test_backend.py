@@ -194,6 +194,16 @@ async def test_an_answer_goes_on_where_the_server_can() -> None:
         assert len(server.posts) == 1
 
 
+async def test_a_cancel_while_it_asks_what_the_server_is() -> None:
+    gets = {"/v1/models": [Act.STALL]}
+    async with faults(stream(answer("x")), gets=gets) as server, backend(server.url) as remote:
+        running = asyncio.create_task(ask(remote, so_far=AnswerSoFar("The")))
+        await until(lambda: server.asked)
+        remote.cancel(REQUEST.id)
+        assert (await running).finished.reason is FinishReason.CANCELLED
+        assert not server.posts
+
+
 @pytest.mark.parametrize(
     ("owner", "continues", "is_taken"),
     [("openai", "exact", False), ("openai", "inexact", True), ("vllm", "no", False), ("llamacpp", "exact", True)],
@@ -329,9 +339,6 @@ async def test_probes_only_with_leave_and_only_while_used() -> None:
             assert {asked.path for asked in server.asked} == {"/readiness", "/v1/models", "/metrics"}
             keyed = [asked.path for asked in server.asked if "authorization" in asked.headers]
             assert keyed == ["/v1/models"]
-            num_connections = server.num_connections
-            await ask(remote)
-            assert server.num_connections == num_connections, "the probe's connection was warm"
             assert remote.models()[0].state is WorkerState.READY
 
 
