@@ -58,9 +58,11 @@ def put_between_marks(document: Path, text: str) -> None:
 
 
 def _cell(row: Row, figure: Figure | None, shape: str) -> str:
-    """Return a ratio and, in brackets, what it is of."""
-    if figure is None or figure.value is None:
+    """Return a ratio and, in brackets, what it is of; our figure alone where llama-server has none."""
+    if figure is None or figure.ours is None:
         return "–"
+    if figure.value is None:
+        return number(figure.ours)
     value = number(figure.value)
     if row.bar is not None and not row.bar.is_met(figure.value, shape):
         value = f"**{value}**"

@@ -115,6 +115,12 @@ def test_tables_have_a_line_for_each_shape_and_mark_what_is_missed(tmp_path: Pat
     ]
 
 
+def test_a_figure_that_llama_server_does_not_have_stands_alone(tmp_path: Path) -> None:
+    folder = ShapeFolder(tmp_path, SETTINGS)
+    folder.add("8b-kv", "Q4_0", "decode", [ONE_STREAM], measurement("decode", RATE, [[80.0]], [[]]), {})
+    assert list(over_shapes([ONE_STREAM], folder.read(), SETTINGS))[-1] == "| 8b-kv, Q4_0 | 80.0 |"
+
+
 def test_the_table_of_one_model_has_a_line_for_each_row() -> None:
     lines = list(one_model([ONE_STREAM], {"decode": measurement("decode", RATE, [[80.0]], [[100.0]])}))
     assert lines[2:] == ["| one stream | 80.0 tokens/s | 100 tokens/s | 0.80 (0.80–0.80) | ≥ 0.97 |"]
