@@ -33,6 +33,7 @@ from edgeagent.api.fields import (
 from edgeagent.api.known_fields import KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
+    AnswerSoFar,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
@@ -70,6 +71,9 @@ class ChatBody(ExtendedBody):
     reasoning_format: str | None = None
     parse_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    continue_final_message: bool | None = None
+    """Go on with the assistant's last message, and answer with what comes behind it."""
+    add_generation_prompt: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,9 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     tools, choice = _read_tools_and_choice(body)
     has_functions = body.functions is not None
+    messages, so_far = _split_answer(body, _read_messages(legacy_functions.with_ids(body.messages)))
     prompt = ChatPrompt(
-        messages=_read_messages(legacy_functions.with_ids(body.messages)),
+        messages=messages,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False and not has_functions,
@@ -121,8 +126,28 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
         cache=body.cache(partition),
         reports_progress=delivery.is_streamed and bool(body.return_progress),
         route=route_of(body.edgeagent),
+        so_far=so_far,
     )
     return ChatCompletion(choices_of(request, body.n or 1), delivery, has_functions)
+
+
+def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:
+    """Return the conversation without an answer that is to go on, and that answer (vLLM's fields)."""
+    is_continued = bool(body.continue_final_message)
+    if body.add_generation_prompt is not None and body.add_generation_prompt == is_continued:
+        raise InvalidRequest(
+            "add_generation_prompt is false with continue_final_message: true, and true without",
+            param="add_generation_prompt",
+        )
+    if not is_continued:
+        return messages, None
+    *before, last = messages
+    if last.role != "assistant" or last.tool_calls or not before:
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the assistant's, without calls, behind others",
+            param="continue_final_message",
+        )
+    return tuple(before), AnswerSoFar(last.content, last.reasoning)
 
 
 def _check_channels(body: ChatBody) -> None:

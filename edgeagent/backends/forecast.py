@@ -18,6 +18,9 @@ _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing, and the ways through pipes.
 _OVERHEAD_S = 0.005
+# What an idle worker is hoped to do doubles in this time, so many times at most.
+_DOUBT_S = 30.0
+_MOST_DOUBLINGS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class Rates:
 
     prefill_tokens_per_s: float
     token_s: float
+
+    def better(self, other: Rates) -> Rates:
+        """Return the better of both, each for itself."""
+        times = [time_s for time_s in (self.token_s, other.token_s) if time_s > 0]
+        return Rates(max(self.prefill_tokens_per_s, other.prefill_tokens_per_s), min(times, default=0.0))
 
 
 @dataclass(slots=True)
@@ -42,7 +50,7 @@ class Forecast:
     def __init__(self) -> None:
         self._bytes_per_token = _FIRST_BYTES_PER_TOKEN
         self._pending: dict[str, _Pending] = {}
-        self._rates = Rates(0.0, 0.0)
+        self._best = Rates(0.0, 0.0)
         self._beginnings: OrderedDict[int, None] = OrderedDict()
 
     def num_tokens(self, request: GenerateRequest) -> float:
@@ -72,15 +80,22 @@ class Forecast:
         """Note that a request has its first token, or has ended."""
         self._pending.pop(request_id, None)
 
-    def known(self, rates: Rates) -> Rates:
-        """Return a worker's rates, or while it has none the last ones that one had."""
-        if rates.prefill_tokens_per_s > 0:
-            self._rates = rates
-        return self._rates
+    def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
+        """Return the rates to predict from: a busy worker's own, else the best ones that were seen.
+
+        The trial at a load says little on a machine that is busy then, so rates count once a request has run. What was
+        bad is doubted after a while without requests, since without requests nothing is measured.
+        """
+        if is_proven and rates.prefill_tokens_per_s > 0:
+            self._best = self._best.better(rates)
+            if is_busy:
+                return rates
+        hope = 2.0 ** min(idle_s / _DOUBT_S, _MOST_DOUBLINGS)
+        return Rates(self._best.prefill_tokens_per_s * hope, self._best.token_s / hope)
 
     def first_token_s(self, request: GenerateRequest, rates: Rates) -> float | None:
         """Return the predicted time from a request's turn to its first token; None where nothing was measured."""
-        if rates.prefill_tokens_per_s <= 0 or rates.token_s <= 0:
+        if rates.prefill_tokens_per_s <= 0:
             return None
         rank = _RANK[request.tier]
         ahead = sum(pending.num_tokens for pending in self._pending.values() if _RANK[pending.tier] <= rank)

@@ -49,6 +49,7 @@ class LocalBackend:
         self._parallel = engine.parallel
         self._usual_duration_s = _FIRST_GUESS_S
         self._forecasts: dict[str, Forecast] = {}
+        self._active_s = clock()  # when a request ran last
 
     def reload(self, model: str) -> None:
         """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
@@ -80,7 +81,12 @@ class LocalBackend:
         worker = status.worker
         rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
         forecast = self._forecast(status.name)
-        known_rates = forecast.known(rates)
+        known_rates = forecast.known(
+            rates,
+            is_proven=worker is not None and worker.num_output_tokens_total > 0,
+            is_busy=num_live > 0,
+            idle_s=0.0 if num_live else self._clock() - self._active_s,
+        )
         first_token_s = forecast.first_token_s(request, known_rates)
         if first_token_s is not None:
             if status.ready_in_s is None:
@@ -157,6 +163,7 @@ class LocalBackend:
             if deadline is not None:
                 deadline.cancel()
             forecast.end(request.id)
+            self._active_s = self._clock()
             self._pool.abandon(request.id)
 
     def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:

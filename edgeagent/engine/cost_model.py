@@ -15,6 +15,8 @@ _WEIGHT = 0.2  # of a new measurement, at least
 _NUM_DEPTHS = 24
 # A measurement is old once so many others followed. An old one is doubted where a later one says that less is enough.
 _OLD = 16
+# Drafts make a step of one sequence this many times larger, in doublings, and still it is a step of one sequence.
+_SIMILAR = 4
 
 
 def _bucket(value: int) -> int:
@@ -55,6 +57,13 @@ class CostModel:
     def predict(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step; None if nothing near was ever measured."""
         return self._find(_bucket(num_tokens), _bucket(depth)).seconds if self._table else None
+
+    def measured(self, num_tokens: int, depth: int) -> float | None:
+        """Return the expected seconds of a step of so many tokens, or a few times more; None if none was measured."""
+        sizes = {size for size, _ in self._table}
+        first = _bucket(num_tokens)
+        size = next((size for size in range(first, first + _SIMILAR) if size in sizes), None)
+        return None if size is None else self._find(size, _bucket(depth)).seconds
 
     def compare(self, sizes: Items[int], depth: int) -> list[float] | None:
         """Return the expected seconds of steps of these ascending numbers of tokens; None if nothing was ever measured.

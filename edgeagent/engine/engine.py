@@ -284,7 +284,7 @@ class Engine:
         self._unsettled_s = self._clock() - started_s
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
         self._cost_model.observe(num_tokens, depth, self._unsettled_s)
-        if self._num_steps % _STEPS_PER_RATES == 0:
+        if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self._rates = self._measured_rates()
         return outputs + self._verify_all(works, started_s)
 
@@ -333,8 +333,8 @@ class Engine:
         if self._running:
             size = self._cost_model.max_tokens_within(self._itl_budget_s, depth, 1)
         step_s = self._cost_model.predict(size, depth)
-        token_s = self._cost_model.predict(len(self._running) + 1, depth)
-        return (0.0, 0.0) if not step_s or token_s is None else (size / step_s, token_s)
+        token_s = self._cost_model.measured(len(self._running) + 1, depth)
+        return size / step_s if step_s else 0.0, token_s or 0.0
 
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""

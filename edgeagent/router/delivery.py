@@ -54,10 +54,13 @@ class Delivery:
 
     @property
     def so_far(self) -> AnswerSoFar | None:
-        """What another place has to go on from; None where it begins anew."""
+        """What the next place has to go on from; None where it begins anew."""
+        given = self._request.so_far
         if not self.has_content:
-            return None
-        return AnswerSoFar("".join(self._texts), "".join(self._reasonings), self.num_tokens)
+            return given
+        before = given or AnswerSoFar()
+        text, reasoning = before.text + "".join(self._texts), before.reasoning + "".join(self._reasonings)
+        return AnswerSoFar(text, reasoning, before.num_tokens + self.num_tokens)
 
     @property
     def why_bound(self) -> str:

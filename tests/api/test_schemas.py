@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeagent.api.schemas import ChatBody, read_chat
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import GenerateRequest
+from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest, Message
 from tests.examples import examples
 
 NAMES = sorted(ChatBody.model_fields)
@@ -89,3 +89,34 @@ def test_a_refusal_speaks_of_json(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_chat({**messages, **fields}, completion_id="chatcmpl-1", default_model="fake")
     assert refused.value.message == message
+
+
+def test_an_answer_that_is_to_go_on_is_no_part_of_the_conversation() -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel", "reasoning_content": "hm"}]
+    fields = {"messages": said, "continue_final_message": True, "add_generation_prompt": False}
+    (request,) = read_chat(fields, completion_id="c", default_model="m").requests
+    assert request.so_far == AnswerSoFar("Hel", "hm")
+    assert request.prompt == ChatPrompt((Message("user", "Hi"),))
+    (plain,) = read_chat({"messages": said}, completion_id="c", default_model="m").requests
+    assert plain.so_far is None and plain.prompt == ChatPrompt(
+        (Message("user", "Hi"), Message("assistant", "Hel", "hm"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True, "messages": [{"role": "user", "content": "Hi"}]}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "messages": [{"role": "assistant", "content": "Hi"}]},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_refused(fields: dict[str, Any], param: str) -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    with pytest.raises(InvalidRequest) as caught:
+        read_chat({"messages": said} | fields, completion_id="c", default_model="m")
+    assert caught.value.param == param

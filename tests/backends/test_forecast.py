@@ -39,7 +39,7 @@ def test_the_size_of_a_prompt() -> None:
 
 def test_a_prompt_takes_its_tokens_and_those_ahead() -> None:
     forecast = Forecast()
-    assert forecast.first_token_s(chat("a", "x" * 400), Rates(0.0, 0.0)) is None
+    assert forecast.first_token_s(chat("a", "x" * 400), Rates(0.0, 0.01)) is None
     asked = chat("a", "x" * 400)
     assert forecast.first_token_s(asked, RATES) == pytest.approx(0.1 + FIXED_S)
     forecast.accept(chat("b", "y" * 4000))
@@ -72,8 +72,13 @@ def test_the_bytes_of_a_token_are_learned() -> None:
     assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(400, rel=0.01)
 
 
-def test_the_last_rates_hold_while_a_worker_has_none() -> None:
-    forecast = Forecast()
-    assert forecast.known(Rates(0.0, 0.0)).token_s == 0.0
-    assert forecast.known(RATES) is RATES
-    assert forecast.known(Rates(0.0, 0.0)) is RATES
+def test_of_an_idle_worker_the_best_rates_hold_and_bad_ones_are_doubted() -> None:
+    forecast, none = Forecast(), Rates(0.0, 0.0)
+    idle = {"is_proven": True, "is_busy": False, "idle_s": 0.0}
+    assert forecast.known(Rates(1.0, 9.0), is_proven=False, is_busy=False, idle_s=0.0) == none
+    assert forecast.known(RATES, **idle) == RATES  # type: ignore[arg-type]
+    bad = Rates(10.0, 0.5)
+    assert forecast.known(bad, **idle | {"is_busy": True}) == bad  # type: ignore[arg-type]
+    assert forecast.known(bad, **idle) == RATES  # type: ignore[arg-type]
+    assert forecast.known(none, is_proven=False, is_busy=False, idle_s=30.0) == Rates(2000.0, 0.005)
+    assert forecast.known(none, is_proven=False, is_busy=False, idle_s=3e9) == Rates(32000.0, 0.01 / 32)

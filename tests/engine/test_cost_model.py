@@ -84,3 +84,13 @@ def test_a_batch_that_is_no_power_of_two_can_be_full() -> None:
     costs = CostModel(100)
     costs.observe(100, 0, 0.1)
     assert costs.max_tokens_within(2.0, 0, 4) == 100
+
+
+def test_a_size_that_was_never_measured_is_not_guessed_from_larger_batches() -> None:
+    costs = CostModel(512)
+    costs.observe(512, 0, 1.0)
+    assert costs.predict(1, 0) == 1.0 and costs.measured(1, 0) is None
+    costs.observe(4, 0, 0.02)
+    assert costs.measured(1, 100) == 0.02
+    costs.observe(1, 0, 0.01)
+    assert costs.measured(1, 0) == 0.01

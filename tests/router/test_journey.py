@@ -378,3 +378,13 @@ class TestHedging:
             local.acts = [(Started(7, 3), TextDelta("x"), finished())]
             await run(router, wanted=self.wanted)  # type: ignore[arg-type]
         assert len(gpu.permits) <= 4
+
+
+async def test_an_answer_whose_beginning_the_client_gave_goes_on_behind_both() -> None:
+    """What it gave counts for no token of this answer."""
+    gpu = Place("remote:gpu", (Started(7, 3), TextDelta(" two"), LOST))
+    local = Place("local")
+    wanted = replace(request("", model="fake"), so_far=AnswerSoFar("one", "hm"))
+    answer = await run([gpu, local], RouteMode.PREFER_REMOTE, wanted)
+    assert gpu.so_fars == [AnswerSoFar("one", "hm")] and local.so_fars == [AnswerSoFar("one two", "hm", 1)]
+    assert answer.text == " two three four"

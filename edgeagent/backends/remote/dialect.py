@@ -49,7 +49,7 @@ SGLANG = Dialect("sglang", takes_token_prompts=True, continues=True, continue_fi
 LLAMA_SERVER = Dialect(
     "llamacpp", takes_token_prompts=True, continues=True, penalty="repeat_penalty", has_repeat_last_n=True
 )
-EDGEAGENT = Dialect("edgeagent", penalty="repeat_penalty", has_repeat_last_n=True)
+EDGEAGENT = Dialect("edgeagent", continues=True, continue_fields=True, penalty="repeat_penalty", has_repeat_last_n=True)
 OPENAI = Dialect(
     "openai",
     takes_sampling=False,
