@@ -10,6 +10,7 @@ from functools import partial
 
 from edgeagent.backends.remote.answer import AnswerReader, failure_of_body
 from edgeagent.backends.remote.control import Control, OutOfTime
+from edgeagent.backends.remote.echo import EchoGuard
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import Call, Exchange, Transport
 from edgeagent.remotes import Limits
@@ -22,17 +23,24 @@ _EVENT_STREAM = "text/event-stream"
 class Attempt:
     """Reads one answer. It has begun with its first content, not with its head nor with a role.
 
-    `ends_at_s` is the loop's time at which the whole request must be over.
+    `ends_at_s` is the loop's time at which the whole request must be over; `guard` keeps back what is repeated.
     """
 
     def __init__(
-        self, transport: Transport, reader: AnswerReader, control: Control, limits: Limits, ends_at_s: float
+        self,
+        transport: Transport,
+        reader: AnswerReader,
+        control: Control,
+        limits: Limits,
+        ends_at_s: float,
+        guard: EchoGuard,
     ) -> None:
         self._transport = transport
         self._reader = reader
         self._control = control
         self._limits = limits
         self._ends_at_s = ends_at_s
+        self._guard = guard
         self._exchange: Exchange | None = None
         self._loop = asyncio.get_running_loop()
         self.tally = reader.tally
@@ -80,10 +88,10 @@ class Attempt:
         if not tally.is_whole:
             chunk = await self._control.wait(until_s, self._exchange.read)
             if chunk:
-                deltas = self._reader.feed(chunk)
+                deltas = self._guard.take(self._reader.feed(chunk))
                 if deltas or not tally.is_whole:
                     return deltas
-        last = self._reader.end()
+        last = self._guard.take(self._reader.end()) + self._guard.release()
         self.is_over = True
         return last
 

@@ -46,8 +46,14 @@ VLLM = Dialect(
     reasoning_fields=("reasoning_content", "reasoning"),
 )
 SGLANG = Dialect("sglang", takes_token_prompts=True, continues=True, continue_fields=True)
+# Without the fields newer builds repeat what they continue; older ones do not know them.
 LLAMA_SERVER = Dialect(
-    "llamacpp", takes_token_prompts=True, continues=True, penalty="repeat_penalty", has_repeat_last_n=True
+    "llamacpp",
+    takes_token_prompts=True,
+    continues=True,
+    continue_fields=True,
+    penalty="repeat_penalty",
+    has_repeat_last_n=True,
 )
 EDGEAGENT = Dialect("edgeagent", continues=True, continue_fields=True, penalty="repeat_penalty", has_repeat_last_n=True)
 OPENAI = Dialect(

@@ -17,6 +17,8 @@ from edgeagent.backends.remote.body import Body, Target, tokens_left, write_body
 from edgeagent.backends.remote.body_responses import write_responses_body
 from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
 from edgeagent.backends.remote.control import Cause, Control, Ended, OutOfTime
+from edgeagent.backends.remote.dialect import VLLM
+from edgeagent.backends.remote.echo import EchoGuard
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
 from edgeagent.backends.remote.probe import Prober
@@ -153,9 +155,10 @@ class Run:
         num_rivals = self._request.logprobs
         is_chat = self._remote.wire != "responses"
         reader: AnswerReader = ChatReader(num_rivals) if is_chat else ResponsesReader(num_rivals)
-        if self._so_far is not None:
-            reader.tally.skip(len(self._so_far.text))
-        self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s)
+        before = self._so_far.text if self._so_far is not None else ""
+        reader.tally.skip(len(before))
+        guard = EchoGuard("" if endpoint.dialect is VLLM else before)
+        self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s, guard)
         self._row = cluster.ledger.begin(self._permit, endpoint.transport.host, self._model, len(body.content))
         deltas = await self._attempt.begin(self._permit, self._call(body, headers))
         self._check_model(endpoint, reader.tally)

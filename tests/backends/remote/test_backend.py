@@ -6,7 +6,10 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edgeagent.backends.remote.echo import MIN_CERTAIN_CHARS, EchoGuard
 from edgeagent.errors import (
     ConfigError,
     Forbidden,
@@ -25,6 +28,7 @@ from edgeagent.types import (
     Placement,
     ProbePermit,
     RouteMode,
+    TextDelta,
     TextPrompt,
     Tokenize,
     TokenPrompt,
@@ -33,7 +37,7 @@ from edgeagent.types import (
     replace,
 )
 from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
-from tests.backends.remote.streams import ROLE, answer, chunk
+from tests.backends.remote.streams import ROLE, answer, chunk, cut
 from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
 
 
@@ -192,6 +196,32 @@ async def test_an_answer_goes_on_where_the_server_can() -> None:
         whole = await ask(remote, so_far=so_far, max_tokens=2)
         assert whole.finished.reason is FinishReason.LENGTH
         assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("texts", [("The sum of two and two", " is 4"), ("The sum", " of two and two is", " 4")])
+async def test_what_a_server_repeats_is_not_told_again(texts: tuple[str, ...]) -> None:
+    """As some builds of llama-server do with a message that they continue."""
+    gets = {"/v1/models": models("tiny", owner="llamacpp")}
+    async with faults(stream(answer(*texts)), gets=gets) as server, backend(server.url) as remote:
+        got = await ask(remote, so_far=AnswerSoFar("The sum of two and two", num_tokens=6))
+        assert got.text == " is 4"
+        short = await ask(remote, id="short", so_far=AnswerSoFar("The sum", num_tokens=2))
+        assert isinstance(short.error, RemoteUnavailable) and "cannot be told" in short.error.message
+
+
+@given(st.text("ab", min_size=1, max_size=20), st.text("abc", max_size=30), st.lists(st.integers(0, 50), max_size=5))
+def test_of_any_continuation_only_the_repetition_goes(before: str, text: str, places: list[int]) -> None:
+    before = "x" * MIN_CERTAIN_CHARS + before
+
+    def passed(whole: str) -> str:
+        guard = EchoGuard(before)
+        pieces = [TextDelta(piece.decode()) for piece in cut(whole.encode(), places) if piece]
+        told = [delta for piece in pieces for delta in guard.take([piece])] + guard.release()
+        return "".join(delta.text for delta in told if isinstance(delta, TextDelta))
+
+    assert passed(before + text) == text
+    assert passed(text) == text
+    assert passed(before[:-1]) == before[:-1]
 
 
 async def test_a_cancel_while_it_asks_what_the_server_is() -> None:

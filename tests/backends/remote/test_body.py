@@ -183,7 +183,7 @@ def test_an_answer_goes_on() -> None:
     assert sent["messages"][-1]["reasoning_content"] == "Adding."
     assert (sent["continue_final_message"], sent["add_generation_prompt"], sent["max_tokens"]) == (True, False, 7)
     llama = body(PLAIN, LLAMA_SERVER, so_far)
-    assert llama["messages"][-1]["role"] == "assistant" and "continue_final_message" not in llama
+    assert llama["messages"][-1]["role"] == "assistant" and llama["continue_final_message"] is True
     asked = body(PLAIN, OPENAI, so_far, in_words=True)
     assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "user"]
     assert "Go on" in asked["messages"][-1]["content"]

@@ -1,0 +1,55 @@
+"""Takes the beginning of an answer away from a continuation that repeats it.
+
+Some builds of llama-server send the message that they continue once more before they go on, and a model that is asked
+in words may do so too. The client has that text, and must not get it twice.
+"""
+
+from __future__ import annotations
+
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.types import Delta, TextDelta
+
+# Repeating as much as this by chance is out of the question; "ha" may well follow "ha".
+MIN_CERTAIN_CHARS = 16
+
+
+class EchoGuard:
+    """Holds text back while it may be a repetition of `before`."""
+
+    def __init__(self, before: str) -> None:
+        self._before = before
+        self._held: list[TextDelta] = []
+        self._is_decided = not before
+
+    def take(self, deltas: list[Delta]) -> list[Delta]:
+        """Return what of these deltas is new; raise a Failure where that cannot be told."""
+        if self._is_decided:
+            return deltas
+        passed: list[Delta] = []
+        for delta in deltas:
+            if self._is_decided:
+                passed.append(delta)
+            elif isinstance(delta, TextDelta):
+                passed += self._judge(delta)
+            else:
+                passed += [*self.release(), delta]
+        return passed
+
+    def release(self) -> list[Delta]:
+        """Return what was held back: it repeats nothing, or ends before that could be seen."""
+        self._is_decided = True
+        held, self._held = self._held, []
+        return list(held)
+
+    def _judge(self, delta: TextDelta) -> list[Delta]:
+        self._held.append(delta)
+        text = "".join(held.text for held in self._held)
+        if self._before.startswith(text) and text != self._before:
+            return []
+        if not text.startswith(self._before):
+            return self.release()
+        if len(self._before) < MIN_CERTAIN_CHARS:
+            raise Failure(Kind.GARBLED, "it cannot be told whether it went on with the answer or began it again")
+        self.release()
+        rest = text[len(self._before) :]
+        return [TextDelta(rest, delta.logprobs)] if rest else []
