@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for logs, which is kept")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
+    # The engines have sessions of their own: whoever ends the demo must let it end them.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         engines = prepare()
         if chosen.keep:

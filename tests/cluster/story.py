@@ -15,7 +15,19 @@ from dataclasses import dataclass, field
 from tests.cluster.client import Answer, Client
 from tests.cluster.cluster import CONTEXT, SERVED_NAME, Cluster
 from tests.cluster.endless_model import LOCAL_NAME
-from tests.cluster.findings import difference, expect, first_token, gap_after, gaps, moves, num_rows, places, say, whole
+from tests.cluster.findings import (
+    difference,
+    expect,
+    first_token,
+    gap_after,
+    gaps,
+    is_same_but_its_end,
+    moves,
+    num_rows,
+    places,
+    say,
+    whole,
+)
 from tests.integration.conftest import Daemon
 
 REMOTE = "cluster"
@@ -189,6 +201,9 @@ class Story:
     async def cluster_killed(self) -> None:
         """kill -9 of everything that is left of the cluster."""
 
+        took = await self.until(lambda answer: answer.is_remote)
+        say(f"Requests went to the node that is left {took:.1f} s after these streams.")
+
         def kill() -> None:
             for part in (*(worker for worker in self.cluster.workers if worker not in self.killed), "router"):
                 self.cluster.kill(part)
@@ -248,17 +263,21 @@ class Story:
     ) -> None:
         """Break something under running streams, and hold each against its undisturbed text."""
         streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_S, destroy, **fields)
-        same = 0
+        same = ends = 0
         for prompt, answer in zip(prompts, streams, strict=True):
-            whole(answer, LONG)
-            same += answer.text == self.undisturbed[prompt]
-            if answer.text != self.undisturbed[prompt]:
-                say(f"{prompt!r} differs {difference(answer, self.undisturbed[prompt])}.")
+            undisturbed = self.undisturbed[prompt]
+            if whole(answer, LONG).text == undisturbed:
+                same += 1
+            elif is_same_but_its_end(answer.text, undisturbed):
+                ends += 1
+            else:
+                say(f"{prompt!r} differs {difference(answer, undisturbed)}.")
         cut = [answer for answer in streams if answer.handovers]
         say(f"All {len(streams)} streams ended as they should; {len(cut)} changed their place: {moves(streams)}.")
-        say(f"{same} of {len(streams)} have the text of an undisturbed answer; {gaps(cut or streams, done_s)}.")
+        ending = f", {ends} a word more or less at its end" if ends else ""
+        say(f"{same} of {len(streams)} have the text of an undisturbed answer{ending}; {gaps(cut or streams, done_s)}.")
         expect(bool(cut), "nothing was broken: no stream changed its place")
-        expect(same == len(streams), f"{len(streams) - same} answers differ from undisturbed ones")
+        expect(same + ends == len(streams), f"{len(streams) - same - ends} answers differ from undisturbed ones")
         if comes_home:
             expect(all(answer.route == "local" for answer in cut), f"not all came home: {places(cut)}")
 

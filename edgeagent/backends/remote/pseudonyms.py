@@ -15,7 +15,6 @@ import msgspec
 from edgeagent.types import ChatPrompt, GenerateRequest
 
 _DAY_S = 86_400.0
-_NUM_FIRST_MESSAGES = 2
 
 
 class Pseudonyms:
@@ -26,10 +25,11 @@ class Pseudonyms:
         self._secret = secret or secrets.token_bytes(32)
 
     def session(self, request: GenerateRequest, now_s: float) -> str:
-        """Return the name of a request's conversation: by its lane, else by how it begins; "" where it has none."""
-        lane = request.cache.lane or _beginning(request)
-        if not lane:
-            return ""
+        """Return the name of a request's conversation: by its lane, else by how it begins, else the request's own.
+
+        None is without: vLLM's router sends all requests that have no name to the same engine.
+        """
+        lane = request.cache.lane or _beginning(request) or request.id
         return self._name("session", str(int(now_s // _DAY_S)), request.cache.partition, lane)
 
     def cache_salt(self, request: GenerateRequest) -> str:
@@ -42,9 +42,9 @@ class Pseudonyms:
 
 
 def _beginning(request: GenerateRequest) -> str:
-    """Return what the turns of a conversation without a lane have in common: its first two messages."""
-    prompt = request.prompt
-    if not isinstance(prompt, ChatPrompt) or len(prompt.messages) < _NUM_FIRST_MESSAGES:
+    """Return what all turns of a conversation without a lane have in common: its messages up to the user's first."""
+    if not isinstance(request.prompt, ChatPrompt):
         return ""
-    first = prompt.messages[:_NUM_FIRST_MESSAGES]
-    return hashlib.sha256(msgspec.msgpack.encode(first)).hexdigest()
+    messages = request.prompt.messages
+    first_user = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
+    return hashlib.sha256(msgspec.msgpack.encode(messages[: first_user + 1])).hexdigest()

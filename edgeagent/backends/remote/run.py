@@ -187,9 +187,7 @@ class Run:
         return write(self._request, target, self._so_far)
 
     def _call(self, body: Body, headers: Headers) -> Call:
-        headers = (*headers, ("Accept", "text/event-stream"))
-        if self._session:
-            headers = (*headers, ("X-Session-ID", self._session))
+        headers = (*headers, ("Accept", "text/event-stream"), ("X-Session-ID", self._session))
         return Call(body.path, body.content, headers, self._request.id)
 
     def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:

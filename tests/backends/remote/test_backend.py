@@ -65,6 +65,7 @@ async def test_nothing_of_this_machine_is_in_the_headers() -> None:
         "host",
         "user-agent",
         "accept",
+        "x-session-id",
         "accept-encoding",
         "content-type",
         "content-length",

@@ -154,5 +154,19 @@ def test_pseudonyms() -> None:
     }
     assert len(others | {name}) == 7
     assert not {"ada", "lane"} & {name}
-    assert names.session(GenerateRequest("r", "m", TextPrompt("Once")), 0) == ""
     assert names.cache_salt(request) != names.cache_salt(replace(request, cache=CachePolicy(partition="bob")))
+
+
+def test_a_conversation_has_one_name_from_its_first_turn_on_and_every_request_has_one() -> None:
+    names = Pseudonyms("gpu", b"secret")
+    system, first, other = Message("system", "Be brief."), Message("user", "One"), Message("user", "Two")
+    later = (Message("assistant", "1"), other)
+
+    def name(*messages: Message) -> str:
+        return names.session(GenerateRequest("r", "m", ChatPrompt(messages)), 0)
+
+    assert name(first) == name(first, *later)
+    assert name(system, first) == name(system, first, *later)
+    assert len({name(first), name(other), name(system, first)}) == 3
+    text = [names.session(GenerateRequest(request, "m", TextPrompt("Once")), 0) for request in ("r1", "r2")]
+    assert text[0] and text[1] and text[0] != text[1]
