@@ -49,7 +49,7 @@ class EchoGuard:
         if not text.startswith(self._before):
             return self.release()
         if len(self._before) < MIN_CERTAIN_CHARS:
-            raise Failure(Kind.GARBLED, "it cannot be told whether it went on with the answer or began it again")
+            raise Failure(Kind.REPEATED, "it cannot be told whether it went on with the answer or began it again")
         self.release()
         rest = text[len(self._before) :]
         return [TextDelta(rest, delta.logprobs)] if rest else []

@@ -30,6 +30,8 @@ class Kind(StrEnum):
     """404: not the model, or not the address."""
     WRONG_MODEL = "wrong_model"
     """It answered with another of its models than the one that was asked for."""
+    REPEATED = "repeated"
+    """It may have begun an answer anew that it was to continue."""
     REDIRECT = "redirect"
     """3xx. Never followed."""
 
@@ -46,9 +48,10 @@ MAY_GO_ELSEWHERE = frozenset(
         Kind.OVERLOADED,
         Kind.REDIRECT,
         Kind.WRONG_MODEL,
+        Kind.REPEATED,
     }
 )
-COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL}
+COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL, Kind.REPEATED}
 
 
 class Failure(Exception):

@@ -239,9 +239,10 @@ class Run:
         if self._so_far is None:
             return usage
         num_before = self._so_far.num_tokens
+        num_prompt = max(0, usage.num_prompt_tokens - num_before)
         return Usage(
-            max(0, usage.num_prompt_tokens - num_before),
-            usage.num_cached_tokens,
+            num_prompt,
+            min(num_prompt, usage.num_cached_tokens),
             usage.num_output_tokens + num_before,
             usage.num_reasoning_tokens,
         )

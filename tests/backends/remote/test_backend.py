@@ -186,10 +186,11 @@ async def test_withdrawn_leave_cuts_running_streams() -> None:
 async def test_an_answer_goes_on_where_the_server_can() -> None:
     gets = {"/v1/models": models("tiny")}
     so_far = AnswerSoFar("The sum", num_tokens=2)
-    async with faults(stream(answer(" is 4")), gets=gets) as server, backend(server.url) as remote:
+    going_on = answer(" is 4").replace(b'"cached_tokens": 0', b'"cached_tokens": 6')
+    async with faults(stream(going_on), gets=gets) as server, backend(server.url) as remote:
         got = await ask(remote, so_far=so_far, max_tokens=10, logprobs=None)
         assert got.text == " is 4"
-        assert got.finished.usage == Usage(5, 0, 3)
+        assert got.finished.usage == Usage(5, 5, 3)
         (probe, asked) = server.asked
         assert probe.path == "/v1/models" and probe.headers["authorization"]
         assert asked.json["continue_final_message"] is True
@@ -208,6 +209,7 @@ async def test_what_a_server_repeats_is_not_told_again(texts: tuple[str, ...]) -
         assert got.text == " is 4"
         short = await ask(remote, id="short", so_far=AnswerSoFar("The sum", num_tokens=2))
         assert isinstance(short.error, RemoteUnavailable) and "cannot be told" in short.error.message
+        assert not remote._cluster.endpoints[0].breaker.cause, "no fault of the endpoint's"  # type: ignore[union-attr]
 
 
 @given(st.text("ab", min_size=1, max_size=20), st.text("abc", max_size=30), st.lists(st.integers(0, 50), max_size=5))
