@@ -90,10 +90,17 @@ class _Usage(Struct):
     completion_tokens_details: _OutputDetails | None = None
 
 
+class _Timings(Struct):
+    """llama-server's; `predicted_n` is how many tokens of the answer there are."""
+
+    predicted_n: int | None = None
+
+
 class _Chunk(Struct):
     model: str | None = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
+    timings: _Timings | None = None
     error: Any = None
     object: str | None = None
 
@@ -141,9 +148,10 @@ class ChatReader(AnswerReader):
             self.tally.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
-            if self.tally.usage is not None:
-                # A chunk has the tokens of several steps where its reader is slow.
-                self.tally.num_tokens = max(self.tally.num_tokens, self.tally.usage.num_output_tokens)
+            # A chunk has the tokens of several steps where its reader is slow, and all those of one character.
+            counts = [self.tally.usage.num_output_tokens if self.tally.usage is not None else 0]
+            counts.append((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
+            self.tally.num_tokens = max(self.tally.num_tokens, *counts)
 
     def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
         num_before = len(deltas)

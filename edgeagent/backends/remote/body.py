@@ -126,6 +126,8 @@ def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | N
 def _common(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
     told = {"include_usage": True} | ({"continuous_usage_stats": True} if target.dialect.counts_tokens else {})
     fields: Fields = {"model": target.model, "stream": True, "stream_options": told}
+    if target.dialect.times_tokens:
+        fields["timings_per_token"] = True
     left = tokens_left(request, so_far)
     if left is not None:
         is_chat = isinstance(request.prompt, ChatPrompt)

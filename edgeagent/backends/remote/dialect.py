@@ -17,7 +17,8 @@ class Dialect(Struct, frozen=True):
 
     `continues`: it goes on with a last message of the assistant's. `continue_fields`: it must be told to.
     `counts_tokens`: asked to, it counts the answer's tokens in every chunk, which may have several of them.
-    `penalty`: its name for the repetition penalty. `max_tokens`: its name for that limit.
+    `times_tokens`: the same, in llama-server's timings. `penalty`: its name for the repetition penalty. `max_tokens`:
+    its name for that limit.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Dialect(Struct, frozen=True):
     continues: bool = False
     continue_fields: bool = False
     counts_tokens: bool = False
+    times_tokens: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     penalty: Penalty = "repetition_penalty"
     has_repeat_last_n: bool = False
@@ -52,6 +54,7 @@ LLAMA_SERVER = Dialect(
     takes_token_prompts=True,
     continues=True,
     continue_fields=True,
+    times_tokens=True,
     penalty="repeat_penalty",
     has_repeat_last_n=True,
 )

@@ -158,6 +158,18 @@ def test_logprobs_of_chat() -> None:
     assert not ChatReader().feed(event({"choices": [choice]}))[0].logprobs  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "counted", [{"usage": {"prompt_tokens": 5, "completion_tokens": 3}}, {"timings": {"predicted_n": 3}}]
+)
+def test_a_chunk_of_several_tokens(counted: dict[str, object]) -> None:
+    """vLLM joins chunks that are not read at once; a character may need several tokens."""
+    reader = ChatReader()
+    reader.feed(chunk({"content": "😀"}, **counted))
+    assert reader.tally.num_tokens == 3
+    reader.feed(chunk({"content": "!"}))
+    assert reader.tally.num_tokens == 4
+
+
 def test_text_completions() -> None:
     lists = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{"a": -0.1, "c": -3}, None]}
     body = {"object": "text_completion", "choices": [{"index": 0, "text": "ab", "logprobs": lists}]}

@@ -136,6 +136,7 @@ def test_each_server_gets_its_own_fields() -> None:
     llama = body(FULL, LLAMA_SERVER, cache_salt="salt")
     assert (llama["repeat_penalty"], llama["repeat_last_n"]) == (1.1, 64)
     assert "cache_salt" not in llama
+    assert llama["timings_per_token"] is True
     effort = replace(PLAIN, prompt=ChatPrompt((Message("user", "Hi"),), template_kwargs='{"reasoning_effort":"low"}'))
     assert body(effort, OPENAI)["reasoning_effort"] == "low"
     assert dialect_of("vLLM") is VLLM
