@@ -107,18 +107,25 @@ class Wait:
 
 
 class Growth:
-    """How much memory a process took since one thing began, as far as it was looked at."""
+    """How much memory a process took since one thing began, as far as it was looked at.
+
+    Blocks that are kept in memory come beside it, and count for nothing. Blocks that go give nothing back: what is
+    freed may stay with the process for others.
+    """
 
     def __init__(self) -> None:
         self._thing: object = None
-        self._num_bytes = self._base_bytes = 0
+        self._last: tuple[int, int] | None = None
+        self._base = (0, 0)
 
-    def add(self, thing: object, num_bytes: int) -> int:
-        """Note the memory that a process has now; return how much of it came with a thing (None: with nothing)."""
+    def add(self, thing: object, own_bytes: int, cache_bytes: int) -> int:
+        """Note a process's own memory and its blocks; return how much came with a thing (None: with nothing)."""
+        now = (own_bytes, cache_bytes)
         if thing is None or thing != self._thing:
-            self._thing, self._base_bytes = thing, self._num_bytes or num_bytes
-        self._num_bytes = num_bytes
-        return 0 if thing is None else num_bytes - self._base_bytes
+            self._thing, self._base = thing, self._last or now
+        self._last = now
+        own, cache = self._base
+        return 0 if thing is None else own_bytes - own - max(0, cache_bytes - cache)
 
 
 class LoadWatch:
@@ -215,13 +222,12 @@ class StepWatch:
             if overrun := wait.overrun(most_s):
                 self.culprit = self._status.preparing_id if wait is self._prompt else ""
                 return f"hung: {words} {overrun}"
-        # Blocks that are kept in memory come and go beside it.
-        own_bytes = self._status.own_bytes - (cache.num_bytes if (cache := self._status.memory_cache) else 0)
+        cache_bytes = cache.num_bytes if (cache := self._status.memory_cache) else 0
         for growth, thing, words in (
             (self._prompt_growth, preparing_s, "preparing one prompt"),
             (self._question_growth, owed.asked_at_s, "a question about text"),
         ):
-            if growth.add(thing, own_bytes) > self._patience.max_prompt_bytes:
+            if growth.add(thing, self._status.own_bytes, cache_bytes) > self._patience.max_prompt_bytes:
                 self.culprit = self._status.preparing_id if growth is self._prompt_growth else ""
                 return f"{words} took more than {self._patience.max_prompt_bytes >> 20} MiB of memory"
         return None

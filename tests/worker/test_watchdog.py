@@ -104,6 +104,15 @@ def test_memory_that_is_there_before_or_kept_as_cache_counts_for_no_prompt() -> 
         assert watch.tick(SECOND, Owed()) is None
 
 
+def test_a_purge_beside_a_prompt_counts_for_no_prompt() -> None:
+    watch = StepWatch(PATIENCE)
+    for cache_mib in (2000, 0):  # what was freed stays with the process
+        watch.on_pong(status(1000.0, 3000, cache_mib))
+        assert watch.tick(SECOND, Owed()) is None
+    watch.on_pong(status(1000.0, 4025))
+    assert watch.tick(SECOND, Owed()) == "preparing one prompt took more than 1024 MiB of memory"
+
+
 def test_a_question_that_takes_too_much_memory_is_ended() -> None:
     watch = StepWatch(PATIENCE)
     watch.on_pong(status(0.0, 500))
