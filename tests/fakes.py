@@ -168,6 +168,11 @@ class FakeTier:
         self.num_reads = 0
         self._told: set[BlockKey] = set()
 
+    def come_back(self, block: Block) -> None:
+        """Have a block again that was lost; the next lookup is told of it."""
+        self.blocks[block.key] = block
+        self._told.discard(block.key)
+
     def take_found(self, max_heads: int) -> list[Head]:
         found = [block for key, block in self.blocks.items() if key not in self._told]
         self._told.update(block.key for block in found)

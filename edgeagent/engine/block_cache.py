@@ -151,8 +151,8 @@ class BlockCache:
         return list(links) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
-        """Whether some tier has a block."""
-        return any(tier.num_bytes(key) is not None for tier in self._tiers)
+        """Whether some tier has a block, and lookups find it: one that came back below is not in the tree at once."""
+        return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
         """Make the block of these tokens behind `parent` (None: the root)."""

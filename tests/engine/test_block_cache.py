@@ -12,10 +12,13 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine import block_cache
 from edgeagent.engine.block_cache import BlockCache, Continuation, Link, make_blocks
-from edgeagent.engine.blocks import MIN_PART, Block, BlockKey, Importance, Keyring, LowerTier
+from edgeagent.engine.blocks import MIN_PART, Block, BlockKey, CachePriority, Importance, Keyring, LowerTier
 from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.prefix_cache import Source
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.saver import Saver
 from edgeagent.types import MemoryKind
-from tests.fakes import FakeClock, FakeTier
+from tests.fakes import FakeClock, FakeRunner, FakeTier
 
 TOKENS = array("i", range(64))
 KEYS = Keyring(b"model", b"s" * 32)
@@ -135,6 +138,25 @@ def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
     del below.blocks[first.key]
     for length in (64, 40):
         assert [(link.key, link.end) for link in find(blocks, TOKENS[:length])] == [(other.key, 30)]
+
+
+def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
+    below = FakeTier()
+    blocks, runner = over(below), FakeRunner(num_cells=256)
+    saver = Saver(runner, blocks)
+    first = offered_below(blocks, below, None, TOKENS[:32])
+    seq_id = saver.claim(ROOT, Source(), find(blocks, TOKENS))
+    assert seq_id is not None and saver.cells.reserve(64)
+    runner.decode([Slice(seq_id, 0, list(TOKENS[:64]), 0)])
+    saver.cells.append(seq_id, TOKENS[:64])
+    del below.blocks[first.key]
+    assert find(blocks, TOKENS[:20]) == []  # and the tree forgets it
+    below.come_back(first)
+    saver.release(seq_id, keep=True, priority=CachePriority())
+    for _ in range(3):  # two blocks, and that there is no third
+        saver.save_one()
+    assert not saver.has_unsaved
+    assert [link.end for link in find(blocks, TOKENS[:64])] == [32, 64]
 
 
 def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
