@@ -29,6 +29,8 @@ from edgeagent.types import (
     replace,
 )
 
+_CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
+
 
 class Delivery:
     """One answer on its way to its client; it may change its place."""
@@ -44,6 +46,7 @@ class Delivery:
         self._first_token_s: float | None = None
         self._handovers: tuple[Handover, ...] = ()
         self._placement: Placement | None = None  # where it runs, as its place told it
+        self._is_at_seam = False
         self.route: Route | None = None
         self.num_tokens = 0
 
@@ -80,6 +83,9 @@ class Delivery:
     def begin(self, route: Route) -> None:
         """Note where it runs from here on."""
         self.route, self._placement = route, None
+        self._is_at_seam = self.has_content
+        if not self.has_content:
+            self.num_tokens = 0
 
     def move(self, target: str, reason: str) -> None:
         """Note that it goes on at another place."""
@@ -89,6 +95,11 @@ class Delivery:
 
     def take(self, step: Step) -> Step | None:
         """Note a step of the place that it runs at, and return it as the client gets it; None where nothing is left."""
+        if self._is_at_seam:
+            # A place may say again the last of what is there, of which the client sees nothing.
+            self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
+            if self._is_at_seam:
+                step = replace(step, tokens=())
         if not any(isinstance(delta, Started | Interrupted | Finished) for delta in step.deltas):
             self._note(step)
             return step

@@ -52,7 +52,16 @@ class Seam:
         self._text = text
         self._inner = inner
         self._place = 0  # of what comes next in the text; its length where nothing more must come
+        self.num_again = 0
+        """How many tokens said again what was there, and nothing behind it."""
+        self.is_settled = False
+        """Whether the owner has drawn its conclusions from that."""
         self._fitting = _fitting_tokens(vocabulary, text)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what was there has been said again."""
+        return self._place >= len(self._text)
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next."""
@@ -81,7 +90,8 @@ class Seam:
         """Take a token as generated."""
         if self._place < len(self._text):
             fits = self._fits(token)
-            self._place += len(self._vocabulary.piece(token)) if fits else len(self._text)
+            self._place += len(self._vocabulary.piece(token)) if fits else len(self._text) + 1
+            self.num_again += self._place <= len(self._text)
         if self._inner is not None:
             self._inner.accept(token)
 

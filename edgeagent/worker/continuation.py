@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
+from edgeagent.engine.constraint import TokenConstraint
 from edgeagent.engine.sampling import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
@@ -36,16 +37,20 @@ def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
 class Continuation:
     """An answer's beginning in this model's tokens: `tokens` are kept, those of `open_text` are generated again.
 
-    `num_elsewhere`: how many tokens more the other machine counted for it all.
+    `num_open`: how many those were. `num_elsewhere`: how many tokens more the other machine counted for it all.
     """
 
     so_far: AnswerSoFar
     tokens: tuple[int, ...]
     open_text: bytes
+    num_open: int
     num_elsewhere: int
 
-    def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> None:
-        """Take sampler and text to where the answer goes on; raise NotSupported where they do not follow it."""
+    def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
+        """Take sampler and text to where the answer goes on; raise NotSupported where they do not follow it.
+
+        Return the constraint under which the open text is said again; None where there is none.
+        """
         try:
             for token in self.tokens:
                 sampler.accept(token)
@@ -53,8 +58,16 @@ class Continuation:
             raise _not_continuable("it does not follow the output format as this model does", "text.format") from error
         if not output.resume(self.tokens, self.so_far.text, self.so_far.reasoning) or output.has_tool_calls:
             raise _not_continuable("it holds a stop string, or what this model takes for a call", "stop")
-        if self.open_text:
-            sampler.constrain(lambda inner: Seam(vocabulary, self.open_text, inner))
+        if not self.open_text:
+            return None
+        made: list[Seam] = []
+
+        def make(inner: TokenConstraint | None) -> Seam:
+            made.append(Seam(vocabulary, self.open_text, inner))
+            return made[0]
+
+        sampler.constrain(make)
+        return made[0]
 
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
         """Return a sequence that begins with the answer's beginning, which is computed with its prompt.
@@ -100,7 +113,7 @@ def read_continuation(
     cut = len(last) - num_open([vocabulary.piece(token) for token in last])
     tokens = (*itertools.chain.from_iterable(segments), *last[:cut])
     num_elsewhere = so_far.num_tokens - len(tokens) - len(last[cut:])
-    return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), num_elsewhere)
+    return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), len(last[cut:]), num_elsewhere)
 
 
 def _reasoning_tokens(

@@ -24,7 +24,7 @@ from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model, split_parts
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling import Sampler, resolve
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import DraftModel
 from edgeagent.engine.threads import ThreadGovernor
 from edgeagent.engine.trial import try_out
@@ -33,6 +33,7 @@ from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
+from edgeagent.text.seam import Seam
 from edgeagent.text.tool_format import REASONING
 from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import (
@@ -44,7 +45,7 @@ from edgeagent.types import (
     TextAnswer,
     TextQuery,
 )
-from edgeagent.worker.continuation import read_continuation
+from edgeagent.worker.continuation import Continuation, read_continuation
 from edgeagent.worker.fit import check_memory
 from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
@@ -65,8 +66,32 @@ class Prepared:
     render_ms: float
     echo: PromptEcho | None = None
     num_dropped_items: int = 0
-    num_elsewhere: int = 0
-    """How many tokens more another machine counted for the beginning of the answer than this model has for it."""
+    earlier: Continuation | None = None
+    """The beginning of the answer, where another machine gave it, and"""
+    seam: Seam | None = None
+    """what holds while the last of it is said again."""
+
+    @property
+    def num_elsewhere(self) -> int:
+        """How many tokens more the other machine counted for the beginning than were taken here for it."""
+        if self.earlier is None:
+            return 0
+        return self.earlier.num_elsewhere - self._num_too_many
+
+    def settle(self, sequence: Sequence, context_length: int) -> None:
+        """Move the limit by the tokens that it took to say the open text again, more or fewer than it had; once."""
+        if self.seam is None or not self.seam.is_over or self.seam.is_settled:
+            return
+        self.seam.is_settled = True
+        if self.spec.max_tokens is not None:
+            wanted = min(sequence.max_length + self._num_too_many, context_length)
+            sequence.max_length = max(len(sequence.tokens), wanted)
+
+    @property
+    def _num_too_many(self) -> int:
+        if self.earlier is None or self.seam is None or not self.seam.is_over:
+            return 0
+        return self.seam.num_again - self.earlier.num_open
 
 
 class Host:
@@ -198,10 +223,10 @@ class Host:
             reasoning=() if chat is None else REASONING,
             open_reasoning=prompt.open_reasoning,
         )
-        earlier = None
+        earlier, seam = None, None
         if (so_far := delivered.so_far) is not None:
             earlier = read_continuation(request, so_far, prompt, self._vocabulary, self.engine.context_length)
-            earlier.join(sampler, output, self._vocabulary)
+            seam = earlier.join(sampler, output, self._vocabulary)
         for token in delivered.tokens:
             sampler.accept(token)
         output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
@@ -217,9 +242,7 @@ class Host:
         if earlier is not None:
             spec = earlier.extend(spec)
         render_ms = (time.monotonic() - started_s) * 1000
-        return Prepared(
-            spec, output, render_ms, echo, prompt.num_dropped_items, earlier.num_elsewhere if earlier else 0
-        )
+        return Prepared(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, seam)
 
     def _try_template(self) -> Template:
         try:

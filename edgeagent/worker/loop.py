@@ -270,6 +270,7 @@ class Worker:
         deltas += self._echo(request.prepared, output)
         if output.tokens:
             deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
+            request.prepared.settle(sequence, self._engine.context_length)
         reason = output.finish_reason
         if reason is None and stream.stopped is not None:
             self._engine.cancel(sequence.id)

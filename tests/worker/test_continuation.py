@@ -83,6 +83,7 @@ class Runner:
             for output in engine.step():
                 assert output.error is None
                 deltas = list(stream.feed(output.tokens))
+                prepared.settle(sequence, engine.context_length)
                 is_done = output.finish_reason is not None or stream.stopped is not None
                 if is_done:
                     engine.cancel(sequence.id)
@@ -208,3 +209,15 @@ def test_white_space_that_is_held_back_is_not_said_twice(bundled: Runner) -> Non
     so_far = AnswerSoFar("\n" + whole[:place], "", 1)
     rest = bundled.ask(replace(CHAT, tools=(Tool("now"),)), so_far, max_tokens=40)
     assert not rest.text.startswith(" ")
+
+
+@pytest.mark.parametrize("limit", [4, 6, 9])
+def test_what_is_said_again_costs_no_token_of_the_answer(bundled: Runner, limit: int) -> None:
+    """However many tokens a word that was cut had elsewhere, and has here."""
+    whole = bundled.ask(CHAT, max_tokens=40)
+    for num_steps in range(1, 4):
+        so_far = whole.until(num_steps)
+        assert so_far.num_tokens < limit
+        rest = bundled.ask(CHAT, so_far, max_tokens=limit)
+        assert so_far.text + rest.text == bundled.ask(CHAT, max_tokens=limit).text
+        assert rest.num_tokens == limit
