@@ -73,18 +73,22 @@ def route_report(context: Context) -> Fields:
 
 
 def _remote(remote: Remote, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None) -> Fields:
-    endpoints = status.endpoints if status is not None else ()
+    # For a moment after a change the status is that of the remote before it: what the owner wrote comes from the file.
+    known = {} if status is None else {endpoint.url: structs.asdict(endpoint) for endpoint in status.endpoints}
+    used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None
     return {
         "name": remote.name,
-        "trouble": (status.trouble or None) if status is not None else None,
-        "is_used": status is not None,
-        "num_live": status.num_live if status is not None else 0,
+        "trouble": (used.trouble or None) if used is not None else None,
+        "is_used": used is not None,
+        "num_live": used.num_live if used is not None else 0,
         "num_tokens_today": spent.num_tokens,
         "money_today": round(spent.money, 9),
         "budget": structs.asdict(remote.budget),
         "budget_trouble": budget_trouble,
-        "endpoints": [structs.asdict(endpoint) for endpoint in endpoints]
-        or [{"url": endpoint.url, "region": endpoint.region} for endpoint in remote.endpoints],
+        "endpoints": [
+            known.get(endpoint.url, {}) | {"url": endpoint.url, "region": endpoint.region}
+            for endpoint in remote.endpoints
+        ],
     }
 
 

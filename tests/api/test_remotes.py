@@ -82,6 +82,20 @@ async def test_the_status_of_a_remote_that_is_used(daemon: Running, tmp_path: Pa
     assert remote["endpoints"][0]["breaker"] == "open" and remote["endpoints"][0]["num_waiting"] == 3
 
 
+async def test_right_after_a_change_what_was_written_is_shown(daemon: Running, tmp_path: Path) -> None:
+    assert isinstance(daemon.service, FakeBackend)
+    before = EndpointStatus("https://gpu.example/v1", "eu", num_waiting=3)
+    daemon.service.statuses = [RemoteStatus("gpu", "", 2, (before,))]
+    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example", "us"), Endpoint("https://new.example"))))
+    (remote,) = (await route(daemon))["remotes"]
+    first, second = remote["endpoints"]
+    assert (remote["is_used"], first["region"], first["num_waiting"]) == (True, "us", 3)
+    assert second == {"url": "https://new.example/v1", "region": ""}
+    add_remote(tmp_path, Remote("gpu", (Endpoint("https://new.example"),)))
+    (remote,) = (await route(daemon))["remotes"]
+    assert (remote["is_used"], remote["num_live"]) == (False, 0)
+
+
 async def test_a_ledger_that_cannot_be_kept_is_told(daemon: Running, tmp_path: Path) -> None:
     add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
     (tmp_path / "egress").write_text("in the way")
