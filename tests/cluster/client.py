@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,9 +39,9 @@ class Answer:
         return self.came_s[0] - self.asked_s if self.came_s else float("inf")
 
     @property
-    def longest_gap_s(self) -> float:
-        """The longest wait between two parts."""
-        return max((b - a for a, b in zip(self.came_s, self.came_s[1:], strict=False)), default=0.0)
+    def token_s(self) -> float:
+        """How long a further token took, in the mean."""
+        return (self.came_s[-1] - self.came_s[0]) / max(1, self.num_tokens - 1)
 
     @property
     def is_remote(self) -> bool:
@@ -48,12 +50,19 @@ class Answer:
 
 
 class Client:
-    """Talks to one daemon."""
+    """Talks to one daemon, or to anything else that speaks chat completions."""
 
-    def __init__(self, url: str) -> None:
-        """Prepare for the daemon at `url`."""
-        limits = httpx.Limits(max_connections=None)
-        self._http = httpx.AsyncClient(base_url=url, timeout=STREAM_LIMIT_S, trust_env=False, limits=limits)
+    def __init__(self, url: str, *, model: str = LOCAL_NAME, key: str = "", certificate: Path | None = None) -> None:
+        """Prepare for the server at `url`; `certificate` is the one that it has, where no authority signed it."""
+        self._model = model
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=STREAM_LIMIT_S,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=ssl.create_default_context(cafile=str(certificate)) if certificate else True,
+        )
 
     async def __aenter__(self) -> Client:
         return self
@@ -64,7 +73,7 @@ class Client:
     async def ask(self, prompt: str, max_tokens: int, **fields: Any) -> Answer:
         """Stream one greedy answer and return it; a failure is in it, not raised."""
         answer = Answer(asked_s=time.monotonic())
-        body = {"model": LOCAL_NAME, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+        body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, **fields}
         try:
             async with asyncio.timeout(STREAM_LIMIT_S):

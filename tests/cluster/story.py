@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from tests.cluster.client import Answer, Client
 from tests.cluster.cluster import CONTEXT, SERVED_NAME, Cluster
@@ -68,7 +69,8 @@ FLAGS = ("--route", "prefer_remote", "--parallel", str(PARALLEL), "--max-waiting
 LOCAL_FIRST = {"route": "prefer_local"}
 LOCAL_ONLY = {"route": "local_only"}
 FIRST_TOKEN_LIMIT_S = 4.0
-SHORT, LONG = 48, 320
+SHORT, LONG, LONGEST = 48, 320, 1500
+NUM_PAIRS = 15
 # When to break something: all streams have begun, none is near its end.
 MID_STREAM_S = 0.6
 # How long it may take until the daemon knows that something has changed: a remote added, a cluster back.
@@ -97,6 +99,7 @@ class Story:
         steps = (
             self.alone,
             self.consent,
+            self.way_through,
             self.local_first,
             self.overflow,
             self.kept_here,
@@ -149,6 +152,22 @@ class Story:
         self.undisturbed = {prompt: text for prompt, text in same.items() if await self.is_steady(prompt, text)}
         say(f"{len(self.undisturbed)} of these vLLM ends alike when it is given their beginning: they will be broken.")
         expect(len(self.undisturbed) >= PARALLEL, "too few to break")
+
+    async def way_through(self) -> None:
+        """What the way through the daemon costs, beside asking the cluster itself."""
+        cluster = self.cluster
+        through: list[Answer] = []
+        direct: list[Answer] = []
+        async with Client(cluster.url, model=SERVED_NAME, key=cluster.key, certificate=cluster.certificate) as other:
+            for prompt in self.prompts[:2] * NUM_PAIRS:
+                through.append(whole(await self.client.ask(prompt, SHORT), SHORT))
+                direct.append(whole(await other.ask(prompt, SHORT), SHORT))
+        expect(all(answer.is_remote for answer in through), f"not all went over: {places(through)}")
+        first, token = (
+            (median(map(figure, through)) - median(map(figure, direct))) * 1000
+            for figure in (lambda answer: answer.first_token_s, lambda answer: answer.token_s)
+        )
+        say(f"In the middle of {len(through)} the first token took {first:+.1f} ms, each further one {token:+.2f} ms.")
 
     async def local_first(self) -> None:
         """With room here, a request stays here."""
@@ -249,9 +268,10 @@ class Story:
         def remove() -> None:
             self.command("remote", "rm", REMOTE)
 
-        streams, done_s = await self.client.ask_and(self.prompts[:PARALLEL], LONG, MID_STREAM_S, remove)
+        streams, done_s = await self.client.ask_and(self.prompts[:PARALLEL], LONGEST, MID_STREAM_S, remove)
         for answer in streams:
-            whole(answer, LONG)
+            whole(answer, LONGEST)
+            expect(answer.route == "local", f"an answer went on at {answer.route} without consent")
         say(
             f"{len(streams)} streams went on: {moves(streams)}; the longest gap was {gap_after(streams, done_s):.2f} s."
         )
