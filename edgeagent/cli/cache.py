@@ -78,8 +78,7 @@ def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile 
     In memory and on disk. Running requests go on.
     """
     settings = _settings(state_dir, config)
-    if client:
-        _refuse_unknown(client, settings)
+    note = _stranger_note(client, settings) if client else ""
     if find_daemon(settings.state_dir) is not None:
         _call(settings, "/edgeagent/cache/purge", {} if client is None else {"client": client})
     else:
@@ -87,6 +86,8 @@ def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile 
             cache_folder.purge(settings.cache_dir, client)
         except OSError as error:
             raise EdgeAgentError(f"cannot remove everything from {settings.cache_dir}: {error.strerror}") from None
+    if note:
+        typer.echo(wrapped(note), err=True)
     typer.echo("Forgotten." if client is None else f"Forgotten: the prompts of {client or 'the owner'}.")
 
 
@@ -120,14 +121,18 @@ def _is_known(client: str, settings: Config) -> bool:
     return is_user or client in {known.name for known in clients(settings.state_dir)}
 
 
-def _refuse_unknown(client: str, settings: Config) -> None:
-    """Raise ConfigError for a client that has no token and of which nothing is kept."""
+def _stranger_note(client: str, settings: Config) -> str:
+    """Return what to say of a client that has no token and of which nothing is on disk; empty for another.
+
+    It is no error: a client whose token was removed may still have prompts in memory.
+    """
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}
     except OSError:
-        return  # the purge itself says what is wrong with the folder
-    if client not in kept and not _is_known(client, settings):
-        raise ConfigError(f"no client is named {client!r:.80}, and nothing is kept of one; see `edgeagent cache list`")
+        return ""  # the purge itself says what is wrong with the folder
+    if client in kept or _is_known(client, settings):
+        return ""
+    return f"No client is named {client!r:.80}, and nothing of one was on disk; see `edgeagent cache list`."
 
 
 def _prompt(file: Path) -> dict[str, Any]:

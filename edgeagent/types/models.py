@@ -114,7 +114,7 @@ class WorkerStatus(Struct, frozen=True):
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
-    """Of these, what no file backs: not a mapped model's weights."""
+    """Of these, what no file backs: not a mapped model's weights. 0 where the system does not tell."""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 

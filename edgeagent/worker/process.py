@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 from queue import Empty
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psutil
 from msgspec import structs
@@ -114,7 +114,7 @@ class _Reader(threading.Thread):
             preparing_id=self._worker.preparing_id,
             tokens_per_second=rate,
             rss_bytes=memory.rss,
-            own_bytes=memory.rss - getattr(memory, "shared", 0),  # Linux alone tells them apart
+            own_bytes=_own_bytes(memory),
             disk_cache=self._host.disk_cache(),
         )
 
@@ -151,6 +151,13 @@ class _Preparer(threading.Thread):
             self._worker.commands.put(PromptRefused(submit, unknown))
         finally:
             self._worker.preparing_since_s = 0.0
+
+
+def _own_bytes(memory: Any) -> int:
+    """Return the memory that no file backs, of psutil's counts; 0 where the system does not tell it (macOS)."""
+    if hasattr(memory, "shared"):  # Linux
+        return int(memory.rss - memory.shared)
+    return int(getattr(memory, "private", 0))  # Windows
 
 
 def _complain(message: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -21,6 +22,7 @@ from edgeagent.types import (
     Started,
     TokenPrompt,
 )
+from edgeagent.worker.process import _own_bytes
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     MAX_FRAME_FROM_WORKER_BYTES,
@@ -183,3 +185,12 @@ class TestChild:
         assert failed.code == "model_load_failed"
         assert child.receive() is None
         assert child.finish()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "own_bytes"),
+    [({"rss": 700, "shared": 500}, 200), ({"rss": 700, "private": 300}, 300), ({"rss": 700}, 0)],
+    ids=["Linux", "Windows", "macOS"],
+)
+def test_own_memory_leaves_out_mapped_weights_on_every_system(counts: dict[str, int], own_bytes: int) -> None:
+    assert _own_bytes(SimpleNamespace(**counts)) == own_bytes
