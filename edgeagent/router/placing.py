@@ -64,10 +64,11 @@ class Placing:
         began_s = time.perf_counter()
         if self._remotes is not None:
             self._remotes.refresh()
+        # Asked for once: it looks at files.
+        mode = self.mode(request)
         try:
-            estimates, unknown = self._estimates(request, without)
+            estimates, unknown = self._estimates(request, mode, without)
             placed = self.conversations.find(request)
-            mode = self.mode(request)
             order = choose_routes(request, mode, list(estimates.values()), placed)
             if not order.routes:
                 raise _no_route(request, mode, estimates, unknown)
@@ -82,22 +83,23 @@ class Placing:
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
         """Return where an answer that lost its worker goes on sooner than with the worker's successor, if anywhere."""
-        estimates, _ = self._estimates(request, without)
+        mode = self.mode(request)
+        estimates, _ = self._estimates(request, mode, without)
         local = estimates.pop(route.backend, None)
         if local is None:
             return None
-        order = choose_routes(request, self.mode(request), list(estimates.values()))
+        order = choose_routes(request, mode, list(estimates.values()))
         routes = tuple(each for each in order.routes if is_sooner(estimates[each.backend], local))
         return Order(routes) if routes else None
 
     def _estimates(
-        self, request: GenerateRequest, without: Collection[str]
+        self, request: GenerateRequest, mode: RouteMode, without: Collection[str]
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
         """Return the estimates of those that know the model, and the first word of those that do not or cannot tell.
 
         What a remote expects is not asked for where nothing may leave.
         """
-        is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
+        is_bound = mode is RouteMode.LOCAL_ONLY
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
         unusable: BackendUnavailable | None = None

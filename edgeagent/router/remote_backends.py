@@ -67,9 +67,9 @@ class RemoteBackends:
         if mode is RouteMode.LOCAL_ONLY and self._mode is not mode:
             self._end(list(self._own.values()), "the machine's mode is local_only")
         self._mode = mode
-        if self._revision == self._outside.file.revision:
+        if self._revision == (revision := self._outside.file.revision):
             return
-        self._revision = self._outside.file.revision
+        self._revision = revision
         wanted = {f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.file.remotes}
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
