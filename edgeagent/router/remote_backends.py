@@ -42,6 +42,7 @@ class RemoteBackends:
     def start(self) -> None:
         """Begin to follow the file."""
         self.refresh()
+        self._warm_if_alone()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="remotes")
 
     async def stop(self) -> None:
@@ -60,6 +61,12 @@ class RemoteBackends:
         """Open connections to a remote that is likely to be needed."""
         if (backend := self._own.get(name)) is not None:
             backend.warm()
+
+    def _warm_if_alone(self) -> None:
+        """Ask the remotes what they serve, and keep connections open, where nothing else serves anything."""
+        if all(name in self._own for name in self._backends):
+            for backend in self._own.values():
+                backend.warm()
 
     def refresh(self) -> None:
         """Do what a change of the file asks for; a few microseconds where there is none."""
@@ -96,6 +103,7 @@ class RemoteBackends:
         while True:
             await asyncio.sleep(_TICK_S)
             self.refresh()
+            self._warm_if_alone()
             lag_s = time.time() - time.monotonic()
             if abs(lag_s - self._lag_s) > _SLEPT_S:
                 await asyncio.gather(*(backend.network_changed() for backend in self._own.values()))

@@ -111,7 +111,10 @@ class Router:
             except BackendUnavailable:
                 if not backend.name.startswith(REMOTE_PREFIX):  # it is starting
                     return backend.default_model()
-        return backends[0].default_model() if backends else NO_MODEL
+        try:
+            return backends[0].default_model() if backends else NO_MODEL
+        except ModelNotFound:  # of a remote that has not listed its models
+            return NO_MODEL
 
     def find_model(self, name: str) -> str:
         """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""

@@ -120,6 +120,19 @@ async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:
         assert router.default_model() == "fake"
 
 
+async def test_a_daemon_without_a_model_of_its_own_asks_its_remotes_what_they_serve(tmp_path: Path) -> None:
+    """Until they have answered it serves nothing, and says so instead of failing."""
+    add_remote(tmp_path, remote("http://127.0.0.1:1", models={}))
+    async with router_at(tmp_path, model=NO_MODEL) as router:
+        assert router.default_model() == NO_MODEL and router.models() == []
+        async with faults(stream(answer("hi")), gets={"/v1/models": models("fake")}) as far:
+            add_remote(tmp_path, remote(far.url, models={}))
+            async with asyncio.timeout(10):
+                while router.default_model() != "fake":  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (await run(router, wanted=ASKED)).text == "hi"  # type: ignore[arg-type]
+
+
 FAILURES: list[Callable[[], EdgeAgentError]] = [
     lambda: Overloaded("full"),
     lambda: WorkerCrashed("signal 9"),
