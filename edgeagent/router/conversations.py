@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from edgeagent.types import ChatPrompt, GenerateRequest
+from edgeagent.backends.remote.pseudonyms import beginning_of
+from edgeagent.types import GenerateRequest
 
 _MAX_CONVERSATIONS = 4096
 
-Conversation = tuple[str, object]
+Conversation = tuple[str, str]
 
 
 class Conversations:
@@ -33,9 +34,4 @@ class Conversations:
 
 def conversation_of(request: GenerateRequest) -> Conversation:
     """Return what all requests of one conversation share: its lane, or else how it begins; and its client."""
-    client = request.cache.partition
-    if request.cache.lane:
-        return client, request.cache.lane
-    if isinstance(request.prompt, ChatPrompt):
-        return client, hash(tuple((message.role, message.content) for message in request.prompt.messages[:2]))
-    return client, request.id
+    return request.cache.partition, request.cache.lane or beginning_of(request) or request.id

@@ -29,7 +29,7 @@ class Pseudonyms:
 
         None is without: vLLM's router sends all requests that have no name to the same engine.
         """
-        lane = request.cache.lane or _beginning(request) or request.id
+        lane = request.cache.lane or beginning_of(request) or request.id
         return self._name("session", str(int(now_s // _DAY_S)), request.cache.partition, lane)
 
     def cache_salt(self, request: GenerateRequest) -> str:
@@ -41,8 +41,8 @@ class Pseudonyms:
         return hmac.digest(self._secret, text.encode(), hashlib.sha256).hex()[:32]
 
 
-def _beginning(request: GenerateRequest) -> str:
-    """Return what all turns of a conversation without a lane have in common: its messages up to the user's first."""
+def beginning_of(request: GenerateRequest) -> str:
+    """Return what all turns of a conversation have in common: a digest of its messages up to the user's first."""
     if not isinstance(request.prompt, ChatPrompt):
         return ""
     messages = request.prompt.messages
