@@ -9,8 +9,8 @@ from contextvars import copy_context
 
 from edgeagent.api.grants import GRANT
 from edgeagent.api.service import Service
-from edgeagent.errors import EdgeAgentError, RequestTimeout
-from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextPrompt
+from edgeagent.errors import EdgeAgentError, LocalUnavailable, RequestTimeout
+from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextPrompt, WorkerState
 
 READY_CACHE_S = 10.0
 # A failure is probed again sooner: it may have passed.
@@ -44,11 +44,17 @@ class Probe:
                 await self._generate()
         except TimeoutError:
             error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
+        except LocalUnavailable as failure:
+            # It is not tried at a remote, where it would cost something: what those say of themselves must do.
+            error = None if self._is_a_model_ready() else failure
         except EdgeAgentError as failure:
             error = failure
         valid_s = READY_CACHE_S if error is None else NOT_READY_CACHE_S
         self._valid_until_s = asyncio.get_running_loop().time() + valid_s
         return error
+
+    def _is_a_model_ready(self) -> bool:
+        return any(status.state is WorkerState.READY for status in self._service.models())
 
     async def _generate(self) -> None:
         request = GenerateRequest(

@@ -12,8 +12,10 @@ from websockets.asyncio.client import connect
 
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
-from edgeagent.types import GenerateRequest, RouteMode
-from tests.backends.fake import FakeBackend
+from edgeagent.errors import LocalUnavailable
+from edgeagent.types import GenerateRequest, RouteMode, WorkerState
+from tests.api.services import OneModel
+from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -163,6 +165,15 @@ async def test_a_prompt_that_is_only_computed_ahead_stays_here(locked: Running) 
     body = {"input": "hello", "generate": False, "edgeagent": {"route": "remote_only"}}
     await locked.http.post(f"{locked.url}/v1/responses", json=body, headers=headers)
     assert last(locked).route is LOCAL
+
+
+async def test_remotes_make_a_daemon_ready_that_has_no_model_of_its_own() -> None:
+    for state, status in ((WorkerState.READY, 200), (WorkerState.FAILED, 503)):
+        service = OneModel(state)
+        service.script = failing(LocalUnavailable("there is no model here"))
+        async with running(service) as daemon:
+            reply = await daemon.http.get(f"{daemon.url}/ready", headers={"Authorization": f"Bearer {'x' * 43}"})
+            assert reply.status_code == status, reply.text
 
 
 async def test_the_probe_of_readiness_stays_here(locked: Running) -> None:
