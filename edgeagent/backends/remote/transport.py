@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ import h2.exceptions
 import httpcore
 from msgspec import Struct, field
 
+from edgeagent.backends.remote.errands import Errands
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.network import Network, Stages
 from edgeagent.backends.remote.way import is_ours, seconds_asleep, source_of
@@ -63,8 +64,7 @@ class Transport:
         self._root = self._path.removesuffix("/v1")
         self._pinned = context if remote.tls.pin is not None else None
         self._context = context
-        self._drains: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
         self._num_sleeps = int(seconds_asleep() / _SLEPT_S)
         self._connections = self._new_connections()
 
@@ -114,9 +114,7 @@ class Transport:
             self._close_later(old)
 
     def _close_later(self, connections: _Connections) -> None:
-        task = asyncio.get_running_loop().create_task(connections.pool.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._errands.begin(connections.pool.aclose())
 
     def _leave(self, connections: _Connections) -> None:
         connections.num_used -= 1
@@ -147,7 +145,7 @@ class Transport:
         )
         used.num_used += 1
         try:
-            response = await pool.handle_async_request(request)
+            response = await self._errands.run(pool.handle_async_request(request), httpcore.Response.aclose)
         except httpcore.ProxyError as error:
             self._leave(used)
             raise Failure(Kind.UNREACHABLE, f"the proxy refused: {error}") from None
@@ -158,7 +156,7 @@ class Transport:
         except BaseException:
             self._leave(used)
             raise
-        return Exchange(response, stages, self._drain, partial(self._leave, used))
+        return Exchange(response, stages, self._errands, partial(self._leave, used))
 
     def _headers(self, call: Call) -> list[tuple[str, str]]:
         headers = [("Host", self.host), ("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"), *call.headers]
@@ -166,18 +164,9 @@ class Transport:
             headers += [("Content-Type", "application/json"), ("Content-Length", str(len(call.body)))]
         return headers
 
-    def _drain(self, rest: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
-        """Read the little that follows an answer's end beside everything else, so that its connection can be reused."""
-        task = asyncio.get_running_loop().create_task(_read_off(rest, close))
-        self._drains.add(task)
-        task.add_done_callback(self._drains.discard)
-
     async def drop(self) -> None:
         """Close every connection at once, and begin anew with the next call: the network changed, or leave ended."""
-        for task in self._drains:
-            task.cancel()
-        if self._drains:
-            await asyncio.wait(self._drains)
+        await self._errands.finish()
         old, self._connections = self._connections, self._new_connections()
         await old.pool.aclose()
 
@@ -219,11 +208,11 @@ class Exchange:
         self,
         response: httpcore.Response,
         stages: CallStages,
-        drain: Callable[[AsyncIterator[bytes], Callable[[], Any]], None],
+        errands: Errands,
         leave: Callable[[], None],
     ) -> None:
         self._response = response
-        self._drain = drain
+        self._errands = errands
         self._leave = leave
         self._chunks = response.aiter_stream()
         self._num_bytes = 0
@@ -250,7 +239,7 @@ class Exchange:
         if self._is_at_end:
             return b""
         try:
-            chunk: bytes = await anext(self._chunks, b"")
+            chunk = await self._errands.run(self._next())
         except _CUT:
             raise Failure(Kind.CUT, "the connection broke in the middle of its answer") from None
         self._num_bytes += len(chunk)
@@ -272,8 +261,23 @@ class Exchange:
             return
         self._is_closed = True
         if is_done and not self._is_at_end:
-            self._drain(self._chunks, self._end)
+            # The little that follows the end is read beside everything else, so that the connection can be reused.
+            self._errands.begin(self._read_off())
         else:
+            await asyncio.shield(self._errands.begin(self._end()))
+
+    async def _next(self) -> bytes:
+        return await anext(self._chunks, b"")
+
+    async def _read_off(self) -> None:
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while num_bytes <= _MAX_DRAINED_BYTES and (chunk := await self._next()):
+                    num_bytes += len(chunk)
+        except (TimeoutError, *_CUT):
+            pass
+        finally:
             await self._end()
 
     async def _end(self) -> None:
@@ -282,20 +286,6 @@ class Exchange:
                 await self._response.aclose()
         finally:
             self._leave()
-
-
-async def _read_off(rest: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(_DRAIN_S):
-            async for chunk in rest:
-                num_bytes += len(chunk)
-                if num_bytes > _MAX_DRAINED_BYTES:
-                    break
-    except (TimeoutError, *_CUT):
-        pass
-    finally:
-        await close()
 
 
 async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:

@@ -88,6 +88,7 @@ class FaultServer:
         self.scheme = "http"
         self.pace_s = 0.0
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[Any] | None] = set()
 
     @property
     def url(self) -> str:
@@ -103,6 +104,8 @@ class FaultServer:
         """Serve one connection."""
         self.num_connections += 1
         self._writers.add(writer)
+        task = asyncio.current_task()
+        self._serving.add(task)
         try:
             while (asked := await _read_request(reader)) is not None:
                 self.asked.append(asked)
@@ -113,6 +116,7 @@ class FaultServer:
             pass
         finally:
             self._writers.discard(writer)
+            self._serving.discard(task)
             writer.close()
 
     async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -139,6 +143,13 @@ class FaultServer:
         if asked.method == "GET":
             return self.gets.get(asked.path, plain(404))
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+
+    async def end(self) -> None:
+        """Close every connection, and wait until each has been left."""
+        for writer in self._writers:
+            writer.transport.abort()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=10)
 
     def cut(self) -> None:
         """Close every connection."""
@@ -174,7 +185,8 @@ async def faults(
         yield scripted
     finally:
         server.close()
-        scripted.cut()
+        await scripted.end()
+        await asyncio.sleep(0)
 
 
 def free_port() -> int:

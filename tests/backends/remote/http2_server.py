@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -27,6 +28,7 @@ class Http2Server:
         self.asked: list[dict[str, str]] = []
         self.resets: list[int] = []
         self.num_open = 0
+        self.serving: dict[asyncio.Task[Any] | None, asyncio.StreamWriter] = {}
 
     @property
     def url(self) -> str:
@@ -36,6 +38,7 @@ class Http2Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.num_connections += 1
+        self.serving[asyncio.current_task()] = writer
         state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         state.local_settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = self.max_streams
         state.initiate_connection()
@@ -49,6 +52,7 @@ class Http2Server:
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
+            del self.serving[asyncio.current_task()]
             writer.close()
 
     def _take(self, event: h2.events.Event, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
@@ -95,3 +99,8 @@ async def http2(context: ssl.SSLContext, *script: bytes | Act, max_streams: int 
         yield scripted
     finally:
         server.close()
+        for writer in scripted.serving.values():
+            writer.transport.abort()
+        if scripted.serving:
+            await asyncio.wait(list(scripted.serving), timeout=10)
+        await asyncio.sleep(0)

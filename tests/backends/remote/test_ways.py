@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -25,9 +28,28 @@ class Proxy:
         self.asked: list[bytes] = []
         self._server = server
         self._refuses = refuses
+        self._serving: list[asyncio.Task[Any]] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[str]:
+        """Listen; yield its URL."""
+        listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        finally:
+            listening.close()
+            for writer in self._writers:
+                writer.transport.abort()
+            if self._serving:
+                await asyncio.wait(self._serving, timeout=10)
+            await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.append(task)
+        self._writers.append(writer)
         head = await reader.readuntil(b"\r\n\r\n")
         self.asked.append(head)
         if self._refuses:
@@ -35,10 +57,8 @@ class Proxy:
             writer.close()
             return
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
-        if head.startswith(b"CONNECT"):
-            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        else:
-            there_writer.write(head)
+        self._writers.append(there_writer)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await asyncio.gather(_pass(reader, there_writer), _pass(there_reader, writer))
 
 
@@ -56,9 +76,7 @@ async def test_a_proxy(authority: Authority, good: Certificate, monkeypatch: pyt
     monkeypatch.setenv("NO_PROXY", "*")
     async with faults(stream(answer("a")), tls=server_context(good)) as server:
         proxy = Proxy(server)
-        listening = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-        async with listening:
-            url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        async with proxy.run() as url:
             tls = Tls(ca_file=str(authority.own.path), pin=good.pin)
             async with backend(server.url, tls=tls, proxy=url) as remote:
                 assert (await ask(remote)).text == "a"
@@ -68,12 +86,12 @@ async def test_a_proxy(authority: Authority, good: Certificate, monkeypatch: pyt
 
 async def test_a_proxy_that_refuses(authority: Authority, good: Certificate) -> None:
     async with faults(stream(answer("a")), tls=server_context(good)) as server:
-        listening = await asyncio.start_server(Proxy(server, refuses=True).serve, "127.0.0.1", 0)
-        async with listening:
-            url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-            async with backend(server.url, tls=Tls(ca_file=str(authority.own.path)), proxy=url) as remote:
-                got = await ask(remote)
-                assert isinstance(got.error, RemoteUnavailable) and "proxy refused" in got.error.message
+        async with (
+            Proxy(server, refuses=True).run() as url,
+            backend(server.url, tls=Tls(ca_file=str(authority.own.path)), proxy=url) as remote,
+        ):
+            got = await ask(remote)
+            assert isinstance(got.error, RemoteUnavailable) and "proxy refused" in got.error.message
         assert server.asked == []
 
 

@@ -1,0 +1,136 @@
+"""Many requests at once, of which many are cut, cancelled or left: each has one end, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from edgeagent.backends.remote.backend import RemoteBackend
+from edgeagent.backends.remote.errands import Errands
+from edgeagent.backends.remote.failures import Failure
+from edgeagent.remotes import Limits, Tls
+from edgeagent.types import ChatPrompt, Message, replace
+from tests.backends.remote.certificates import Authority, Certificate, server_context
+from tests.backends.remote.fault_server import Act, Script, faults, half, plain, stream
+from tests.backends.remote.http2_server import http2
+from tests.backends.remote.streams import ROLE, answer, chunk
+from tests.backends.remote.support import REQUEST, Rows, ask, backend, permit, until
+
+LIMITS = Limits(max_concurrent=200, connect_s=2.0, first_token_s=0.4, idle_s=0.4, total_s=5.0)
+SCRIPTS: list[Script] = [
+    stream(answer("a", "b", "c")),
+    stream(answer("a")),
+    half(ROLE, chunk({"content": "a"}), Act.STALL),
+    half(ROLE, chunk({"content": "a"}), Act.RESET),
+    half(ROLE, Act.CLOSE),
+    [Act.STALL],
+    plain(500),
+    plain(429, headers="Retry-After: 0\r\n"),
+]
+
+
+async def ask_somehow(remote: RemoteBackend, number: int, chance: random.Random) -> None:
+    """Run a request to its end, cancel it, leave it, or have its task cancelled."""
+    # Each is a conversation of its own, so that they are spread over the endpoints.
+    request = replace(REQUEST, id=f"r{number}", prompt=ChatPrompt((Message("user", f"canary {number}"),)))
+    way, delay_s = chance.choice(["end", "end", "cancel", "leave", "task"]), chance.random() * 0.1
+    if way == "leave":
+        steps = remote.generate(request, permit(request))
+        try:
+            await anext(steps)
+        except Exception as error:
+            assert "remote:gpu" in str(error)
+        await steps.aclose()
+        return
+    task = asyncio.create_task(ask(remote, request))
+    if way == "cancel":
+        asyncio.get_running_loop().call_later(delay_s, remote.cancel, request.id)
+    if way == "task":
+        asyncio.get_running_loop().call_later(delay_s, task.cancel)
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+
+
+async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: int) -> None:
+    """Run many requests; then nothing may be left of them."""
+    chance = random.Random(seed)
+    cluster = remote._cluster
+    assert cluster is not None
+    num_tasks = len(asyncio.all_tasks())
+    for first in range(0, num_requests, 30):
+        await asyncio.gather(*(ask_somehow(remote, first + number, chance) for number in range(30)))
+        for endpoint in cluster.endpoints:
+            endpoint.breaker.succeed()
+    assert remote.status().num_live == 0
+    assert "open" not in rows.outcomes and "completed" in rows.outcomes
+    for endpoint in cluster.endpoints:
+        assert endpoint.num_live == 0
+        connections = endpoint.transport._connections
+        await until(lambda connections=connections: connections.num_used == 0)
+        assert not connections.pool._requests
+    await until(lambda: len(asyncio.all_tasks()) <= num_tasks + 60)
+
+
+async def test_an_errand_is_cancelled_once() -> None:
+    """And what it has done all the same is undone; one that is ended from elsewhere is a failure, and no cancel."""
+    errands = Errands()
+    begun, undone, going = asyncio.Event(), list[int](), asyncio.Event()
+
+    async def work() -> int:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await going.wait()
+        return 7
+
+    async def undo(result: int) -> None:
+        undone.append(result)
+
+    waiting = asyncio.create_task(errands.run(work(), undo))
+    await begun.wait()
+    for _ in range(3):
+        waiting.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait([waiting])
+    assert waiting.cancelled() and len(errands) == 1
+    going.set()
+    await until(lambda: undone == [7] and not len(errands))
+
+    async def hang() -> None:
+        await asyncio.sleep(60)
+
+    other = asyncio.create_task(errands.run(hang()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await errands.finish()
+    with pytest.raises(Failure, match="closed here"):
+        await other
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_storm(seed: int) -> None:
+    rows = Rows()
+    chance = random.Random(seed)
+    scripts = [chance.choice(SCRIPTS) for _ in range(400)]
+    async with (
+        faults(*scripts) as one,
+        faults(*reversed(scripts)) as other,
+        backend(one.url, other.url, ledger=rows, limits=LIMITS) as remote,
+    ):
+        await weather(remote, rows, seed, 90)
+
+
+async def test_a_storm_over_http2(authority: Authority, good: Certificate) -> None:
+    rows = Rows()
+    context, tls = server_context(good, http2=True), Tls(ca_file=str(authority.own.path))
+    async with (
+        http2(context, chunk({"content": "a"}), Act.STALL, max_streams=40) as stalling,
+        http2(context, answer("a", "b")) as well,
+        backend(stalling.url, well.url, ledger=rows, limits=LIMITS, tls=tls) as remote,
+    ):
+        await weather(remote, rows, 7, 90)
+        await until(lambda: stalling.num_open == 0)
