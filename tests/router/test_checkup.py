@@ -1,0 +1,202 @@
+"""The checkup of a remote: what it sends, what it finds, and what it writes down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeagent.egress.ledger import Ledger
+from edgeagent.egress.rows import folder_of, read_rows
+from edgeagent.errors import ConfigError
+from edgeagent.remotes import Endpoint, Key, Limits, Remote, Tls
+from edgeagent.remotes.file import RemotesFile
+from edgeagent.router.checkup import MAX_ANSWER_BYTES, check
+from edgeagent.types import RouteMode
+from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, free_port, half, models, plain
+
+CHAT = {"choices": [{"message": {"content": "Hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
+LISTED = {"/v1/models": models("big", "small")}
+SECRET = "sk-hush-0123456789"
+
+
+def said(body: object, status: int = 200) -> Script:
+    return plain(status, json.dumps(body).encode())
+
+
+async def checked(
+    folder: Path, *urls: str, mode: RouteMode = RouteMode.PREFER_LOCAL, key: str = "", **fields: Any
+) -> list[dict[str, Any]]:
+    remote = Remote("gpu", tuple(Endpoint(url, "lab") for url in urls), **fields)
+    ledger = Ledger(folder, RemotesFile(folder))
+    try:
+        return await check(remote, mode, key, ledger)
+    finally:
+        ledger.close()
+
+
+async def problem(folder: Path, *scripts: Script, gets: dict[str, Script] | None = None, **fields: Any) -> str:
+    """Return what is said to be wrong with a remote that answers so."""
+    async with faults(*scripts, gets=LISTED if gets is None else gets) as server:
+        (found,) = await checked(folder, server.url, **fields)
+    text: str = found["problem"]
+    return text
+
+
+def outcomes(folder: Path) -> list[tuple[str, int, int]]:
+    return [(row.outcome, row.num_prompt_tokens, row.num_output_tokens) for row in read_rows(folder_of(folder))]
+
+
+def sent(server: FaultServer) -> list[tuple[str, str]]:
+    return [(asked.method, asked.path) for asked in server.asked]
+
+
+async def test_a_remote_that_does(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets=LISTED) as server:
+        (found,) = await checked(tmp_path, server.url, key=SECRET)
+    assert (found["url"], found["region"], found["problem"]) == (server.url, "lab", "")
+    assert (found["models"], found["model"], found["is_http2"]) == (("big", "small"), "big", False)
+    assert found["tls_s"] is None and min(found["connect_s"], found["models_s"], found["token_s"]) > 0
+    assert sent(server) == [("GET", "/v1/models"), ("POST", "/v1/chat/completions")]
+    assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {SECRET}"}
+    assert server.posts[0].json == {
+        "model": "big",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 1,
+    }
+    (row,) = read_rows(folder_of(tmp_path))
+    assert (row.reason, row.mode, row.host, row.model) == (
+        "remote_test",
+        "prefer_local",
+        f"127.0.0.1:{server.port}",
+        "big",
+    )
+    assert row.num_bytes == len(server.posts[0].body) and row.request.startswith("test-")
+    assert outcomes(tmp_path) == [("completed", 9, 1)]
+
+
+async def test_without_a_key_none_is_sent(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets=LISTED) as server:
+        await checked(tmp_path, server.url)
+    assert not any("authorization" in asked.headers for asked in server.asked)
+
+
+async def test_openais_own_limit_has_another_name(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets={"/v1/models": models("gpt", owner="openai")}) as server:
+        await checked(tmp_path, server.url)
+    assert server.posts[0].json["max_completion_tokens"] == 1
+
+
+async def test_the_responses_api(tmp_path: Path) -> None:
+    answer = {"output": [], "usage": {"input_tokens": 5, "output_tokens": 16}}
+    async with faults(said(answer), gets=LISTED) as server:
+        (found,) = await checked(tmp_path, server.url, wire="responses")
+    assert found["problem"] == "" and server.posts[0].path == "/v1/responses"
+    assert server.posts[0].json == {"model": "big", "input": "Hello", "max_output_tokens": 16, "store": False}
+    assert outcomes(tmp_path) == [("completed", 5, 16)]
+
+
+async def test_an_answer_without_counts_is_an_answer(tmp_path: Path) -> None:
+    assert await problem(tmp_path, said({"choices": []})) == ""
+    assert outcomes(tmp_path) == [("completed", 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("aliases", "model", "said_of"),
+    [
+        ({"builtin": "small"}, "small", ""),
+        ({"a": "huge", "b": "small"}, "small", "it does not serve huge; it has big, small"),
+        ({"a": "huge", "b": "vast"}, "big", "it does not serve huge, vast; it has big, small"),
+    ],
+)
+async def test_the_models_that_the_owner_named(
+    aliases: dict[str, str], model: str, said_of: str, tmp_path: Path
+) -> None:
+    async with faults(said(CHAT), gets=LISTED) as server:
+        (found,) = await checked(tmp_path, server.url, models=aliases)
+    assert (found["model"], found["problem"]) == (model, said_of)
+
+
+async def test_a_remote_without_models_is_asked_for_nothing(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets={"/v1/models": models()}) as server:
+        (plain_one,) = await checked(tmp_path, server.url)
+        (named,) = await checked(tmp_path, server.url, models={"builtin": "small"})
+    assert plain_one["problem"] == "it serves no model"
+    assert named["problem"] == "it does not serve small; it has none"
+    assert server.posts == [] and outcomes(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            said({"error": {"message": "bad key"}}, 401),
+            "it refuses the key (HTTP 401); no key is sent; it says: bad key",
+        ),
+        (said({}, 403), "it refuses the key (HTTP 403); no key is sent"),
+        (plain(404), "it does not know the address (HTTP 404): is the base URL right?"),
+        (
+            plain(302, headers="Location: http://169.254.169.254/\r\n"),
+            "it redirects (HTTP 302), which is never followed",
+        ),
+        (said({"error": "bro\x1bken" + "x" * 500}, 500), "it answers with HTTP 500; it says: bro ken" + "x" * 192),
+        (said({"detail": 1}, 422), "it answers with HTTP 422"),
+        (plain(200, b"<html>"), "its /models is not OpenAI's list: is the base URL right?"),
+        (said({"data": [1]}), "its /models is not OpenAI's list"),
+        (said([]), "its /models is not OpenAI's list"),
+        (plain(200, b"x" * (MAX_ANSWER_BYTES + 1)), "its answer is larger than"),
+    ],
+)
+async def test_what_is_wrong_with_the_list_is_told(answer: Script, words: str, tmp_path: Path) -> None:
+    found = await problem(tmp_path, said(CHAT), gets={"/v1/models": answer})
+    assert found.startswith(words)
+    assert outcomes(tmp_path) == []
+
+
+async def test_a_refused_key_is_told_with_its_place(tmp_path: Path) -> None:
+    gets = {"/v1/models": plain(401)}
+    async with faults(said(CHAT), gets=gets) as server:
+        remote = Remote("gpu", (Endpoint(server.url),), Key("env", "GPU_KEY"))
+        (found,) = await check(remote, RouteMode.PREFER_LOCAL, SECRET, Ledger(tmp_path, RemotesFile(tmp_path)))
+    assert found["problem"] == "it refuses the key (HTTP 401); the key is that in env"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "outcome"),
+    [
+        (said({"error": {"message": "full"}}, 503), "it answers with HTTP 503; it says: full", "server_error"),
+        (said({"hello": 1}), "its answer is not OpenAI's", "garbled"),
+        (said([]), "its answer is not OpenAI's", "garbled"),
+        (said({"choices": [], "usage": {"prompt_tokens": "many"}}), "its answer is not OpenAI's", "garbled"),
+        ([Act.CLOSE], "the connection broke before an answer came", "cut"),
+        (half(Act.STALL), "no answer within 0.2 s (limits.first_token_s)", "timeout"),
+    ],
+)
+async def test_what_is_wrong_with_the_token_is_told(answer: Script, words: str, outcome: str, tmp_path: Path) -> None:
+    assert await problem(tmp_path, answer, limits=Limits(first_token_s=0.2)) == words
+    assert outcomes(tmp_path) == [(outcome, 0, 0)]
+
+
+async def test_each_endpoint_is_tried_whatever_comes_of_the_others(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets=LISTED) as server:
+        nobody, good = await checked(tmp_path, f"http://127.0.0.1:{free_port()}/v1", server.url)
+    assert nobody["problem"].startswith("no connection: ") and nobody["name_s"] is None
+    assert good["problem"] == "" and good["model"] == "big"
+
+
+async def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
+    folder_of(tmp_path).write_text("in the way")
+    async with faults(said(CHAT), gets=LISTED) as server:
+        (found,) = await checked(tmp_path, server.url)
+    assert "cannot be kept" in found["problem"] and server.posts == []
+
+
+async def test_nothing_leaves_where_the_mode_or_the_files_of_tls_forbid_it(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets=LISTED) as server:
+        with pytest.raises(ConfigError, match="a test neither"):
+            await checked(tmp_path, server.url, mode=RouteMode.LOCAL_ONLY)
+        with pytest.raises(ConfigError, match=r"TLS: /none\.pem cannot be used"):
+            await checked(tmp_path, server.url, tls=Tls(ca_file="/none.pem"))
+    assert server.num_connections == 0
