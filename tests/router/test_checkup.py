@@ -59,6 +59,7 @@ async def test_a_remote_that_does(tmp_path: Path) -> None:
     assert (found["url"], found["region"], found["problem"]) == (server.url, "lab", "")
     assert (found["models"], found["model"], found["is_http2"]) == (("big", "small"), "big", False)
     assert found["tls_s"] is None and min(found["connect_s"], found["models_s"], found["token_s"]) > 0
+    assert server.num_connections == 1, "the second request goes over the connection of the first"
     assert sent(server) == [("GET", "/v1/models"), ("POST", "/v1/chat/completions")]
     assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {SECRET}"}
     assert server.posts[0].json == {
@@ -143,6 +144,8 @@ async def test_a_remote_without_models_is_asked_for_nothing(tmp_path: Path) -> N
         ),
         (said({"error": "bro\x1bken" + "x" * 500}, 500), "it answers with HTTP 500; it says: bro ken" + "x" * 192),
         (said({"detail": 1}, 422), "it answers with HTTP 422"),
+        (said({}, 400), "it answers with HTTP 400"),
+        (said({}, 300), "it redirects (HTTP 300)"),
         (plain(200, b"<html>"), "its /models is not OpenAI's list: is the base URL right?"),
         (said({"data": [1]}), "its /models is not OpenAI's list"),
         (said([]), "its /models is not OpenAI's list"),
