@@ -25,6 +25,7 @@ from edgeagent.errors import (
 from edgeagent.router.router import Router
 from edgeagent.types import (
     AnswerSoFar,
+    CachePolicy,
     Delta,
     Finished,
     FinishReason,
@@ -388,3 +389,25 @@ async def test_an_answer_whose_beginning_the_client_gave_goes_on_behind_both() -
     answer = await run([gpu, local], RouteMode.PREFER_REMOTE, wanted)
     assert gpu.so_fars == [AnswerSoFar("one", "hm")] and local.so_fars == [AnswerSoFar("one two", "hm", 1)]
     assert answer.text == " two three four"
+
+
+async def test_progress_is_told_as_it_comes_though_the_answer_may_move() -> None:
+    gate = Gate()
+    local = Place("local", (Started(7, 3), gate, TextDelta("one"), finished()))
+    router = Router([local, Place("remote:gpu")], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+    told = router.generate(replace(request("", model="fake"), reports_progress=True))
+    assert isinstance((await anext(told)).deltas[0], Started)
+    assert not gate.opened.is_set()
+    await told.aclose()
+
+
+async def test_a_conversation_stays_where_it_runs_until_its_reason_has_gone_for_good() -> None:
+    local, gpu = Place("local", strain="memory"), Place("remote:gpu")
+    router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+    wanted = replace(request("", model="fake"), cache=CachePolicy(lane="talk"))
+    reasons = []
+    for fields in ({}, {"strain": "", "first_token_s": 2.0}, {"first_token_s": 0.1}):
+        local.expects = replace(local.expects, **fields)
+        end = (await run(router, wanted=wanted)).end  # type: ignore[arg-type]
+        reasons.append((end.timings.route, end.timings.reason))
+    assert reasons == [("remote:gpu", "memory"), ("remote:gpu", "conversation"), ("local", "prefer_local")]

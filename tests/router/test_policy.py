@@ -140,3 +140,14 @@ def test_a_dead_worker_is_waited_for_only_where_that_is_sooner() -> None:
     assert not is_sooner(replace(REMOTE, first_token_s=0.1, obstacle="budget"), replace(LOCAL, first_token_s=0.2))
     assert is_sooner(REMOTE, replace(LOCAL, first_token_s=None))
     assert is_sooner(replace(REMOTE, first_token_s=9.0), replace(LOCAL, obstacle="quarantined"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_likely"),
+    [({}, False), ({"num_live": 1}, True), ({"first_token_s": 0.8 * TARGET.first_token_s}, True)],
+)
+def test_a_remote_is_made_ready_when_this_machine_is_near_its_limits(
+    fields: dict[str, object], is_likely: bool
+) -> None:
+    order = choose_routes(ASKED, RouteMode.PREFER_LOCAL, [replace(LOCAL, **fields), REMOTE])  # type: ignore[arg-type]
+    assert order.is_fallback_likely == is_likely
