@@ -532,6 +532,9 @@ async def test_quarantine_after_three_crashes_and_one_try_after_it(
     assert num_lives(lives) == QUICK.max_crashes
     with pytest.raises(BackendUnavailable):
         submit(supervisor, "answer 1")
+    with pytest.raises(BackendUnavailable):
+        await asyncio.wait_for(supervisor.ask(Tokenize("x")), 20)
+    assert num_lives(lives) == QUICK.max_crashes, "no question starts a worker"
     now[0] += QUICK.quarantine_s
     assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
     assert num_lives(lives) == QUICK.max_crashes + 1

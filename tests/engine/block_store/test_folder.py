@@ -264,6 +264,26 @@ def test_a_block_that_lacks_one_byte_takes_the_place_of_another(tmp_path: Path) 
     assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
 
 
+def test_a_label_goes_with_the_last_block_of_its_root(tmp_path: Path) -> None:
+    def labels() -> int:
+        return len(list((tmp_path / "cache").glob("*.about")))
+
+    times = Times()
+    first, (block,) = make_store(tmp_path / "cache", times, ttl_s=10.0), make_chain(1)
+    first.introduce(block.root, About("model", "client"))
+    first.offer(block, Importance.IDLE)
+    close_now(first)
+    assert labels() == 1
+    # Of a later process, in which nobody introduces that root.
+    later = make_store(tmp_path / "cache", times, ttl_s=10.0)
+    later.open()
+    later.work()
+    assert labels() == 1
+    times.pass_s(module._TIDY_EVERY_S + 100.0)
+    later.work()
+    assert (later.stats().num_blocks, labels()) == (0, 0)
+
+
 def test_a_folder_in_the_place_of_a_label_is_told_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
     store.open()
