@@ -37,7 +37,7 @@ class RemoteBackends:
         self._mode = RouteMode.LOCAL_ONLY
         self._ticker: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self._lag_s = time.time() - time.monotonic()
+        self._lag_s = _lag_s()
 
     def start(self) -> None:
         """Begin to follow the file."""
@@ -104,7 +104,16 @@ class RemoteBackends:
             await asyncio.sleep(_TICK_S)
             self.refresh()
             self._warm_if_alone()
-            lag_s = time.time() - time.monotonic()
+            lag_s = _lag_s()
             if abs(lag_s - self._lag_s) > _SLEPT_S:
                 await asyncio.gather(*(backend.network_changed() for backend in self._own.values()))
             self._lag_s = lag_s
+
+
+def _lag_s() -> float:
+    """Return by how much a clock that goes on while the machine sleeps is ahead of the monotonic one.
+
+    Without such a clock it is the wall's: where that is set, idle connections are opened anew, which does no harm.
+    """
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return (time.time() if boot is None else time.clock_gettime(boot)) - time.monotonic()

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
@@ -15,6 +14,7 @@ from gguf.quants import dequantize
 
 from edgeagent.bench.prompts import Prompts
 from edgeagent.config import EngineConfig
+from edgeagent.engine.bindings import lib
 from edgeagent.engine.llama import LlamaRunner
 from edgeagent.engine.model import Model
 from edgeagent.engine.runner import Slice
@@ -66,19 +66,19 @@ def types_of_llama_cpp(path: Path, quant: Quant) -> dict[str, str]:
     """Return what llama.cpp's own quantization would make of each tensor, as it says in a dry run."""
     lines: list[str] = []
 
-    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    @lib.llama_log_callback  # type: ignore[untyped-decorator]
     def listen(level: int, text: bytes, data: object) -> None:
         lines.append(text.decode())
 
-    params = llama_cpp.llama_model_quantize_default_params()
+    params = lib.llama_model_quantize_default_params()
     params.ftype, params.dry_run = int(FILE_TYPES[quant]), True
-    former, former_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
-    llama_cpp.llama_log_get(ctypes.byref(former), ctypes.byref(former_data))
-    llama_cpp.llama_log_set(listen, ctypes.c_void_p())
+    former, former_data = lib.llama_log_callback(), ctypes.c_void_p()
+    lib.llama_log_get(ctypes.byref(former), ctypes.byref(former_data))
+    lib.llama_log_set(listen, ctypes.c_void_p())
     try:
-        assert llama_cpp.llama_model_quantize(str(path).encode(), b"", ctypes.byref(params)) == 0
+        assert lib.llama_model_quantize(str(path).encode(), b"", ctypes.byref(params)) == 0
     finally:
-        llama_cpp.llama_log_set(former, former_data)
+        lib.llama_log_set(former, former_data)
     pattern = r"\] (\S+) +- \[[^]]*\], type = +(\w+), size = [^\n(]*(?:\((\w+)\))?\n"
     found = re.findall(pattern, "".join(lines))
     return {name: (after or before).upper() for name, before, after in found}
