@@ -14,8 +14,8 @@ UNFINISHED = "unfinished"
 """The outcome of a row without an end: it is still running, or the daemon ended first."""
 
 
-class Begun(Struct, frozen=True, tag="begun", tag_field="kind"):
-    """The line that is written before anything is sent. `at` is ISO 8601, UTC; `num_bytes` what the body has."""
+class Sent(Struct, frozen=True):
+    """What is known before anything is sent. `at` is ISO 8601, UTC; `num_bytes` is the length of the body."""
 
     row: int
     at: str
@@ -27,6 +27,10 @@ class Begun(Struct, frozen=True, tag="begun", tag_field="kind"):
     host: str
     model: str
     num_bytes: int
+
+
+class Begun(Sent, frozen=True, tag="begun", tag_field="kind"):
+    """The line that is written before anything is sent."""
 
 
 class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
@@ -54,19 +58,9 @@ class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
 Line = Begun | Ended | Carried
 
 
-class Row(Struct, frozen=True):
+class Row(Sent, frozen=True):
     """A request that left, as it is shown and exported. `ended_at` is empty where there is no end."""
 
-    row: int
-    at: str
-    request: str
-    client: str
-    mode: str
-    reason: str
-    remote: str
-    host: str
-    model: str
-    num_bytes: int
     outcome: str = UNFINISHED
     ended_at: str = ""
     num_prompt_tokens: int = 0

@@ -38,7 +38,7 @@ from edgeagent.types import (
 
 _RETRY_AFTER_S = 1.0
 _PROBE_INTERVAL_S = 10.0
-# An idle remote is left alone: nothing leaves this machine while nobody wants it.
+# Probes stop this long after the last request, so that an idle daemon sends nothing.
 _PROBED_AFTER_USE_S = 60.0
 # Servers close idle connections after a few seconds (uvicorn: 5).
 _WARM_INTERVAL_S = 4.0

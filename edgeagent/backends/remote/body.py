@@ -108,7 +108,7 @@ def check_continuation(request: GenerateRequest, so_far: AnswerSoFar) -> None:
     """Raise NotSupported for an answer that can go on nowhere but where it began."""
     if so_far.reasoning and not so_far.text:
         raise not_supported("the rest of a half-finished reasoning")
-    # A grammar there would begin anew behind the half answer.
+    # The remote would apply the format from its beginning, though half of the answer is already written.
     if so_far.text and not isinstance(request.format, TextFormat):
         raise not_supported("the rest of an answer in a fixed format")
     prompt = request.prompt

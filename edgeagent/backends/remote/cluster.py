@@ -113,7 +113,7 @@ class Cluster:
             endpoint.breaker.forgive()
 
     def note_failure(self, endpoint: Endpoint, failure: Failure) -> None:
-        """Take note of a failure, whoever met it."""
+        """Record a failure of an endpoint, of a request or of a probe."""
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"
         endpoint.note_failure(failure, now_s)
