@@ -68,10 +68,10 @@ class PrefixCache:
     def gap_below(self, seq_id: int, length: int) -> int:
         """Return about how many cells would lie unused below an idle sequence's first `length` without other idle ones.
 
-        0 where a live one reaches further up anyway.
+        0 where a live one reaches as far up anyway.
         """
         top = self._cells.highest(seq_id, length)
-        if any(self._cells.highest(live) > top for live in self._live):
+        if any(self._cells.highest(live) >= top for live in self._live):
             return 0
         return max(0, top + 1 - length - sum(self._cells.length(live) for live in self._live))
 

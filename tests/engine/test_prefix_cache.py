@@ -153,6 +153,18 @@ def test_the_gap_below_an_idle_prefix_counts_what_is_neither_its_own_nor_live() 
     assert cache.gap_below(low, 6) == 0, "a live sequence reaches further up"
 
 
+def test_below_a_prefix_that_a_live_sequence_shares_is_no_gap() -> None:
+    """Its cells stay where they are for that one."""
+    runner = FakeRunner()
+    cache = make_cache(runner)
+    compute(runner, cache, [1] * 6)
+    idle, _ = compute(runner, cache, [3] * 4)
+    assert cache.gap_below(idle, 2) == 6
+    claim(cache, [3, 3, 9])
+    assert cache.gap_below(idle, 2) == 0
+    assert cache.gap_below(idle, 4) == 6 - 2, "of what the live one has nothing lies further up"
+
+
 def test_of_equally_long_prefixes_an_idle_one_is_found_before_a_live_one() -> None:
     runner = FakeRunner()
     cache = make_cache(runner)

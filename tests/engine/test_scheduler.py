@@ -200,6 +200,13 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
     assert num_scored(64.0, stream) == 4
 
 
+def test_rows_cost_nothing_where_nothing_is_said_of_them() -> None:
+    scored = sequence("scored", 600, order=1)
+    scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
+    _, work = Scheduler(512, 0.001, warm_costs(512, 0.512)).plan([decoding("stream"), scored], {})
+    assert work.num_scored == MIN_CHUNK
+
+
 class Asked(CostModel):
     """A cost model that notes the depths that it is asked about, and lets a step have so many tokens."""
 

@@ -57,6 +57,17 @@ async def test_a_first_place_that_is_quick_is_alone() -> None:
     assert not second.has_begun.is_set() and first.is_closed
 
 
+async def test_no_second_place_is_started_before_its_time() -> None:
+    gate = asyncio.Event()
+    first, second = Source(START, gate, TEXT, END), Source(TEXT)
+    running = asyncio.create_task(run(first, second, NEVER_S))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not second.has_begun.is_set(), "the first one takes its time, and has it"
+    gate.set()
+    assert await running == ([START, TEXT, END], [0])
+
+
 async def test_the_second_place_wins_and_the_first_is_closed() -> None:
     first, second = Source(START, asyncio.Event()), Source(START, TEXT, END)
     assert await run(first, second) == ([START, TEXT, END], [1])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
 
 import pytest
+from prometheus_client import Counter, Histogram
 
+from edgeagent import metrics
 from edgeagent.backends.base import Estimate
 from edgeagent.errors import (
     ContextLengthExceeded,
@@ -44,6 +48,7 @@ from edgeagent.types import (
     replace,
 )
 from tests.backends.fake import FakeBackend, Gate, finished
+from tests.fakes import FakeClock
 from tests.worker.support import request
 
 WORDS = ("one", " two", " three", " four")
@@ -79,9 +84,10 @@ class Place(FakeBackend):
         acts = self.acts.pop(0) if self.acts else None
         rest = [TextDelta(word) for word in WORDS[num_words:]]
         self.script = lambda _: acts if acts is not None else (Started(7, 3), *rest, finished(output=num_before + 4))
-        async for step in super().generate(request, permit, so_far):
-            tokens = (1,) * sum(isinstance(delta, TextDelta | ReasoningDelta) for delta in step.deltas)
-            yield replace(step, tokens=tokens)
+        async with aclosing(super().generate(request, permit, so_far)) as steps:
+            async for step in steps:
+                tokens = (1,) * sum(isinstance(delta, TextDelta | ReasoningDelta) for delta in step.deltas)
+                yield replace(step, tokens=tokens)
 
 
 class Answer:
@@ -254,6 +260,32 @@ class TestAWorkerThatDied:
         assert answer.text == "one two three four" and gpu.permits == []
         assert answer.end.timings.route == "local"
 
+    async def test_a_remote_that_is_removed_before_it_takes_over_leaves_it_to_the_successor(self) -> None:
+        class Left(Place):
+            """Its closing takes a while, in which the owner removes the remote."""
+
+            async def generate(self, *args: Any) -> AsyncGenerator[Step, None]:
+                try:
+                    async with aclosing(super().generate(*args)) as steps:
+                        async for step in steps:
+                            yield step
+                finally:
+                    router._backends.pop("remote:gpu", None)
+
+        rest = (Started(7, 3), TextDelta("one"), Interrupted("worker_killed"), Gate())
+        local, gpu = Left("local", rest, first_token_s=0.05), Place("remote:gpu", first_token_s=0.1)
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        answer = Answer()
+        async for step in router.generate(request("", model="fake")):
+            answer.deltas += step.deltas
+            local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
+        assert answer.text == "one two three four" and gpu.permits == []
+        moves = [(move.source, move.target, move.reason) for move in answer.end.timings.handovers]
+        assert moves == [
+            ("local", "remote:gpu", "worker_lost"),
+            ("remote:gpu", "local", "remote_unavailable"),
+        ]
+
     async def test_it_may_not_leave(self) -> None:
         gpu = Place("remote:gpu", first_token_s=0.01)
         answer = await run([self.dying(first_token_s=9.0), gpu], RouteMode.LOCAL_ONLY)
@@ -380,6 +412,29 @@ class TestHedging:
             await run(router, wanted=self.wanted)  # type: ignore[arg-type]
         assert len(gpu.permits) <= 4
 
+    @pytest.mark.parametrize("is_removed", [False, True])
+    async def test_leave_that_ends_while_the_first_place_is_waited_for_ends_the_hedge(
+        self, is_removed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is sent then, the answer comes from here, and the budget is whole."""
+        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
+        gate, modes = Gate(), [RouteMode.PREFER_LOCAL]
+        local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
+        router = Router([local, gpu], machine_mode=lambda: modes[-1])
+        placing = router._placing
+        running = asyncio.create_task(run(router, wanted=self.wanted))  # type: ignore[arg-type]
+        await local.until(lambda backend: backend.num_live == 1)
+        if is_removed:
+            del router._backends["remote:gpu"]
+        else:
+            modes.append(RouteMode.LOCAL_ONLY)
+        await gate.reached.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gate.opened.set()
+        assert (await running).text == "one two three four"
+        assert gpu.permits == [] and placing.hedges.spend()
+
 
 async def test_an_answer_whose_beginning_the_client_gave_goes_on_behind_both() -> None:
     """What it gave counts for no token of this answer."""
@@ -411,3 +466,37 @@ async def test_a_conversation_stays_where_it_runs_until_its_reason_has_gone_for_
         end = (await run(router, wanted=wanted)).end  # type: ignore[arg-type]
         reasons.append((end.timings.route, end.timings.reason))
     assert reasons == [("remote:gpu", "memory"), ("remote:gpu", "conversation"), ("local", "prefer_local")]
+
+
+def counted(metric: Counter | Histogram, **labels: str) -> float:
+    """Return the sum of a metric's values so far."""
+    samples = [sample for family in metric.collect() for sample in family.samples]
+    return sum(each.value for each in samples if each.name.endswith(("_total", "_sum")) and each.labels == labels)
+
+
+async def test_an_answer_counts_once_as_placed_where_its_first_content_came_from() -> None:
+    """Its prediction is held against the time since that place was asked, whatever others took before."""
+
+    class Timed(Place):
+        """A place that takes its time before it says anything."""
+
+        takes_s = 0.0
+
+        async def generate(self, *args: Any) -> AsyncGenerator[Step, None]:
+            now.advance(self.takes_s)
+            async with aclosing(super().generate(*args)) as steps:
+                async for step in steps:
+                    yield step
+
+    now = FakeClock()
+    local, gpu = Timed("local", (Started(7, 3), CRASH)), Timed("remote:placed", first_token_s=0.25)
+    local.takes_s, gpu.takes_s = 100.0, 2.0
+    router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
+    reason = "model_unknown"
+    before = counted(metrics.placements_total, served_by="remote:placed", reason=reason)
+    missed_s = counted(metrics.prediction_error_seconds, served_by="remote:placed")
+    here = counted(metrics.placements_total, served_by="local", reason="prefer_local")
+    assert (await run(router)).text == "one two three four"  # type: ignore[arg-type]
+    assert counted(metrics.placements_total, served_by="remote:placed", reason=reason) == before + 1
+    assert counted(metrics.prediction_error_seconds, served_by="remote:placed") == pytest.approx(missed_s + 1.75)
+    assert counted(metrics.placements_total, served_by="local", reason="prefer_local") == here

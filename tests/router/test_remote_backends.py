@@ -9,9 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from edgeagent.backends.base import Backend
+from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.config import Config
+from edgeagent.egress.ledger import Ledger
+from edgeagent.egress.rows import folder_of
 from edgeagent.errors import (
     ContextLengthExceeded,
     EdgeAgentError,
@@ -22,8 +27,11 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.remotes import Endpoint, Limits, Remote
-from edgeagent.remotes.file import add_remote, remove_remote
+from edgeagent.remotes.file import RemotesFile, add_remote, remove_remote
+from edgeagent.remotes.keys import KeyFinder
+from edgeagent.router import remote_backends
 from edgeagent.router.outside import Outside
+from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.router import NO_MODEL, Router
 from edgeagent.types import (
     ChatPrompt,
@@ -182,3 +190,94 @@ async def test_nothing_of_a_local_only_request_reaches_the_network(
         open_to_all = replace(wanted, route=None)
         assert (await run(router, wanted=open_to_all)).text == "far"  # type: ignore[arg-type]
         assert far.num_connections > 0
+
+
+class Owner:
+    """The owner's file and mode, as `Outside` has them."""
+
+    def __init__(self, folder: Path, *remotes: Remote, mode: RouteMode = RouteMode.PREFER_REMOTE) -> None:
+        self.mode, self.remotes, self.revision = mode, remotes, 1
+        self.file, self.keys = self, KeyFinder(waits=False)
+        self.ledger = Ledger(folder, RemotesFile(folder))
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The remotes whose streams were ended."""
+    names: list[str] = []
+
+    async def close_streams(backend: RemoteBackend, reason: str) -> None:
+        names.append(f"{backend.name}: {reason}")
+
+    monkeypatch.setattr(RemoteBackend, "close_streams", close_streams)
+    return names
+
+
+async def test_streams_are_cut_off_at_once_where_the_mode_becomes_local_only_and_by_no_other_change(
+    tmp_path: Path, cut_off: list[str]
+) -> None:
+    owner = Owner(tmp_path, remote("http://127.0.0.1:1/v1"))
+    backends: dict[str, Backend] = {}
+    followed = RemoteBackends(owner, backends)  # type: ignore[arg-type]
+    for mode in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY, RouteMode.PREFER_LOCAL):
+        owner.mode = mode
+        followed.refresh()
+        await asyncio.sleep(0)
+    assert cut_off == [] and list(backends) == ["remote:gpu"]
+    owner.mode = RouteMode.LOCAL_ONLY
+    for _ in range(3):
+        followed.refresh()
+        await asyncio.sleep(0)
+        assert cut_off == ["remote:gpu: the machine's mode is local_only"], "once"
+
+
+async def test_a_change_of_one_remote_leaves_the_streams_of_the_others(tmp_path: Path, cut_off: list[str]) -> None:
+    kept, changed = remote("http://127.0.0.1:1/v1", "kept"), remote("http://127.0.0.1:1/v1", "changed")
+    owner = Owner(tmp_path, kept, changed)
+    backends: dict[str, Backend] = {}
+    followed = RemoteBackends(owner, backends)  # type: ignore[arg-type]
+    followed.refresh()
+    before = dict(backends)
+    owner.remotes, owner.revision = (kept, remote("http://127.0.0.1:2/v1", "changed")), 2
+    followed.refresh()
+    await asyncio.sleep(0)
+    assert cut_off == ["remote:changed: the owner changed or removed this remote"]
+    assert backends["remote:kept"] is before["remote:kept"]
+    assert backends["remote:changed"] is not before["remote:changed"]
+
+
+async def test_connections_are_opened_anew_after_each_sleep_of_the_machine_and_at_no_other_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clocks differ by the sum of all sleeps: what counts is by how much that grew."""
+    lags_s = [1000.0] * 4 + [1000.1] * 3 + [1060.0] * 3
+    renewed_at: list[int] = []
+    ticked = asyncio.Event()
+
+    def lag_s() -> float:
+        if len(lags_s) == 1:
+            ticked.set()
+        return lags_s.pop(0) if len(lags_s) > 1 else lags_s[0]
+
+    async def network_changed(backend: RemoteBackend) -> None:
+        renewed_at.append(len(lags_s))
+
+    monkeypatch.setattr(remote_backends, "_lag_s", lag_s)
+    monkeypatch.setattr(remote_backends, "_TICK_S", 0.0)
+    monkeypatch.setattr(RemoteBackend, "network_changed", network_changed)
+    followed = RemoteBackends(Owner(tmp_path, remote("http://127.0.0.1:1/v1")), {"local": Place("local")})  # type: ignore[arg-type]
+    followed.start()
+    await ticked.wait()
+    await followed.stop()
+    assert renewed_at == [2]
+
+
+async def test_a_stopped_router_holds_no_file_of_the_ledger(tmp_path: Path) -> None:
+    async with faults(stream(answer("hi"))) as far, router_at(tmp_path) as router:
+        add_remote(tmp_path, remote(far.url))
+        assert (await run(router, wanted=ASKED)).text == "hi"  # type: ignore[arg-type]
+        (rows,) = folder_of(tmp_path).iterdir()
+        held = lambda: [file.path for file in psutil.Process().open_files()]  # noqa: E731
+        assert str(rows) in held()
+        await router.stop()
+        assert str(rows) not in held()

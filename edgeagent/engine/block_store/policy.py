@@ -19,14 +19,13 @@ _NEEDED_LEFT = {
     Importance.SYSTEM: 0.0,
     Importance.PINNED: 0.0,
 }
-# How many times longer than one seen once a block may lie unused before it goes.
+# How many times longer than one seen once a block may lie unused before it goes; pinned ones stay.
 _KEPT_LONGER = {
     Importance.VOLATILE: 1.0,
     Importance.ONCE: 1.0,
     Importance.IDLE: 1.5,
     Importance.REUSED: 3.0,
     Importance.SYSTEM: 8.0,
-    Importance.PINNED: 8.0,  # goes only where it cannot be reached
 }
 # A partition that holds less than this part of the room keeps its blocks longer, whatever others write.
 RESERVED_SHARE = 0.25

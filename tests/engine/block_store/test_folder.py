@@ -264,6 +264,44 @@ def test_a_block_that_lacks_one_byte_takes_the_place_of_another(tmp_path: Path) 
     assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
 
 
+def test_a_block_that_is_as_large_as_all_may_be_takes_the_place_of_another(tmp_path: Path) -> None:
+    (first,), (second,) = make_chain(1), make_chain(1, seed=1)
+    store = make_store(tmp_path / "cache", max_bytes=file_bytes(first))
+    for block in (first, second):
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
+    assert store.stats().trouble is None
+
+
+def test_who_writes_without_a_pause_sees_what_another_process_wrote(tmp_path: Path) -> None:
+    times = Times()
+    store, other = (make_store(tmp_path / "cache", times) for _ in range(2))
+    store.open()
+    (theirs,) = make_chain(1)
+    other.offer(theirs, Importance.IDLE)
+    other.work()
+    for seed in range(1, 4):
+        store.offer(make_chain(1, seed=seed)[0], Importance.IDLE)
+    for _ in range(2):
+        times.pass_s(module._SCAN_EVERY_S)
+        store._writer._turn(0.0)
+    assert store._writer.pending != {}, "it has not been idle"
+    assert store.num_bytes(theirs.key) == file_bytes(theirs)
+
+
+def test_a_label_is_written_with_the_first_block_of_its_root_alone(tmp_path: Path) -> None:
+    store, chain = make_store(tmp_path / "cache"), make_chain(3)
+    store.introduce(chain[0].root, About("model", "client"))
+    files = []
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+        store.work()
+        (label,) = (tmp_path / "cache").glob("*.about")
+        files.append((label.stat().st_ino, label.stat().st_mtime_ns))
+    assert len(set(files)) == 1
+
+
 def test_a_label_goes_with_the_last_block_of_its_root(tmp_path: Path) -> None:
     def labels() -> int:
         return len(list((tmp_path / "cache").glob("*.about")))

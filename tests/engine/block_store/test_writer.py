@@ -19,6 +19,7 @@ from edgeagent.engine.block_store.store import BlockStore
 from edgeagent.engine.block_store.writer import Close, Command
 from edgeagent.engine.blocks import Block, Importance
 from tests.engine.block_store.stores import (
+    BLOCK_TOKENS,
     NO_SPACE,
     FaultyFiles,
     Times,
@@ -291,6 +292,43 @@ def test_what_a_scan_found_is_given_out_once(store: BlockStore) -> None:
     store._folder.has_found = True
     store.work()
     assert not store._folder.has_found
+
+
+def test_what_is_forgotten_or_there_already_is_not_written_again(tmp_path: Path, times: Times) -> None:
+    operations: list[str] = []
+    files = FaultyFiles(tmp_path / "cache", lambda number, name: operations.append(name))
+    store, other = make_store(tmp_path / "cache", times, files=files), make_store(tmp_path / "cache", times)
+    (theirs,) = make_chain(1, num_tokens=BLOCK_TOKENS // 2)
+    store.offer(theirs, Importance.IDLE)
+    store.work()
+    other.offer(theirs, Importance.SYSTEM)
+    other.work()
+    times.pass_s(1.0)
+    store._folder._scan()
+    operations.clear()
+    times.pass_s(writer_module._SETTLE_S)
+    store.work()
+    assert (store.num_written, store.is_pending(theirs.key), held(store, theirs)) == (0, False, [True])
+    assert "create" not in operations
+    (forgotten,) = make_chain(1, seed=1)
+    store.offer(forgotten, Importance.IDLE)
+    store._index.forget(None)
+    store.work()
+    assert (store.num_written, store.is_pending(forgotten.key)) == (0, False)
+    assert "create" not in operations
+
+
+def test_who_waits_until_it_is_open_goes_on_whether_it_opens_or_breaks(
+    tmp_path: Path, store: BlockStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(number: int, name: str) -> None:
+        raise RuntimeError("a bug")
+
+    broken = make_store(tmp_path / "other", files=FaultyFiles(tmp_path / "other", fault))
+    broken.run()
+    assert "a bug" in capsys.readouterr().err
+    for each in (store, broken):
+        assert not each._writer.opened.empty()
 
 
 class _Threaded:
