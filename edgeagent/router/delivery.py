@@ -159,7 +159,7 @@ class Delivery:
         """
         assert self.route is not None
         timings = replace(
-            finished.timings, route=self.route.backend, reason=self.route.reason, placement=self.placement
+            finished.timings, route=self.route.backend, reason=self.placement.reason, placement=self.placement
         )
         usage = finished.usage
         if self._handovers:

@@ -120,7 +120,7 @@ class Journey:
         backend = self._placing.backends.get(route.backend)
         if backend is None:
             raise RemoteUnavailable(f"{route.backend} was removed", served_by=route.backend)
-        return backend.generate(request, route.permit, self._delivery.so_far)
+        return self._placing.streams.steps(backend, request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
         """Return the request with what is left of its time."""

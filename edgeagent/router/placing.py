@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from edgeagent import metrics
 from edgeagent.backends.base import Backend, Estimate
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
+from edgeagent.router.coalesce import SharedStreams
 from edgeagent.router.conversations import Conversations
 from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
@@ -27,11 +28,13 @@ class Placing:
         backends: Mapping[str, Backend],
         machine_mode: Callable[[], RouteMode],
         remotes: RemoteBackends | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.backends = backends
         self._remotes = remotes
         self.conversations = Conversations()
         self.hedges = HedgeBudget()
+        self.streams = SharedStreams(clock)
         self.is_stopping = False
         self._machine_mode = machine_mode
 

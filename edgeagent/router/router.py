@@ -46,7 +46,7 @@ class Router:
         self._given_mode = machine_mode
         self._clock = clock
         self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
-        self._placing = Placing(self._backends, self.mode, self._remotes)
+        self._placing = Placing(self._backends, self.mode, self._remotes, clock)
         self._live: dict[str, Journey] = {}
 
     async def start(self) -> None:
@@ -148,7 +148,7 @@ class Router:
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():
-            backend.cancel(request_id)
+            self._placing.streams.cancel(backend, request_id)
 
     async def generate(self, request: GenerateRequest) -> Steps:
         """Run a request where the policy says, and elsewhere where that fails; the terminal event says where and why.

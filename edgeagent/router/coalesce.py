@@ -1,0 +1,262 @@
+"""Requests that must get the same answer share one stream of a remote while it runs: it is asked, and paid, once.
+
+A later request gets the stream from its beginning and opens no connection. Each request keeps its own pace and its own
+cancel; the remote is stopped when the last one has gone. Nothing is kept of a stream that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import aclosing
+
+from edgeagent.backends.base import Backend
+from edgeagent.router.hedge import has_content
+from edgeagent.types import (
+    AnswerSoFar,
+    CachePolicy,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Permit,
+    Placement,
+    Started,
+    Step,
+    Tier,
+    Timings,
+    Usage,
+    replace,
+)
+
+Steps = AsyncGenerator[Step, None]
+
+COALESCED = "coalesced"
+"""The reason in the placement of an answer for which nothing was sent: another request's stream was followed."""
+# A stream that has come so far takes no more readers, so that its beginning need not be kept.
+_MAX_KEPT_STEPS = 8192
+
+
+class SharedStreams:
+    """The remote streams that others may follow."""
+
+    def __init__(self, clock: Callable[[], float], max_kept_steps: int = _MAX_KEPT_STEPS) -> None:
+        self._clock = clock
+        self._max_kept_steps = max_kept_steps
+        self._open: dict[Hashable, _Stream] = {}
+        self._read: dict[tuple[str, str], _Stream] = {}
+
+    def steps(
+        self, backend: Backend, request: GenerateRequest, permit: Permit | None, so_far: AnswerSoFar | None
+    ) -> Steps:
+        """Return the steps of a request at a backend, as Backend.generate; from a stream that runs, if one does."""
+        key = None if permit is None else _key(backend.name, request, so_far)
+        if key is None:
+            return backend.generate(request, permit, so_far)
+        return self._follow(key, backend, request, permit, so_far)
+
+    def cancel(self, backend: Backend, request_id: str) -> None:
+        """End a request politely; a stream that another request reads goes on."""
+        stream = self._read.get((backend.name, request_id))
+        if stream is None:
+            backend.cancel(request_id)
+        elif not stream.leave(request_id):
+            self._close(stream)
+            backend.cancel(stream.request_id)
+
+    async def _follow(
+        self,
+        key: Hashable,
+        backend: Backend,
+        request: GenerateRequest,
+        permit: Permit | None,
+        so_far: AnswerSoFar | None,
+    ) -> Steps:
+        stream = self._open.get(key)
+        if stream is None or stream.is_over:
+            steps = backend.generate(request, permit, so_far)
+            stream = self._open[key] = _Stream(key, request.id, steps, self._max_kept_steps)
+        reader = _Reader(backend.name, request, so_far, self._clock, is_first=stream.request_id == request.id)
+        self._read[backend.name, request.id] = stream
+        try:
+            async with aclosing(stream.read(reader)) as own_steps:
+                async for step in own_steps:
+                    if stream.is_too_long:
+                        self._close(stream)
+                    yield step
+        finally:
+            del self._read[backend.name, request.id]
+            if not stream.readers:
+                self._close(stream)
+                await stream.stop()
+
+    def _close(self, stream: _Stream) -> None:
+        """Take no more readers."""
+        stream.first = None
+        if self._open.get(stream.key) is stream:
+            del self._open[stream.key]
+
+
+class _Link:
+    """A step, and where the next one hangs. Links that every reader has passed are freed."""
+
+    __slots__ = ("next", "step")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.next: _Link | None = None
+
+
+class _Reader:
+    """One request's view of a stream. That of a later request tells it in that request's own times."""
+
+    def __init__(
+        self,
+        backend: str,
+        request: GenerateRequest,
+        so_far: AnswerSoFar | None,
+        clock: Callable[[], float],
+        *,
+        is_first: bool,
+    ) -> None:
+        self.request_id = request.id
+        self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._place = Placement(backend, request.model, COALESCED)
+        self._clock = clock
+        self._is_first = is_first
+        self._began_s = clock()
+        self._first_s: float | None = None
+        self._usage = Usage(num_output_tokens=0 if so_far is None else so_far.num_tokens)
+
+    def take(self, step: Step) -> Step:
+        """Return a step as this request gets it."""
+        usage = self._usage
+        self._usage = replace(usage, num_output_tokens=usage.num_output_tokens + len(step.tokens))
+        for delta in step.deltas:
+            if isinstance(delta, Started):
+                prompt, cached = delta.num_prompt_tokens, delta.num_cached_tokens
+                self._usage = replace(self._usage, num_prompt_tokens=prompt, num_cached_tokens=cached)
+        if self._first_s is None and has_content(step):
+            self._first_s = self._clock()
+        if self._is_first:
+            return step
+        return replace(step, deltas=tuple(map(self._told, step.deltas)), at_s=self._clock())
+
+    def cancelled(self) -> Step:
+        """Return the end of what was cancelled while others read on."""
+        finished = Finished(FinishReason.CANCELLED, self._usage, Timings())
+        return Step((self._told(finished),), at_s=self._clock())
+
+    def _told(self, delta: Delta) -> Delta:
+        match delta:
+            case Started(placement=placement):
+                return replace(delta, placement=replace(placement or self._place, reason=COALESCED))
+            case Finished(timings=timings):
+                now_s = self._clock()
+                first_s = now_s if self._first_s is None else self._first_s
+                times = {"first_token_ms": 1000 * (first_s - self._began_s), "decode_ms": 1000 * (now_s - first_s)}
+                return replace(delta, timings=replace(timings, **times))
+            case _:
+                return delta
+
+
+class _Stream:
+    """One request's steps at a remote, for several readers. Whoever has read all of them waits for the next.
+
+    The remote is asked for more only while a reader waits, so the quickest one sets the pace.
+    """
+
+    def __init__(self, key: Hashable, request_id: str, steps: Steps, max_kept_steps: int) -> None:
+        self.key = key
+        self.request_id = request_id
+        self._last = _Link(Step(()))  # before the first step
+        self.first: _Link | None = self._last  # None: no more readers are taken
+        self.readers: dict[str, _Reader] = {}
+        self._steps = steps
+        self._max_kept_steps = max_kept_steps
+        self._num_steps = 0
+        self._pulling: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self.is_over = False
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether its beginning must not be kept for further readers."""
+        return self._num_steps > self._max_kept_steps
+
+    async def read(self, reader: _Reader) -> Steps:
+        """Yield the steps to one more reader, from the first one on."""
+        link = self.first
+        assert link is not None, "a stream that takes no more readers is in no list"
+        self.readers[reader.request_id] = reader
+        try:
+            while not reader.left.done():
+                if link.next is not None:
+                    link = link.next
+                    yield reader.take(link.step)
+                elif self._error is not None:
+                    # Whoever catches it writes into it.
+                    raise copy.copy(self._error)
+                elif self.is_over:
+                    return
+                else:
+                    await self._wait(reader)
+            yield reader.cancelled()
+        finally:
+            del self.readers[reader.request_id]
+
+    def leave(self, request_id: str) -> bool:
+        """Let a reader go that was cancelled; False where no other one reads on."""
+        others = [reader for reader in self.readers.values() if reader.request_id != request_id]
+        if all(reader.left.done() for reader in others):
+            return False
+        if not (left := self.readers[request_id].left).done():
+            left.set_result(None)
+        return True
+
+    async def stop(self) -> None:
+        """End it at the remote."""
+        if self._pulling is not None and not self._pulling.done():
+            self._pulling.cancel()
+            await asyncio.wait([self._pulling])
+        await self._steps.aclose()
+
+    async def _wait(self, reader: _Reader) -> None:
+        if self._pulling is None or self._pulling.done():
+            self._pulling = asyncio.get_running_loop().create_task(self._pull())
+        await asyncio.wait([self._pulling, reader.left], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _pull(self) -> None:
+        try:
+            step = await anext(self._steps)
+        except StopAsyncIteration:
+            self.is_over = True
+        except Exception as error:
+            self.is_over, self._error = True, error
+        else:
+            self._last.next = link = _Link(step)
+            self._last = link
+            self._num_steps += 1
+
+
+def _key(backend: str, request: GenerateRequest, so_far: AnswerSoFar | None) -> Hashable | None:
+    """Return what requests have in common that get the same answer at a backend; None for one that shares nothing.
+
+    What does not reach the remote may differ; the client and its partition may not. A request that is not to be kept,
+    or has a deadline of its own, shares nothing.
+    """
+    sampling, cache = request.sampling, request.cache
+    is_the_same_each_time = sampling.temperature == 0 or sampling.seed is not None
+    may_be_shared = cache.read and cache.write and cache.persist and request.timeout_s is None
+    if not (is_the_same_each_time and may_be_shared):
+        return None
+    alike = replace(
+        request,
+        id="",
+        tier=Tier.INTERACTIVE,
+        cache=CachePolicy(partition=cache.partition),
+        reports_progress=False,
+        route=None,
+    )
+    return backend, alike, so_far
