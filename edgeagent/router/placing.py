@@ -72,7 +72,8 @@ class Placing:
         try:
             estimates, unknown = self._estimates(request, mode, without)
             placed = self.conversations.find(request)
-            order = choose_routes(request, mode, list(estimates.values()), placed)
+            has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
+            order = choose_routes(request, mode, list(estimates.values()), placed, has_failed=has_failed)
             if not order.routes:
                 raise _no_route(request, mode, estimates, unknown)
             first = estimates[order.routes[0].backend]
@@ -91,7 +92,7 @@ class Placing:
         local = estimates.pop(route.backend, None)
         if local is None:
             return None
-        order = choose_routes(request, mode, list(estimates.values()))
+        order = choose_routes(request, mode, list(estimates.values()), has_failed=True)
         routes = tuple(each for each in order.routes if is_sooner(estimates[each.backend], local))
         return Order(routes) if routes else None
 

@@ -17,6 +17,8 @@ _COMFORT = 0.5
 _UNKNOWN_FIRST_TOKEN_S = 0.5
 REMOTE_PREFIX = "remote:"
 """What the names of backends on other machines begin with."""
+LOCAL_FAILED = "local_failed"
+"""The reason of a request that leaves because this machine was tried for it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,16 @@ class Order:
 
 
 def choose_routes(
-    request: GenerateRequest, mode: RouteMode, estimates: Sequence[Estimate], placed: str | None = None
+    request: GenerateRequest,
+    mode: RouteMode,
+    estimates: Sequence[Estimate],
+    placed: str | None = None,
+    *,
+    has_failed: bool = False,
 ) -> Order:
     """Return where a request may run. `placed` is the backend that its conversation runs on.
+
+    `has_failed`: this machine was tried for the request and failed, so that its estimate is left out.
 
     1. local_only: this machine, whatever is expected of it; its own error says what is wrong.
     2. remote_only: the remotes without obstacle, the quickest first.
@@ -98,11 +107,12 @@ def choose_routes(
     if mode is RouteMode.PREFER_REMOTE:  # 3
         return Order(away(remotes, mode) + home("no_remote"))
     is_away = placed is not None and placed.startswith(REMOTE_PREFIX)
-    bound = "model_unknown" if local is None else why_bound(local, target)
+    absent = LOCAL_FAILED if has_failed else "model_unknown"
+    bound = absent if local is None else why_bound(local, target)
     is_staying = is_away and not bound and local is not None and not _is_comfortable(local, target)
     bound = "conversation" if is_staying else bound
     if not bound:  # 4
-        routes = home("prefer_local") + away(remotes, "local_failed")
+        routes = home("prefer_local") + away(remotes, LOCAL_FAILED)
         if len(routes) == 1 or local is None:
             return Order(routes)
         is_near = not _is_comfortable(local, target)

@@ -133,9 +133,9 @@ async def test_before_the_first_content_another_place_is_tried(error: EdgeAgentE
     local, gpu = Place("local", (Started(1, 0), error)), Place("remote:gpu")
     answer = await run([local, gpu])
     assert answer.text == "one two three four"
-    assert answer.told == [Placement("remote:gpu", "fake", "model_unknown")]
+    assert answer.told == [Placement("remote:gpu", "fake", "local_failed")]
     assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 0, error.code),)
-    assert gpu.permits == [Permit("r1", "gpu", RouteMode.PREFER_LOCAL, "model_unknown")]
+    assert gpu.permits == [Permit("r1", "gpu", RouteMode.PREFER_LOCAL, "local_failed")]
     assert gpu.so_fars == [None]
 
 
@@ -492,7 +492,7 @@ async def test_an_answer_counts_once_as_placed_where_its_first_content_came_from
     local, gpu = Timed("local", (Started(7, 3), CRASH)), Timed("remote:placed", first_token_s=0.25)
     local.takes_s, gpu.takes_s = 100.0, 2.0
     router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
-    reason = "model_unknown"
+    reason = "local_failed"
     before = counted(metrics.placements_total, served_by="remote:placed", reason=reason)
     missed_s = counted(metrics.prediction_error_seconds, served_by="remote:placed")
     here = counted(metrics.placements_total, served_by="local", reason="prefer_local")
