@@ -236,6 +236,11 @@ class Stub:
         self.start_ok()
         self.ready()
 
+    def start_belated(self) -> None:
+        """Be ready, and then say that the load failed."""
+        self.start_ok()
+        send(LoadFailed("model_load_failed", "the file is not to its liking"))
+
     def ask_answer(self, ask_id: str, num: str) -> None:
         """Answer in several parts, the ids of what was dropped before it the text."""
         for index in range(int(num)):

@@ -332,11 +332,14 @@ async def test_a_worker_that_breaks_the_protocol_is_replaced(
     assert words in caplog.text
 
 
-@pytest.mark.parametrize("start", ["garbage", "early"])
-async def test_a_worker_that_breaks_the_protocol_while_loading_is_replaced(make: Make, lives: Path, start: str) -> None:
+@pytest.mark.parametrize("start", ["garbage", "early", "belated"])
+async def test_a_worker_that_breaks_the_protocol_while_loading_is_replaced(
+    make: Make, lives: Path, start: str, caplog: pytest.LogCaptureFixture
+) -> None:
     supervisor = make(start, "ok")
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
     assert num_lives(lives) == 2
+    assert "broke the protocol" in caplog.text
 
 
 async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
