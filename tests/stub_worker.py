@@ -266,6 +266,9 @@ class Stub:
     def ask_die(self, ask_id: str) -> None:
         die("SIGKILL")
 
+    def ask_raise(self, ask_id: str) -> None:
+        raise RuntimeError(f"cannot tokenize {SECRET!r}")
+
     def ask_endless(self, ask_id: str) -> None:
         while True:
             send(Answer(ask_id, TextAnswer("x"), is_last=False))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from edgeagent.backends.remote.network import Stages
+from edgeagent.backends.remote.transport import Exchange, Transport
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import ConfigError
@@ -76,6 +81,36 @@ async def test_a_remote_that_does(tmp_path: Path) -> None:
     )
     assert row.num_bytes == len(server.posts[0].body) and row.request.startswith("test-")
     assert outcomes(tmp_path) == [("completed", 9, 1)]
+
+
+async def test_each_stage_is_timed_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the connection took is no part of what the list took."""
+    really_open = Transport.open
+
+    async def opened(transport: Transport, *args: Any) -> Exchange:
+        exchange = await really_open(transport, *args)
+        exchange.stages.connection = Stages(1000.0, 2000.0, 4000.0)
+        return exchange
+
+    monkeypatch.setattr(Transport, "open", opened)
+    began_s = time.monotonic()
+    async with faults(said(CHAT), gets=LISTED) as server:
+        (found,) = await checked(tmp_path, server.url)
+    took_s = time.monotonic() - began_s
+    assert (found["name_s"], found["connect_s"]) == (1000.0, 2000.0)
+    assert 0 < found["models_s"] + 7000.0 <= took_s
+    assert 0 < found["token_s"] <= took_s
+
+
+async def test_no_connection_is_left_open(tmp_path: Path) -> None:
+    async with faults(said(CHAT), gets=LISTED) as server:
+        await checked(tmp_path, server.url)
+        async with asyncio.timeout(5):
+            # The system's list of connections calls nobody.
+            while any(  # noqa: ASYNC110
+                each.raddr and each.raddr.port == server.port for each in psutil.Process().net_connections()
+            ):
+                await asyncio.sleep(0.01)
 
 
 async def test_without_a_key_none_is_sent(tmp_path: Path) -> None:
@@ -155,6 +190,7 @@ async def test_a_remote_without_models_is_asked_for_nothing(tmp_path: Path) -> N
 async def test_what_is_wrong_with_the_list_is_told(answer: Script, words: str, tmp_path: Path) -> None:
     found = await problem(tmp_path, said(CHAT), gets={"/v1/models": answer})
     assert found.startswith(words)
+    assert "x" * 194 not in found, "no more than 200 characters of it are quoted"
     assert outcomes(tmp_path) == []
 
 
@@ -192,6 +228,7 @@ async def test_each_endpoint_is_tried_whatever_comes_of_the_others(tmp_path: Pat
     async with faults(said(CHAT), gets=LISTED) as server:
         nobody, good = await checked(tmp_path, f"http://127.0.0.1:{free_port()}/v1", server.url)
     assert nobody["problem"].startswith("no connection: ") and nobody["name_s"] is None
+    assert not nobody["is_http2"] and (nobody["models"], nobody["model"]) == ((), "")
     assert good["problem"] == "" and good["model"] == "big"
 
 

@@ -272,6 +272,16 @@ async def test_connections_are_opened_anew_after_each_sleep_of_the_machine_and_a
     assert renewed_at == [2]
 
 
+async def test_a_stopped_router_follows_the_owners_file_no_longer(tmp_path: Path) -> None:
+    def num_following() -> int:
+        return sum(task.get_name() == "remotes" for task in asyncio.all_tasks())
+
+    async with router_at(tmp_path) as router:
+        assert num_following() == 1
+        await router.stop()
+        assert num_following() == 0
+
+
 async def test_a_stopped_router_holds_no_file_of_the_ledger(tmp_path: Path) -> None:
     async with faults(stream(answer("hi"))) as far, router_at(tmp_path) as router:
         add_remote(tmp_path, remote(far.url))

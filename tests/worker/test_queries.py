@@ -12,7 +12,7 @@ from edgeagent.errors import BackendUnavailable, InvalidRequest, NotSupported, O
 from edgeagent.types import Embed, TextAnswer, TextPrompt, Tokenize, WorkerState
 from edgeagent.worker.queries import MAX_EMBEDS, MAX_QUERIES
 from edgeagent.worker.supervisor import Supervisor
-from tests.stub_worker import num_lives
+from tests.stub_worker import SECRET, num_lives
 from tests.worker.support import QUICK, Make, Record, eventually, request
 
 
@@ -40,6 +40,14 @@ async def test_a_question_waits_for_no_request(make: Make) -> None:
     await record.until(lambda record: record.tokens == [1000])
     assert len((await supervisor.ask(Tokenize("answer 1"))).tokens) == 1
     assert record.num_ends == 0
+
+
+async def test_a_question_that_kills_its_worker_is_quoted_nowhere(make: Make) -> None:
+    supervisor = make()
+    with pytest.raises(WorkerCrashed, match=r"RuntimeError at stub_worker\.py:") as caught:
+        await supervisor.ask(Tokenize("raise"))
+    await eventually(lambda: "RuntimeError" in (supervisor.status().cause or ""))
+    assert SECRET not in caught.value.message + (supervisor.status().cause or "")
 
 
 async def test_the_workers_refusal_is_raised(make: Make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,14 @@ def test_nothing_goes_while_there_is_room() -> None:
 def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
     blocks = [held(1, age_s=50), held(2, 1, age_s=900), held(3, age_s=500), held(4, 3, age_s=500)]
     assert victims(*blocks, num_bytes=250, max_bytes=400) == [2, 4, 3]
+
+
+def test_of_two_that_are_alike_either_goes() -> None:
+    """They are of two prompts, in the same place and equally old."""
+    blocks = [held(1), held(2)]
+    for block in blocks:
+        block.name = replace(block.name, start=0)
+    assert len(victims(*blocks, num_bytes=100)) == 1
 
 
 @pytest.mark.parametrize(("num_bytes", "num_victims"), [(0, 0), (1, 1), (100, 1), (101, 2), (200, 2)])
