@@ -177,6 +177,8 @@ async def test_an_answer_goes_on_behind_what_was_delivered(names: tuple[str, str
     reason = "worker_crashed" if names[0] == "local" else "remote_unavailable"
     assert answer.end.timings.handovers == (Handover(*names, num_words, reason),)
     assert answer.end.timings.route == names[1]
+    # Of the place that gave the first token they are not known.
+    assert (answer.end.timings.queue_ms, answer.end.timings.prefill_ms) == (0.0, 0.0)
     assert answer.end.timings.placement is not None and answer.end.timings.placement.served_by == names[1]
 
 

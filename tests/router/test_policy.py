@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from edgeagent.backends.base import Estimate
-from edgeagent.router.policy import TARGETS, Order, choose_routes, is_sooner, why_bound
-from edgeagent.types import Permit, RouteMode, Tier, replace
+from edgeagent.router.policy import TARGETS, Order, choose_routes, is_sooner, probe_permit, why_bound
+from edgeagent.types import Permit, ProbePermit, RouteMode, Tier, replace
 from tests.worker.support import request
 
 ASKED = replace(request(""), client="app")
@@ -151,3 +151,23 @@ def test_a_remote_is_made_ready_when_this_machine_is_near_its_limits(
 ) -> None:
     order = choose_routes(ASKED, RouteMode.PREFER_LOCAL, [replace(LOCAL, **fields), REMOTE])  # type: ignore[arg-type]
     assert order.is_fallback_likely == is_likely
+
+
+def test_a_place_that_needs_just_its_target_meets_it_and_one_without_a_seat_is_full() -> None:
+    just = replace(LOCAL, first_token_s=TARGET.first_token_s, token_s=TARGET.token_s)
+    assert why_bound(just, TARGET) == ""
+    assert why_bound(replace(just, num_live=just.max_live), TARGET) == "queue_full"
+    assert not is_sooner(replace(REMOTE, first_token_s=0.2), replace(LOCAL, first_token_s=0.2)), "it stays here"
+
+
+@pytest.mark.parametrize("mode", RouteMode)
+def test_a_remote_is_made_ready_only_behind_this_machine_and_only_where_half_of_that_is_taken(mode: RouteMode) -> None:
+    third = replace(LOCAL, num_live=1, max_live=3)
+    for estimates in ([LOCAL], [REMOTE], [third], [third, REMOTE]):
+        assert not choose_routes(ASKED, mode, estimates).is_fallback_likely
+
+
+@pytest.mark.parametrize("mode", RouteMode)
+def test_no_probe_leaves_a_machine_that_keeps_all_to_itself(mode: RouteMode) -> None:
+    permit = probe_permit("gpu", mode)
+    assert permit == (None if mode is RouteMode.LOCAL_ONLY else ProbePermit("gpu", mode))
