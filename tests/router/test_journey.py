@@ -502,3 +502,19 @@ async def test_an_answer_counts_once_as_placed_where_its_first_content_came_from
     assert counted(metrics.placements_total, served_by="remote:placed", reason=reason) == before + 1
     assert counted(metrics.prediction_error_seconds, served_by="remote:placed") == pytest.approx(missed_s + 1.75)
     assert counted(metrics.placements_total, served_by="local", reason="prefer_local") == here
+
+
+@pytest.mark.parametrize(("taken_s", "left_s"), [(3.0, 7.0), (10.0, None)])
+async def test_the_next_place_has_what_is_left_of_the_requests_time(taken_s: float, left_s: float | None) -> None:
+    class Slow(Place):
+        def estimate(self, request: GenerateRequest) -> Estimate:
+            now.advance(taken_s)
+            return super().estimate(request)
+
+    now = FakeClock()
+    local, gpu = Slow("local", [Overloaded("full")]), Place("remote:gpu")
+    router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
+    answer = await run(router, wanted=replace(request("", model="fake"), timeout_s=10.0))  # type: ignore[arg-type]
+    assert [each.timeout_s for each in local.requests] == [10.0]
+    assert [each.timeout_s for each in gpu.requests] == ([] if left_s is None else [left_s])
+    assert (answer.error is not None) == (left_s is None)
