@@ -73,8 +73,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 golden: setup
-	WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/api/test_events.py tests/api/test_golden.py tests/api/test_responses.py \
-		tests/api/test_websocket.py
+	WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/api/responses/test_events.py tests/api/test_golden.py tests/api/responses/test_routes.py \
+		tests/api/responses/socket/test_connection.py
 
 documents: setup
 	$(BIN)/python -m edgeagent.api.documents docs

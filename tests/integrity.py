@@ -7,7 +7,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from edgeagent.api.response_database import DamagedError, ResponseDatabase
+from edgeagent.api.responses.database import DamagedError, ResponseDatabase
 from edgeagent.engine.block_cache import BlockCache
 from edgeagent.engine.cell_ledger import CellLedger
 from edgeagent.engine.engine import Engine

@@ -17,24 +17,24 @@ TESTS = Path(__file__).parent
 MIB = 1 << 20
 
 DEFAULTS: dict[str, object] = {
-    "api.access.FAILURES_WINDOW_S": 10.0,
-    "api.access.MAX_FAILURES": 20,
-    "api.first_step.PATIENCE_S": 2.0,
-    "api.history.MAX_BYTES": 32 * MIB,
-    "api.probe.NOT_READY_CACHE_S": 1.0,
-    "api.probe.PROBE_TIMEOUT_S": 10.0,
-    "api.probe.READY_CACHE_S": 10.0,
-    "api.refusal_log.MAX_LINES": 20,
-    "api.refusal_log.WINDOW_S": 60.0,
-    "api.schemas_embeddings.MAX_CHARS": MIB,
+    "api.gate.access.FAILURES_WINDOW_S": 10.0,
+    "api.gate.access.MAX_FAILURES": 20,
+    "api.wire.first_step.PATIENCE_S": 2.0,
+    "api.responses.history.MAX_BYTES": 32 * MIB,
+    "api.ops.probe.NOT_READY_CACHE_S": 1.0,
+    "api.ops.probe.PROBE_TIMEOUT_S": 10.0,
+    "api.ops.probe.READY_CACHE_S": 10.0,
+    "api.gate.refusal_log.MAX_LINES": 20,
+    "api.gate.refusal_log.WINDOW_S": 60.0,
+    "api.openai.embeddings_body.MAX_CHARS": MIB,
     "daemon.transport.MAX_HEADERS": 100,
     "daemon.transport.MAX_HEADER_BYTES": 16384,
-    "api.session.MAX_ACTIVE": 16,
-    "api.text_routes.TIMEOUT_S": 60.0,
-    "api.websocket.FRAMES_BURST": 250,
-    "api.websocket.FRAMES_PER_S": 500.0,
-    "api.websocket.CLOSE_S": 1.0,
-    "api.websocket.STALL_S": 10.0,
+    "api.responses.socket.session.MAX_ACTIVE": 16,
+    "api.llama_server.text_tools.TIMEOUT_S": 60.0,
+    "api.responses.socket.connection.FRAMES_BURST": 250,
+    "api.responses.socket.connection.FRAMES_PER_S": 500.0,
+    "api.responses.socket.connection.CLOSE_S": 1.0,
+    "api.responses.socket.connection.STALL_S": 10.0,
     "backends.remote.network.NAME_S": 2.0,
     "bench.caches.SETTLE_S": 7.0,
     "cli.chat.QUIET_S": 1.0,
@@ -76,6 +76,7 @@ DEFAULTS: dict[str, object] = {
     "engine.block_store.writer._REST_STEP_S": 0.05,
     "engine.block_store.writer._SETTLE_S": 5.0,
     "engine.block_store.writer._TICK_S": 1.0,
+    "router.remote_backends._TICK_S": 0.3,
     "engine.blocks.KEY_BYTES": 32,
     "engine.blocks.MAX_BLOCK_TOKENS": 256,
     "engine.blocks.MIN_BLOCK_TOKENS": 32,
@@ -111,7 +112,7 @@ DEFAULTS: dict[str, object] = {
     "worker.renderer.REQUEST_CPU_S": 3.0,
 }
 # Defaults of parameters that tests patch as `__defaults__`.
-PARAMETERS: dict[str, tuple[object, ...]] = {"api.limits.BodyLimit": (10.0,), "api.sse.EventStream": (5.0,)}
+PARAMETERS: dict[str, tuple[object, ...]] = {"api.wire.limits.BodyLimit": (10.0,), "api.wire.sse.EventStream": (5.0,)}
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.access import NEEDS
+from edgeagent.api.gate.access import NEEDS
 from edgeagent.cli import main
 from edgeagent.metrics.exposition import Snapshot, exposition
 from edgeagent.types import RouteMode

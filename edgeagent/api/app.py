@@ -12,33 +12,28 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
-from edgeagent.api import (
-    admin,
-    cache_routes,
-    chat,
-    compaction,
-    completions,
-    embeddings,
-    llama_server,
-    metrics,
-    models,
-    ollama,
-    remotes,
-    responses,
-    stored_responses,
-    text_routes,
-    websocket,
-)
 from edgeagent.api.context import Context
-from edgeagent.api.envelope import Envelope
-from edgeagent.api.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
-from edgeagent.api.grants import Grants
-from edgeagent.api.limits import BodyLimit
-from edgeagent.api.live import LiveRequests, Trace
-from edgeagent.api.probe import Probe
-from edgeagent.api.response_store import ResponseStore, stored_limits
-from edgeagent.api.security import Policy, Security
+from edgeagent.api.gate.envelope import Envelope
+from edgeagent.api.gate.grants import Grants
+from edgeagent.api.gate.security import Policy, Security
+from edgeagent.api.live_requests import LiveRequests, Trace
+from edgeagent.api.llama_server import props as llama_server
+from edgeagent.api.llama_server import text_tools as text_routes
+from edgeagent.api.ollama import routes as ollama
+from edgeagent.api.openai import chat, embeddings, models
+from edgeagent.api.openai import text as completions
+from edgeagent.api.ops import cache as cache_routes
+from edgeagent.api.ops import metrics, remotes
+from edgeagent.api.ops import status as admin
+from edgeagent.api.ops.probe import Probe
+from edgeagent.api.responses import compaction_routes as compaction
+from edgeagent.api.responses import routes as responses
+from edgeagent.api.responses import stored_routes as stored_responses
+from edgeagent.api.responses.socket import connection as websocket
+from edgeagent.api.responses.store import ResponseStore, stored_limits
 from edgeagent.api.service import Service
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
+from edgeagent.api.wire.limits import BodyLimit
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound

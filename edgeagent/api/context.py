@@ -10,14 +10,14 @@ from functools import partial
 
 from starlette.requests import HTTPConnection
 
-from edgeagent.api.grants import Grants
-from edgeagent.api.known_fields import WarningLog
-from edgeagent.api.live import LiveRequests
-from edgeagent.api.live_turns import LiveTurn, LiveTurns
-from edgeagent.api.probe import Probe
-from edgeagent.api.pulls import Pulls
-from edgeagent.api.response_store import ResponseStore
-from edgeagent.api.turn import Turn
+from edgeagent.api.gate.grants import Grants
+from edgeagent.api.live_requests import LiveRequests
+from edgeagent.api.ops.probe import Probe
+from edgeagent.api.ops.pulls import Pulls
+from edgeagent.api.responses.registry import LiveTurn, LiveTurns
+from edgeagent.api.responses.store import ResponseStore
+from edgeagent.api.responses.turn import Turn
+from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 

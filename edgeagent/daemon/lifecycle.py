@@ -29,7 +29,7 @@ from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
-    from edgeagent.api.live import Trace
+    from edgeagent.api.live_requests import Trace
     from edgeagent.config import Config, ServerConfig
 
 WATCH_LOADING_S = 0.05
@@ -131,7 +131,7 @@ async def _serve(
     stop: Stop,
     trace: Trace | None,
 ) -> None:
-    from edgeagent.api.response_store import FILE, ResponseStore, stored_limits
+    from edgeagent.api.responses.store import FILE, ResponseStore, stored_limits
     from edgeagent.daemon.server import make_server
 
     path = config.state_dir / FILE if config.server.persist_responses else None

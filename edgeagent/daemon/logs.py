@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgeagent.api.request_id import REQUEST_ID
+from edgeagent.api.wire.request_id import REQUEST_ID
 from edgeagent.daemon.console import dropped_lines
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
-from edgeagent.api.live import LiveRequests, Trace
+from edgeagent.api.live_requests import LiveRequests, Trace
 from edgeagent.daemon.tls import server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
 
 if TYPE_CHECKING:
-    from edgeagent.api.grants import Grants
-    from edgeagent.api.response_store import ResponseStore
+    from edgeagent.api.gate.grants import Grants
+    from edgeagent.api.responses.store import ResponseStore
     from edgeagent.api.service import Service
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials import Keys

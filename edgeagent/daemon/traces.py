@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edgeagent import __version__
-from edgeagent.api.request_id import REQUEST_ID, TRACE_HEADERS
+from edgeagent.api.wire.request_id import REQUEST_ID, TRACE_HEADERS
 from edgeagent.errors import ConfigError
 from edgeagent.types import ChatPrompt, GenerateRequest, JsonObjectFormat, JsonSchemaFormat, Timings
 

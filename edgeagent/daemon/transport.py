@@ -16,7 +16,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from edgeagent import metrics
-from edgeagent.api.access import PEER_KEY
+from edgeagent.api.gate.access import PEER_KEY
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.daemon.unix import is_stranger
 

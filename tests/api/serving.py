@@ -17,9 +17,9 @@ from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgeagent.api.access import OWN_USER, PEER_KEY, User
 from edgeagent.api.app import create_app
-from edgeagent.api.response_store import ResponseStore, stored_limits
+from edgeagent.api.gate.access import OWN_USER, PEER_KEY, User
+from edgeagent.api.responses.store import ResponseStore, stored_limits
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from tests.api.checked_app import CheckedApp

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from edgeagent.api import limits
+from edgeagent.api.wire import limits
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeagent.api.frames import read_frame
-from edgeagent.api.lanes import Expiry
-from edgeagent.api.session import MAX_ACTIVE
+from edgeagent.api.responses.socket.frames import read_frame
+from edgeagent.api.responses.socket.lanes import Expiry
+from edgeagent.api.responses.socket.session import MAX_ACTIVE
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
+from tests.api.responses.socket.test_session import Client
 from tests.api.serving import check_golden
-from tests.api.test_session import Client
 from tests.backends.fake import finished
 
 CALL = (ToolCallStarted(0, "call_1", "set_timer"), ToolCallDelta(0, '{"minutes"'), ToolCallDelta(0, ":5}"))

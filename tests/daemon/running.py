@@ -14,7 +14,7 @@ from typing import cast
 import httpx
 from starlette.types import ASGIApp
 
-from edgeagent.api.live import Trace
+from edgeagent.api.live_requests import Trace
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys

@@ -9,7 +9,7 @@ from contextlib import closing
 import psutil
 import pytest
 
-from edgeagent.api import hosts
+from edgeagent.api.gate import hosts
 from edgeagent.config import ServerConfig
 from edgeagent.daemon.addresses import urls_beyond
 from tests.daemon.running import has_ipv6_loopback

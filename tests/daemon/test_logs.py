@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from edgeagent.api.request_id import REQUEST_ID
+from edgeagent.api.wire.request_id import REQUEST_ID
 from edgeagent.daemon.logs import ConsoleLines, JsonLines, dropped_record, log_unhandled
 from tests.backends.fake import FakeBackend
 from tests.daemon.logged import logged

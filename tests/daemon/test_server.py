@@ -9,8 +9,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from edgeagent.api import session
-from edgeagent.api.response_store import ResponseStore
+from edgeagent.api.responses.socket import session
+from edgeagent.api.responses.store import ResponseStore
 from edgeagent.config import Config, ServerConfig
 from edgeagent.types import Started, TextDelta
 from tests.backends.fake import FakeBackend, Gate, finished

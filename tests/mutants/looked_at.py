@@ -80,12 +80,12 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "continue",
     ): "What comes later is no longer, and of no higher rank: it is looked at in vain.",
     (
-        "edgeagent/api/access.py",
+        "edgeagent/api/gate/access.py",
         'return base64.b64decode(encoded).split(b":", 1)',
         "2",
     ): "No token of ours has a colon, so it is a part of its own either way.",
     (
-        "edgeagent/api/access.py",
+        "edgeagent/api/gate/access.py",
         "if now_s - self._since_s > FAILURES_WINDOW_S:",
         "(now_s - self._since_s >= FAILURES_WINDOW_S)",
     ): "One instant of a clock.",
@@ -255,7 +255,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "(rank >= best_rank)",
     ): "Of several holders with the same rank either serves as well.",
     (
-        "edgeagent/api/security.py",
+        "edgeagent/api/gate/security.py",
         "super().__init__(error.message)",
         "pass",
     ): "The message would show in the traceback of a bug only; refusals are answered from `error`.",

@@ -22,7 +22,7 @@ class Target:
 
 
 _ACCESS = (
-    "tests/api/test_security.py",
+    "tests/api/gate/test_security.py",
     "tests/robust/test_A1_access_table.py",
     "tests/robust/test_A2_token_compare.py",
     "tests/test_defaults.py",
@@ -62,14 +62,14 @@ TARGETS = (
         "edgeagent/state_files.py", ("tests/test_credentials.py", "tests/remotes"), ("tests/robust/test_A6_files.py",)
     ),
     Target(
-        "edgeagent/api/access.py",
+        "edgeagent/api/gate/access.py",
         _ACCESS,
         (*_AT_THE_DOOR, *_REMOVED, "tests/daemon", "tests/robust/test_A4_bind.py"),
     ),
     Target(
-        "edgeagent/api/security.py",
+        "edgeagent/api/gate/security.py",
         _ACCESS,
-        (*_AT_THE_DOOR, "tests/api/test_app.py", "tests/api/test_refusal_log.py", *_REMOVED),
+        (*_AT_THE_DOOR, "tests/api/test_app.py", "tests/api/gate/test_refusal_log.py", *_REMOVED),
     ),
     Target(
         "edgeagent/engine/scheduler.py",

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeagent.api import ollama_pull
+from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.store import transfer
 from edgeagent.store.hub import Puller
 from tests.robust import asgi

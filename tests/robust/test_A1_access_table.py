@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api import access
-from edgeagent.api.access import NEEDS, PEER_KEY, Access, Asker, Listener, User, decide
 from edgeagent.api.app import create_app
+from edgeagent.api.gate import access
+from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access, Asker, Listener, User, decide
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import (
     CLIENTS_FILE,

@@ -12,9 +12,9 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from edgeagent.api import access
-from edgeagent.api.access import NEEDS, need_of
 from edgeagent.api.app import create_app
+from edgeagent.api.gate import access
+from edgeagent.api.gate.access import NEEDS, need_of
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import Scope
 from tests.backends.fake import FakeBackend

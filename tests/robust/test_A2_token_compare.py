@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent import credentials
-from edgeagent.api import access
-from edgeagent.api.access import FAILURES_WINDOW_S, MAX_FAILURES, Access
+from edgeagent.api.gate import access
+from edgeagent.api.gate.access import FAILURES_WINDOW_S, MAX_FAILURES, Access
 from edgeagent.credentials import Client, KeyRing, Scope, add_client, ensure_token
 from edgeagent.errors import EdgeAgentError, Overloaded, Unauthorized
 from tests.owner_key import OwnerKey

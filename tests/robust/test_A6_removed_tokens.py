@@ -15,7 +15,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from edgeagent.api import grants, pulls
+from edgeagent.api.gate import grants
+from edgeagent.api.ops import pulls
 from edgeagent.credentials import (
     CLIENTS_FILE,
     OWNER,

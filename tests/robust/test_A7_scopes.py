@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from edgeagent.api.access import NEEDS
+from edgeagent.api.gate.access import NEEDS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
 from tests.backends.fake import FakeBackend

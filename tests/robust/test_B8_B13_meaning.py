@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.fields import MAX_MESSAGES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOOLS
+from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOOLS
 from tests.robust.asgi import Caller, calling
 
 USER = {"role": "user", "content": "hi"}

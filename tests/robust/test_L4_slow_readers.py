@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from edgeagent import metrics
-from edgeagent.api import websocket as socket_shell
+from edgeagent.api.responses.socket import connection as socket_shell
 from edgeagent.daemon import transport
 from edgeagent.types import ChatPrompt, GenerateRequest, TextDelta
 from tests.api.serving import slow_socket

@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from edgeagent import errors
-from edgeagent.api.errors import SHAPES
+from edgeagent.api.wire.errors import SHAPES
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ModelStatus, WorkerState
@@ -83,5 +83,5 @@ async def test_too_many_connections() -> None:
 
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("edgeagent.api.probe.NOT_READY_CACHE_S", 0.0)
+    monkeypatch.setattr("edgeagent.api.ops.probe.NOT_READY_CACHE_S", 0.0)
     yield

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from edgeagent.api import ollama_pull
 from edgeagent.api.app import create_app
 from edgeagent.api.documents import openapi_document
+from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import ModelNotFound
 from edgeagent.types import WorkerState

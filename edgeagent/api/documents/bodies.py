@@ -6,8 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeagent.api import schemas, schemas_completions, schemas_embeddings, schemas_ollama, schemas_responses
-from edgeagent.api.fields import MAX_MESSAGES, MAX_TOOLS
+from edgeagent.api.ollama import body as schemas_ollama
+from edgeagent.api.openai import chat_body as schemas
+from edgeagent.api.openai import embeddings_body as schemas_embeddings
+from edgeagent.api.openai import text_body as schemas_completions
+from edgeagent.api.responses import body as schemas_responses
+from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_TOOLS
 
 
 class Part(BaseModel):

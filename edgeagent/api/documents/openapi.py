@@ -11,12 +11,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
-from edgeagent.api import cache_routes, schemas_embeddings, text_routes
-from edgeagent.api.access import NEEDS
 from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
-from edgeagent.api.documents.schemas import Components, Json
-from edgeagent.api.errors import SHAPES
+from edgeagent.api.documents.components import Components, Json
+from edgeagent.api.gate.access import NEEDS
+from edgeagent.api.llama_server import text_tools as text_routes
+from edgeagent.api.openai import embeddings_body as schemas_embeddings
+from edgeagent.api.ops import cache as cache_routes
+from edgeagent.api.wire.errors import SHAPES
 from edgeagent.credentials import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"

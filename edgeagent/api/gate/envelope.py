@@ -1,0 +1,68 @@
+"""The outermost ASGI middleware: names each request, counts its outcome, and answers exceptions that nothing caught."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgeagent import metrics
+from edgeagent.api.gate.access import template_of
+from edgeagent.api.wire.known_fields import SCOPE_KEY, FieldWarning, header
+from edgeagent.api.wire.request_id import begin_request
+
+logger = logging.getLogger(__name__)
+
+WEBSOCKET = "WS"
+"""The method under which WebSockets are counted."""
+OTHER = "other"
+METHODS = frozenset({"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", WEBSOCKET})
+
+Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Envelope:
+    """See the module. `answer_unhandled` writes the bare 500 of a request whose answer had not begun."""
+
+    def __init__(self, app: ASGIApp, answer_unhandled: Answer) -> None:
+        self._app = app
+        self._answer_unhandled = answer_unhandled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request_id = begin_request(scope["headers"])
+        warnings: list[FieldWarning] = []
+        scope = {**scope, SCOPE_KEY: warnings}
+        outcome = "disconnected"
+
+        async def send_named(message: Message) -> None:
+            nonlocal outcome
+            match message["type"]:
+                case "http.response.start" | "websocket.http.response.start":
+                    outcome = str(message["status"])
+                    own = [(b"x-request-id", request_id.encode()), *map(header, warnings)]
+                    message = {**message, "headers": [*message.get("headers", ()), *own]}
+                case "websocket.accept":
+                    outcome = "101"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            return  # there is no client left to answer
+        except Exception as error:
+            # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
+            places = {"places": "".join(traceback.format_tb(error.__traceback__))}
+            logger.error("%s %r failed: %s", request_id, scope["path"], type(error).__name__, extra=places)
+            if scope["type"] != "http" or outcome != "disconnected":
+                raise
+            await self._answer_unhandled(scope, receive, send_named)
+        finally:
+            method = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
+            method = method if method in METHODS else OTHER
+            metrics.requests_total.labels(template_of(scope["path"]) or OTHER, method, outcome).inc()

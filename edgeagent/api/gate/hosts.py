@@ -1,0 +1,100 @@
+"""Which values of the Host header are the daemon's own: a web page that rebinds its name to this machine has another.
+
+The name decides, since a page can bind its own names only. An address is the daemon's if the connection came in on it;
+that holds for every interface, also for one that came up after the start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+from contextlib import suppress
+
+from starlette.types import Scope
+
+from edgeagent.api.gate.access import is_unix
+from edgeagent.config import ServerConfig
+
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
+# A name, or an address in brackets, and a port without zeros before it.
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@,\s]+)(?::([1-9][0-9]{0,4}))?")
+
+
+class Hosts:
+    """The daemon's own hosts: loopback's, where it listens, and those that the owner allows."""
+
+    def __init__(self, server: ServerConfig) -> None:
+        self._names = set(_LOOPBACK_NAMES)
+        if server.host not in _WILDCARDS:
+            self._names.add(bracketed(server.host.lower()))
+        self._is_beyond_loopback = not server.is_loopback
+        if self._is_beyond_loopback:
+            self._names |= machine_names()
+            # It may ask the network, and may be slow.
+            self.full_name = threading.Thread(target=self._add_full_name, name="full-name", daemon=True)
+            self.full_name.start()
+        self._allowed = {bracketed(host.lower()) for host in server.allowed_hosts}
+
+    def is_own(self, host: str, scope: Scope) -> bool:
+        """Whether the value of a Host header is the daemon's own, for the connection that it came over."""
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name, port = match[1], match[2]
+        # A host that is allowed without a port is allowed with any: a proxy before the daemon has ports of its own.
+        if name in self._allowed or host.lower() in self._allowed:
+            return True
+        return self._is_port_own(port, scope) and (name in self._names or self._is_local_address(name, scope))
+
+    def _is_port_own(self, port: str | None, scope: Scope) -> bool:
+        server = scope.get("server")
+        own = server[1] if server else None
+        if port is None:
+            # Without a port the header means the scheme's own (RFC 9110, section 7.2); a Unix socket has none.
+            return is_unix(scope) or own == _DEFAULT_PORTS.get(scope["scheme"])
+        return own is not None and int(port) == own
+
+    def _is_local_address(self, name: str, scope: Scope) -> bool:
+        server = scope.get("server")
+        if not self._is_beyond_loopback or not server:
+            return False
+        asked, local = _address(name.strip("[]")), _address(server[0])
+        return asked is not None and asked == local
+
+    def _add_full_name(self) -> None:
+        with suppress(OSError, UnicodeError):
+            name = socket.getfqdn().lower()
+            # Some resolvers answer with an address, or with loopback's name for every machine.
+            if _HOST.fullmatch(name) and _address(name) is None and not name.startswith("localhost"):
+                self._names = {*self._names, name}
+
+
+def machine_names() -> set[str]:
+    """Return this machine's names, without asking the network: its host name, and the one that mDNS gives it."""
+    name = socket.gethostname().lower().rstrip(".")
+    if not _HOST.fullmatch(name) or name.startswith("localhost"):
+        return set()
+    short = name.partition(".")[0]
+    return {name, short, f"{short}.local"}
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands in a URL: a bare address of IPv6 in brackets."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.version == 6:
+            return f"[{address.compressed}]"
+    return host
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

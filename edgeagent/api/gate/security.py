@@ -1,0 +1,273 @@
+"""Who may talk to the daemon: decided on the ASGI scope alone, before a body is read or a WebSocket is upgraded.
+
+The rules, in order; each applies to every path but where it says otherwise:
+1. the request target is a path, and the headers are few and short;
+2. Host is one of the daemon's own names (a web page that rebinds its name to 127.0.0.1 has another Host; api/hosts);
+3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
+4. a preflight of an allow-listed page is answered here;
+5. the asker may use the path (api/access);
+6. a body is declared as JSON, which a page can do only after a preflight; if no browser sent it, also as nothing, or as
+   a form, as curl does by default. The Ollama API takes any type, since its programs send any, but not from a browser.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgeagent import metrics
+from edgeagent.api.gate.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_browser, template_of, values
+from edgeagent.api.gate.grants import GRANT, Grant, Grants
+from edgeagent.api.gate.hosts import Hosts
+from edgeagent.api.gate.refusal_log import RefusalLog
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
+from edgeagent.config import ServerConfig
+from edgeagent.credentials import NOTHING_SHOWN, OWNER, Client, Keys, Shown
+from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
+
+_ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
+# "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
+_ALLOW_HEADERS = b"authorization, *"
+_EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
+_NULL_ADVICE = "many pages have this origin, so it cannot be allowed; serve the page from an address of its own"
+# The types of programs that do not declare their body: none, or the one that `curl -d` adds by itself.
+_UNSAID_TYPES: tuple[list[bytes], ...] = ([], [b"application/x-www-form-urlencoded"])
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the rules found in an admitted request: its client, and the allow-listed page it came from, if any.
+
+    `shown` is the result of checking its keys.
+    """
+
+    client: Client = OWNER
+    shown: Shown = NOTHING_SHOWN
+    origin: bytes | None = None
+    is_preflight: bool = False
+
+
+class RefusalError(Exception):
+    """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why.
+
+    `subject` is what was refused, in words for the log; empty where the request's form alone was wrong.
+    """
+
+    def __init__(
+        self, error: EdgeAgentError, status: int | None = None, origin: bytes | None = None, subject: str = ""
+    ) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.origin = origin
+        self.subject = subject
+        self.status = http_status(error) if status is None else status
+
+
+class Policy:
+    """The access rules for one daemon."""
+
+    def __init__(self, server: ServerConfig, keys: Keys) -> None:
+        self._hosts = Hosts(server)
+        # Every sandboxed page and local file has the origin `null`: it identifies no page.
+        self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
+        self._access = Access(keys, is_token_required=server.is_token_needed)
+
+    async def admit(self, scope: Scope) -> Admission:
+        """Judge a request by its scope; raise RefusalError where a rule says no."""
+        _check_form(scope)
+        self._check_host(scope)
+        origin = self._check_page(scope)
+        if origin is not None and _is_preflight(scope):
+            return Admission(origin=origin, is_preflight=True)
+        verdict, asker = await self._access.judge(scope)
+        if not isinstance(verdict, Client):
+            raise RefusalError(verdict, origin=origin, subject=asker.described())
+        try:
+            _check_media_type(scope)
+        except RefusalError as refused:
+            refused.origin = origin
+            raise
+        return Admission(verdict, asker.shown, origin)
+
+    def is_allowed_origin(self, origin: bytes) -> bool:
+        """Whether a page of this Origin may use the daemon; `null` never may."""
+        return origin in self._origins
+
+    def _check_host(self, scope: Scope) -> None:
+        hosts = values(scope, b"host")
+        if len(hosts) != 1:
+            raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
+        host = hosts[0].decode("latin-1")
+        if not self._hosts.is_own(host, scope):
+            error = f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
+            raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
+
+    def _check_page(self, scope: Scope) -> bytes | None:
+        origins = values(scope, b"origin")
+        if len(origins) > 1 or (origins and not self.is_allowed_origin(origins[0])):
+            raise _foreign_page("Origin", origins[0])
+        for referer in values(scope, b"referer"):
+            if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
+                raise _foreign_page("Referer", referer)
+        # A page's <img> or <script> sends neither of the two; this header says that another site sent it.
+        for site in values(scope, b"sec-fetch-site"):
+            if not origins and site not in (b"same-origin", b"none"):
+                raise _foreign_page("Sec-Fetch-Site", site)
+        return origins[0] if origins else None
+
+
+def _foreign_page(header: str, value: bytes) -> RefusalError:
+    subject = f"the {header} {value[:128].decode('latin-1')!r}"
+    advice = _NULL_ADVICE if value == b"null" else "an owner can add it to server.allowed_origins"
+    return RefusalError(Forbidden(f"{subject} may not use this daemon; {advice}"), subject=subject)
+
+
+def _check_form(scope: Scope) -> None:
+    # An absolute-form target carries a second host, and servers disagree about which of the two counts.
+    raw_path = scope.get("raw_path") or b"/"
+    if not scope["path"].startswith("/") or not raw_path.startswith(b"/"):
+        raise RefusalError(InvalidRequest("the request target must be a path, such as /v1/models"))
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "OPTIONS"
+        and bool(values(scope, b"access-control-request-method"))
+    )
+
+
+def _check_media_type(scope: Scope) -> None:
+    if scope["type"] != "http" or not has_body(scope):
+        return
+    if template_of(scope["path"]) is None:
+        return  # it is answered with 404
+    types = [media_type.partition(b";")[0].strip().lower() for media_type in values(scope, b"content-type")]
+    is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
+    if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):
+        raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
+    if values(scope, b"content-encoding"):
+        raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether a request announces a body."""
+    lengths = values(scope, b"content-length")
+    return bool(values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
+
+
+class Security:
+    """The ASGI middleware that applies a Policy to every HTTP request and WebSocket handshake."""
+
+    def __init__(self, app: ASGIApp, policy: Policy, grants: Grants) -> None:
+        self._app = app
+        self._policy = policy
+        self._grants = grants
+        self._log = RefusalLog()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            admission = await self._policy.admit(scope)
+            scope = {**scope, CLIENT_KEY: admission.client.name}
+            if scope["type"] == "websocket":
+                scope, send = _hide_token(scope, send)
+        except RefusalError as refused:
+            metrics.refused_total.labels(refused.error.code).inc()
+            if refused.subject:
+                place = template_of(scope["path"]) or "no route of ours"
+                self._log.note(refused.error.code, refused.subject, place)
+            await _refuse(scope, send, refused)
+            return
+        if admission.is_preflight and admission.origin is not None:
+            await _answer_preflight(send, admission.origin)
+            return
+        # Set for every request, also to nothing: the server begins a connection's next one in the context of the last.
+        grant = self._grants.open(admission.shown)
+        GRANT.set(grant)
+        if grant is not None and scope["type"] == "http" and has_body(scope):
+            receive = _while_held(receive, grant)
+        await self._app(scope, receive, _with_cors(send, admission.origin))
+
+
+def _while_held(receive: Receive, grant: Grant) -> Receive:
+    """Judge the token again once the body is there: it may take minutes, and the token may end meanwhile."""
+
+    async def receive_held() -> Message:
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            grant.check()
+        return message
+
+    return receive_held
+
+
+def _hide_token(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """Take the token out of the offered subprotocols, and select another one: browsers insist on an answer."""
+    offered = list(scope.get("subprotocols") or ())
+    others = [name for name in offered if not name.startswith(TOKEN_SUBPROTOCOL)]
+    if len(others) == len(offered):
+        return scope, send
+    if not others:
+        raise RefusalError(
+            InvalidRequest(f"offer a second subprotocol beside {TOKEN_SUBPROTOCOL}<token>, e.g. realtime")
+        )
+
+    async def send_selected(message: Message) -> None:
+        if message["type"] == "websocket.accept" and not message.get("subprotocol"):
+            message = {**message, "subprotocol": others[0]}
+        await send(message)
+
+    return {**scope, "subprotocols": others}, send_selected
+
+
+def _cors_headers(origin: bytes) -> Headers:
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", _EXPOSE_HEADERS),
+        (b"vary", b"Origin"),
+    ]
+
+
+def _with_cors(send: Send, origin: bytes | None) -> Send:
+    if origin is None:
+        return send
+
+    async def send_with_cors(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_cors_headers(origin)]}
+        await send(message)
+
+    return send_with_cors
+
+
+async def _answer_preflight(send: Send, origin: bytes) -> None:
+    headers = [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-allow-methods", _ALLOW_METHODS),
+        (b"access-control-allow-headers", _ALLOW_HEADERS),
+        (b"access-control-max-age", b"600"),
+        (b"vary", b"Origin"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
+    """Answer with plain HTTP, a WebSocket too: a client must not take a refusal for a socket that opened and fell."""
+    body = json.dumps(refusal(scope["path"], error_body(refused.error))).encode()
+    headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refused.origin is not None:
+        headers += _cors_headers(refused.origin)
+    if scope["type"] == "http":
+        headers.append((b"connection", b"close"))
+    prefix = "http.response" if scope["type"] == "http" else "websocket.http.response"
+    await send({"type": f"{prefix}.start", "status": refused.status, "headers": headers})
+    await send({"type": f"{prefix}.body", "body": body})

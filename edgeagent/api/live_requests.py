@@ -1,0 +1,267 @@
+"""The requests that are running, of all clients: measured, logged without their content, drained at the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+
+from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
+from edgeagent.api.service import Service
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, ModelNotFound
+from edgeagent.metrics.meter import ABANDONED, Meter
+from edgeagent.router.modes import strictest
+from edgeagent.router.outside import Outside
+from edgeagent.types import (
+    Embed,
+    GenerateRequest,
+    ModelStatus,
+    RemoteStatus,
+    RouteMode,
+    Step,
+    TextAnswer,
+    TextQuery,
+    replace,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class LiveIds:
+    """The ids of live requests; `wait_empty` waits until there are none."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def ids(self) -> list[str]:
+        """Return the ids."""
+        return list(self._ids)
+
+    def add(self, request_id: str) -> None:
+        """Add a request."""
+        self._ids.add(request_id)
+        self._empty.clear()
+
+    def discard(self, request_id: str) -> None:
+        """Remove a request; an unknown id is ignored."""
+        self._ids.discard(request_id)
+        if not self._ids:
+            self._empty.set()
+
+    async def wait_empty(self, timeout_s: float) -> None:
+        """Wait until there is none, at most `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._ids:  # another may be added before this task runs
+                    await self._empty.wait()
+
+
+Trace = Callable[[GenerateRequest, Meter, str], None]
+"""Told of each generation's end: what was asked, what was measured, how it ended."""
+
+
+class LiveRequests:
+    """A Service that knows which of its requests are running, and takes no more once it drains.
+
+    `undelivered` are requests over sockets that were accepted and whose terminal event is not written yet: they may
+    wait for a place, for their response to be stored, and for a client that reads slowly.
+    """
+
+    def __init__(
+        self, service: Service, trace: Trace | None = None, is_on_disk: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """`is_on_disk` says whether a model lies on this machine, served or not; it reads files, in a thread."""
+        self._service = service
+        self._is_on_disk = is_on_disk
+        self._trace = trace
+        self._live = LiveIds()
+        self.undelivered = LiveIds()
+        self._is_draining = False
+        self._num_total = 0
+
+    @property
+    def num_live(self) -> int:
+        """How many requests are running or waiting."""
+        return len(self._live)
+
+    @property
+    def num_total(self) -> int:
+        """How many requests there have been."""
+        return self._num_total
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the daemon is stopping."""
+        return self._is_draining
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
+        self._refuse_if_draining()
+        request = _with_client(request)
+        self._live.add(request.id)
+        self._num_total += 1
+        meter, code = Meter(self._label(request.model)), ABANDONED
+        try:
+            with until_revoked(partial(self._service.cancel, request.id)):
+                async with aclosing(self._service.generate(request)) as steps:
+                    async for step in steps:
+                        meter.step(step)
+                        yield step
+        except ModelNotFound as error:
+            code = error.code
+            raise await self._advised(error, request.model) from None
+        except EdgeAgentError as error:
+            code = error.code
+            raise
+        except Exception:
+            code = InternalError.code
+            raise
+        finally:
+            self._live.discard(request.id)
+            self._settle(request, meter, code)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text. It does not count as a request: a stop that drains still answers it.
+
+        Embeddings take longer and count as requests: raise BackendUnavailable while draining.
+        """
+        if not isinstance(query, Embed):
+            return await self._ask(model, query)
+        self._refuse_if_draining()
+        self._num_total += 1
+        request_id = f"embed-{self._num_total}"
+        self._live.add(request_id)
+        try:
+            return await unless_revoked(self._ask(model, query))
+        finally:
+            self._live.discard(request_id)
+
+    async def _ask(self, model: str, query: TextQuery) -> TextAnswer:
+        try:
+            return await self._service.ask(model, query)
+        except ModelNotFound as error:
+            raise await self._advised(error, model) from None
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a live request politely; an unknown or finished id is ignored."""
+        self._service.cancel(request_id)
+
+    @property
+    def outside(self) -> Outside | None:
+        """The owner's remotes and the ledger; None where there can be none."""
+        return self._service.outside
+
+    def remotes(self) -> list[RemoteStatus]:
+        """Return how the remotes stand that requests may go to."""
+        return self._service.remotes()
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models that are served, loaded or not."""
+        return self._service.models()
+
+    def reload(self, model: str) -> None:
+        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        self._service.reload(model)
+
+    def default_model(self) -> str:
+        """Return the name of the model that serves a request which names none."""
+        return self._service.default_model()
+
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        return self._service.find_model(name)
+
+    async def served_model(self, name: str) -> str:
+        """Do as `find_model`; for a model that is only on disk the error says how to serve it."""
+        try:
+            return self.find_model(name)
+        except ModelNotFound as error:
+            raise await self._advised(error, name) from None
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from here on."""
+        self._is_draining = True
+
+    def cancel_all(self) -> None:
+        """Cancel every live request politely: each still ends in its one terminal event."""
+        for request_id in self._live.ids():
+            self._service.cancel(request_id)
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Wait until nothing runs, at most `timeout_s`."""
+        await self._live.wait_empty(timeout_s)
+
+    async def wait_delivered(self, timeout_s: float) -> None:
+        """Wait until the terminal events of all requests that have ended are written, at most `timeout_s`."""
+        for request_id in self._live.ids():
+            self.undelivered.discard(request_id)
+        await self.undelivered.wait_empty(timeout_s)
+
+    def _refuse_if_draining(self) -> None:
+        if self._is_draining:
+            raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
+
+    def _label(self, model: str) -> str:
+        """Return the name under which a model is measured: that of a served model, never a client's own text."""
+        try:
+            return self.find_model(model)
+        except EdgeAgentError:
+            return self._service.default_model()
+
+    async def _advised(self, error: ModelNotFound, name: str) -> ModelNotFound:
+        if not await asyncio.to_thread(self._is_on_disk, name):
+            return error
+        command = f"edgeagent serve {shlex.quote(name)}"
+        message = f"{error.message}. It is on this machine: stop this daemon and run `{command}` to serve it"
+        return ModelNotFound(message, param=error.param, served_by=error.served_by)
+
+    def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
+        end = meter.end(code)
+        logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
+        if self._trace is not None:
+            self._trace(request, meter, end)
+
+
+def _with_client(request: GenerateRequest) -> GenerateRequest:
+    """Return a request with its client's name, and the route that its token allows: all generations pass here.
+
+    A prompt that is only computed ahead stays here, since that fills this machine's cache.
+    """
+    grant = GRANT.get()
+    allowed = grant.client.route if grant is not None else None
+    here = RouteMode.LOCAL_ONLY if request.prefill_only else None
+    return replace(request, route=strictest(allowed, here, request.route), client=request.cache.partition)
+
+
+def _place(meter: Meter) -> tuple[str, str]:
+    """Return where a generation ended, else where it began, and why there; empty where it did neither."""
+    if meter.finished is not None:
+        return meter.finished.timings.route, meter.finished.timings.reason
+    placement = None if meter.started is None else meter.started.placement
+    return ("", "") if placement is None else (placement.served_by, placement.reason)
+
+
+def _measures(request: GenerateRequest, meter: Meter, end: str) -> dict[str, object]:
+    usage = meter.usage
+    served_by, reason = _place(meter)
+    first_ms = None if meter.first_s is None else round(1000.0 * (meter.first_s - meter.began_s), 1)
+    return {
+        "generation": request.id,
+        "model": meter.model,
+        "served_by": served_by,
+        "reason": reason,
+        "end": end,
+        "prompt_tokens": usage.num_prompt_tokens,
+        "cached_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_output_tokens,
+        "first_token_ms": first_ms,
+        "total_ms": round(1000.0 * (meter.ended_s - meter.began_s), 1),
+    }

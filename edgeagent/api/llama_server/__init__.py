@@ -1,0 +1,1 @@
+"""What llama-server's clients ask beside OpenAI's endpoints: properties, tokens, templates."""

@@ -1,0 +1,107 @@
+"""llama-server's text tools over HTTP: /tokenize, /detokenize and /apply-template. The model's worker does the work."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+from pydantic_core import to_json
+
+from edgeagent.api.context import context_of
+from edgeagent.api.openai.chat_body import read_chat
+from edgeagent.api.openai.text_body import read_tokens
+from edgeagent.api.wire.fields import Body, validate
+from edgeagent.api.wire.limits import read_body, read_json_object
+from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.errors import RequestTimeout
+from edgeagent.types import ChatPrompt, Detokenize, RenderPrompt, TextAnswer, TextQuery, Tokenize
+
+MAX_TEXT_CHARS = 1 << 20
+TIMEOUT_S = 60.0
+_MAX_TOKENS_A_STEP = 4096
+
+router = APIRouter()
+
+Model = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class TokenizeBody(Body):
+    """What to tokenize. add_special: with the beginning token; with_pieces: with each token's text."""
+
+    content: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    model: Model | None = None
+
+
+class DetokenizeBody(Body):
+    """Tokens to turn into text."""
+
+    tokens: list[Any]
+    model: Model | None = None
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """Return the tokens of a text; control tokens' texts are those tokens unless parse_special is false."""
+    body = validate(TokenizeBody, await read_json_object(request))
+    with_pieces = bool(body.with_pieces)
+    query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False, with_pieces)
+    answer = await _ask(request, body.model, query)
+    # A long text has a quarter of a million tokens: the loop does not wait for that.
+    json = await asyncio.to_thread(_tokens_json, answer, with_pieces=with_pieces)
+    return Response(json, media_type="application/json")
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> JSONResponse:
+    """Return the text of tokens, control tokens' too."""
+    body = validate(DetokenizeBody, await read_json_object(request))
+    answer = await _ask(request, body.model, Detokenize(read_tokens(body.tokens, "tokens")))
+    return JSONResponse({"content": answer.text})
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request) -> JSONResponse:
+    """Return the prompt that the model's chat template makes of a chat completion's body."""
+    service = context_of(request).service
+    read = partial(read_chat, completion_id="", default_model=service.default_model())
+    completion = (await read_body(request, read)).requests[0]
+    assert isinstance(completion.prompt, ChatPrompt)
+    answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
+    return JSONResponse({"prompt": answer.text})
+
+
+async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAnswer:
+    service = context_of(request).service
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await unless_disconnected(request.receive, service.ask(model or service.default_model(), query))
+    except TimeoutError:
+        raise RequestTimeout(f"no answer came within {TIMEOUT_S:g} s") from None
+
+
+def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
+    """Return the reply's body, made in steps between which other threads have their turns."""
+    steps: list[bytes] = []
+    for start in range(0, len(answer.tokens), _MAX_TOKENS_A_STEP):
+        step = slice(start, start + _MAX_TOKENS_A_STEP)
+        items: object = answer.tokens[step]
+        if with_pieces:
+            pairs = zip(answer.tokens[step], answer.pieces[step], strict=True)
+            items = [{"id": token, "piece": _piece(piece)} for token, piece in pairs]
+        steps.append(to_json(items)[1:-1])
+    return b'{"tokens":[' + b",".join(steps) + b"]}"
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """Return a token's text, or its bytes where it is a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

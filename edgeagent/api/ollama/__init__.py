@@ -1,0 +1,1 @@
+"""Ollama's protocol on the same port."""

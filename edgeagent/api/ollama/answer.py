@@ -1,0 +1,161 @@
+"""An answer in Ollama's shapes as it comes into being: the lines of a stream, or one body at the end.
+
+It knows neither sockets nor where the deltas come from.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgeagent.api.ollama.wire import rfc3339
+from edgeagent.api.openai.chat_answer import Answer, finish_reason, logprobs_body
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    Started,
+    Step,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The fields that a line, or the whole body, has for the answer."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: Sequence[Fields] = ()
+
+
+Shape = Callable[[Part], Fields]
+
+
+def chat_shape(part: Part) -> Fields:
+    """Return the fields in which /api/chat answers."""
+    message: Fields = {"role": "assistant", "content": part.text}
+    if part.thinking:
+        message["thinking"] = part.thinking
+    if part.calls:
+        message["tool_calls"] = list(part.calls)
+    return {"message": message}
+
+
+def generate_shape(part: Part) -> Fields:
+    """Return the fields in which /api/generate answers."""
+    return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
+
+
+class OllamaAnswer:
+    """One answer. `model` is the name the client used; the clock runs from here on."""
+
+    def __init__(self, request_id: str, model: str, shape: Shape) -> None:
+        self._answer = Answer(request_id, model, 1)
+        self._shape = shape
+        self._began_ns = time.monotonic_ns()
+        self._num_calls_sent = 0
+
+    def add(self, delta: Delta) -> None:
+        """Take a delta of an answer that will be one body."""
+        self._answer.add(0, delta)
+
+    def lines(self, delta: Delta) -> list[Fields]:
+        """Take a delta and return the lines it completes: a call comes whole, once something else follows it."""
+        if isinstance(delta, ToolCallDelta | Started):
+            self._answer.add(0, delta)
+            return []
+        calls = self._new_calls()
+        lines = [self._line(Part(calls=calls))] if calls else []
+        self._answer.add(0, delta)
+        match delta:
+            case TextDelta(text, logprobs):
+                lines.append(self._line(Part(text), logprobs))
+            case ReasoningDelta(text):
+                lines.append(self._line(Part(thinking=text)))
+            case Finished():
+                lines.append(self._last(Part()))
+        return lines
+
+    def delivered(self, step: Step) -> None:
+        """Note that a step has been handed to the client."""
+        self._answer.delivered(step)
+
+    def body(self) -> Fields:
+        """Return the whole answer; raise BackendUnavailable where it was cut short."""
+        choice = self._answer.choices[0]
+        part = Part("".join(choice.texts), "".join(choice.reasonings), self._calls())
+        return self._last(part, choice.logprobs)
+
+    def loaded(self, *, is_unload: bool) -> Fields:
+        """Return the answer to a request that only wants the model loaded, or unloaded, which it never is."""
+        fields = {**self._head(), **self._shape(Part()), "done": True, "done_reason": "load"}
+        if is_unload:
+            fields["edgeagent"] = {"note": "keep_alive 0 has no effect: this daemon keeps its model loaded"}
+        return fields
+
+    def _new_calls(self) -> list[Fields]:
+        calls = self._calls(self._num_calls_sent)
+        self._num_calls_sent = len(self._answer.choices[0].calls)
+        return calls
+
+    def _calls(self, first: int = 0) -> list[Fields]:
+        made = self._answer.choices[0].calls[first:]
+        calls = (_call(started, "".join(parts)) for started, parts in made)
+        return [call for call in calls if call is not None]
+
+    def _line(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
+        return {**self._head(), **self._shape(part), "done": False, **_logprobs(logprobs)}
+
+    def _last(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
+        choice = self._answer.choices[0]
+        finished = choice.finished
+        assert finished is not None, "a backend's steps end with Finished"
+        reason = finish_reason(finished)
+        usage, timings = finished.usage, finished.timings
+        return {
+            **self._head(),
+            **self._shape(part),
+            "done": True,
+            # Ollama has no word of its own for an answer that ends in calls.
+            "done_reason": "stop" if finished.reason is FinishReason.TOOL_CALLS else reason,
+            "total_duration": time.monotonic_ns() - self._began_ns,
+            "load_duration": _ns(timings.load_ms),
+            "prompt_eval_count": usage.num_prompt_tokens,
+            "prompt_eval_duration": _ns(timings.prefill_ms),
+            "eval_count": usage.num_output_tokens,
+            "eval_duration": _ns(timings.decode_ms),
+            "edgeagent": self._answer.measures(choice)["edgeagent"],
+            **_logprobs(logprobs),
+        }
+
+    def _head(self) -> Fields:
+        return {"model": self._answer.model, "created_at": rfc3339()}
+
+
+def _call(started: ToolCallStarted, arguments: str) -> Fields | None:
+    """Return a call; None for one that was cut short, since its arguments are an object or nothing."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": value}}
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob]) -> Fields:
+    return {"logprobs": logprobs_body(logprobs)["content"]} if logprobs else {}
+
+
+def _ns(milliseconds: float) -> int:
+    return round(milliseconds * 1e6)

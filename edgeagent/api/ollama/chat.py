@@ -1,0 +1,110 @@
+"""POST /api/chat and /api/generate: the steps of one generation as lines of a stream, or as one body at the end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.gate.access import client_of
+from edgeagent.api.ollama.answer import OllamaAnswer, Shape, chat_shape, generate_shape
+from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
+from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.wire.first_step import begun
+from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.errors import NotSupported
+from edgeagent.types import CachePolicy, GenerateRequest, ModelStatus, Step, TextPrompt, WorkerState
+
+router = APIRouter(route_class=OllamaRoute)
+
+Fields = dict[str, Any]
+Steps = AsyncGenerator[Step, None]
+
+
+@router.post("/api/chat")
+async def chat(request: Request) -> Response:
+    """Answer a conversation, streamed unless told otherwise; the client's leaving cancels it."""
+    return await _answer(request, read_chat, KNOWN_CHAT, chat_shape)
+
+
+@router.post("/api/generate")
+async def generate(request: Request) -> Response:
+    """Answer a prompt, streamed unless told otherwise; the client's leaving cancels it."""
+    return await _answer(request, read_generate, KNOWN_GENERATE, generate_shape)
+
+
+async def _answer(request: Request, read: Callable[..., Asked], known: KnownFields, shape: Shape) -> Response:
+    context = context_of(request)
+    request_id = f"ollama-{secrets.token_hex(12)}"
+    served = partial(known_name, context.service)
+    reading = partial(read, request_id=request_id, served=served, partition=client_of(request))
+    asked = await read_body(request, reading, known)
+    await context.service.served_model(asked.served_model)
+    answer = OllamaAnswer(request_id, asked.model, shape)
+    if asked.request is None:
+        if not asked.is_unload:
+            await unless_disconnected(request.receive, load(context, asked.served_model, request_id))
+        return JSONResponse(answer.loaded(is_unload=asked.is_unload))
+    if asked.is_thinking:
+        _check_thinking(_status(context, asked.served_model), asked.model)
+    placement = PlacementHeaders()
+    steps = placement.noting(context.service.generate(asked.request))
+    response: Response
+    if asked.is_streamed:
+        steps = await unless_disconnected(request.receive, begun(steps))
+        response = LineStream(guarded(_lines(steps, answer), request_id))
+    else:
+        response = JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+    placement.put(response)
+    return response
+
+
+async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a stream, those of a step together."""
+    async with aclosing(steps):
+        async for step in steps:
+            written = b"".join(line(each) for delta in step.deltas for each in answer.lines(delta))
+            if written:
+                yield written
+            answer.delivered(step)
+
+
+async def _collect(steps: Steps, answer: OllamaAnswer) -> Fields:
+    async with aclosing(steps):
+        async for step in steps:
+            for delta in step.deltas:
+                answer.add(delta)
+            answer.delivered(step)
+    return answer.body()
+
+
+async def load(context: Context, model: str, request_id: str) -> None:
+    """Return once the model is loaded; raise what keeps it from that."""
+    status = _status(context, model)
+    if status is not None and status.state is WorkerState.READY:
+        return
+    request = GenerateRequest(
+        request_id, model, TextPrompt("Hello"), prefill_only=True, cache=CachePolicy(read=False, write=False)
+    )
+    async with aclosing(context.service.generate(request)) as steps:
+        async for _ in steps:
+            pass
+
+
+def _status(context: Context, model: str) -> ModelStatus | None:
+    return next((status for status in context.service.models() if status.name == model), None)
+
+
+def _check_thinking(status: ModelStatus | None, name: str) -> None:
+    if status is not None and status.info is not None and not status.info.supports_reasoning:
+        raise NotSupported(f'"{name}" does not support thinking', param="think")

@@ -1,0 +1,61 @@
+"""POST /api/embed and its older form /api/embeddings: texts' vectors in Ollama's shapes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from edgeagent.api.context import context_of
+from edgeagent.api.ollama.chat import load
+from edgeagent.api.ollama.wire import OllamaRoute, known_name
+from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
+from edgeagent.api.openai.embeddings_body import (
+    KNOWN_OLLAMA,
+    KNOWN_OLLAMA_OLDER,
+    read_ollama_embed,
+    read_ollama_embeddings,
+)
+from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.sse import unless_disconnected
+
+router = APIRouter(route_class=OllamaRoute)
+
+
+@router.post("/api/embed")
+async def create(request: Request) -> Response:
+    """Return a vector for each text, with durations in nanoseconds; the client's leaving cancels it.
+
+    Without a text the model is only loaded.
+    """
+    began_ns = time.monotonic_ns()
+    context = context_of(request)
+    body, query = await read_body(request, read_ollama_embed, KNOWN_OLLAMA)
+    model = known_name(context.service, body.model)
+    await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
+    loaded_ns = time.monotonic_ns()
+    embeddings = await unless_disconnected(request.receive, embed(context.service, model, query)) if query else ()
+    vectors = await vectors_json(embeddings)
+    fields = {
+        "model": body.model,
+        "total_duration": time.monotonic_ns() - began_ns,
+        "load_duration": loaded_ns - began_ns,
+        "prompt_eval_count": sum(embedding.num_tokens for embedding in embeddings),
+    }
+    return json_response(fields, b'"embeddings":[%s]' % b",".join(vectors))
+
+
+@router.post("/api/embeddings")
+async def create_one(request: Request) -> Response:
+    """Return one text's vector, an empty one where there is no text; the client's leaving cancels it."""
+    context = context_of(request)
+    body, query = await read_body(request, read_ollama_embeddings, KNOWN_OLLAMA_OLDER)
+    model = known_name(context.service, body.model)
+    if query is None:
+        await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
+        return Response(b'{"embedding":[]}', media_type="application/json")
+    embeddings = await unless_disconnected(request.receive, embed(context.service, model, query))
+    [vector] = await vectors_json(embeddings)
+    return Response(b'{"embedding":%s}' % vector, media_type="application/json")

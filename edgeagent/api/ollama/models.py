@@ -1,0 +1,251 @@
+"""Which models there are, in Ollama's words: /api/tags, /api/ps, /api/show.
+
+A model is listed when it is served, or lies on disk; only those that are served can be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
+from edgeagent.api.wire.limits import read_json_object
+from edgeagent.config import Config
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
+from edgeagent.store.cache import named_sha256
+from edgeagent.store.gguf import GgufHeader
+from edgeagent.store.resolve import Library, current_header
+from edgeagent.types import ModelInfo, ModelStatus, WorkerState
+
+router = APIRouter(route_class=OllamaRoute)
+
+# A model stays loaded until the daemon ends; clients want a date.
+_NEVER = timedelta(days=36_500)
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model as far as it is known: from its file (`header`), and once it is loaded (`info`)."""
+
+    name: str
+    path: Path | None = None
+    size_bytes: int = 0
+    header: GgufHeader | None = None
+    info: ModelInfo | None = None
+    is_loaded: bool = False
+
+
+@router.api_route("/api/tags", methods=["GET", "HEAD"])
+async def tags(request: Request) -> JSONResponse:
+    """List every model that is served or on disk."""
+    models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
+    entries = [
+        _entry(model) | {"modified_at": _modified_at(model), "capabilities": _capabilities(model.info)}
+        for model in models
+    ]
+    return JSONResponse({"models": entries})
+
+
+@router.get("/api/ps")
+async def ps(request: Request) -> JSONResponse:
+    """List the models that are loaded."""
+    models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
+    expires_at = rfc3339(datetime.now(UTC) + _NEVER)
+    loaded = [
+        {
+            **_entry(model),
+            "expires_at": expires_at,
+            "size_vram": _vram_bytes(model.info),
+            "context_length": model.info.context_length if model.info else 0,
+        }
+        for model in models
+        if model.is_loaded
+    ]
+    return JSONResponse({"models": loaded})
+
+
+@router.post("/api/show")
+async def show(request: Request) -> JSONResponse:
+    """Describe one model."""
+    context = context_of(request)
+    name = asked_model(await read_json_object(request))
+    models = await asyncio.to_thread(_list, context.config, context.service.models())
+    model = _find(models, name, context)
+    info = model.info
+    body = {
+        "modelfile": f"FROM {tagged(model.name)}\n",
+        "parameters": "\n".join(f"{key} {value:g}" for key, value in _parameters(info)) if info else "",
+        # The chat template is the file's own, not one in Ollama's language; clients look here for .Suffix only.
+        "template": "{{ .Prompt }}{{ .Suffix }}" if info and info.supports_infill else "{{ .Prompt }}",
+        "license": "",
+        "details": _details(model),
+        "model_info": _model_info(model),
+        "capabilities": _capabilities(info),
+        "modified_at": _modified_at(model),
+    }
+    return JSONResponse(body)
+
+
+def asked_model(fields: Fields) -> str:
+    """Return the model that a body names, in today's field or the one before it; raise InvalidRequest."""
+    name = fields.get("model") or fields.get("name")
+    if not isinstance(name, str) or len(name) > 512:
+        raise InvalidRequest("model is required, a string of 1 to 512 characters", param="model")
+    return name
+
+
+def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:
+    """Read which models there are; those that are served come first, and once. Reads files: call it in a thread."""
+    on_disk = {
+        model.name: ListedModel(model.name, model.paths[0], model.size_bytes, model.header)
+        for model in Library(config.store, config.state_dir).models()
+    }
+    models: list[ListedModel] = []
+    for status in served:
+        known = on_disk.pop(status.name, None)
+        models.append(_served(status, known))
+    paths = {model.path.resolve() for model in models if model.path is not None}
+    return models + [model for model in on_disk.values() if model.path is None or model.path.resolve() not in paths]
+
+
+def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
+    info, header = status.info, known.header if known else None
+    path = Path(info.path) if info is not None else known.path if known else None
+    if header is None and path is not None:
+        with suppress(EdgeAgentError):
+            header = current_header(path)
+    size_bytes = known.size_bytes if known else info.size_bytes if info else 0
+    return ListedModel(status.name, path, size_bytes, header, info, status.state is WorkerState.READY)
+
+
+def _find(models: Sequence[ListedModel], name: str, context: Context) -> ListedModel:
+    found = {model.name: model for model in models}
+    # It may be served under another name than the client's, or not at all.
+    for known in (known_name(context.service, name), name):
+        if known in found:
+            return found[known]
+    raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
+
+
+def _entry(model: ListedModel) -> Fields:
+    name = tagged(model.name)
+    digest = _digest(model)
+    return {"name": name, "model": name, "size": model.size_bytes, "digest": digest, "details": _details(model)}
+
+
+def _details(model: ListedModel) -> Fields:
+    header, info = model.header, model.info
+    family = header.architecture if header else info.architecture if info else ""
+    num_params = header.num_params if header else info.num_params if info else 0
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _rounded(num_params),
+        "quantization_level": header.quant if header else "",
+    }
+
+
+def _rounded(count: int) -> str:
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= unit:
+            return f"{count / unit:.1f}{letter}"
+    return str(count)
+
+
+def _digest(model: ListedModel) -> str:
+    """Return a digest that changes with the model: its content's sha256 if the cache has it, else its stamp's."""
+    if model.path is None:
+        return ""
+    with suppress(OSError):
+        promised = named_sha256(model.path)
+        if promised is not None:
+            return promised
+        stamp = model.path.stat()
+        return hashlib.sha256(f"{model.name}\n{stamp.st_size}\n{stamp.st_mtime_ns}".encode()).hexdigest()
+    return ""
+
+
+def _modified_at(model: ListedModel) -> str:
+    if model.path is not None:
+        with suppress(OSError):
+            return rfc3339(datetime.fromtimestamp(model.path.stat().st_mtime, UTC))
+    return rfc3339(datetime.fromtimestamp(0, UTC))
+
+
+def _vram_bytes(info: ModelInfo | None) -> int:
+    """Return about how much of a model's weights is on GPUs: its share of the layers."""
+    if info is None or info.num_layers <= 0:
+        return 0
+    return round(info.size_bytes * min(1.0, info.num_gpu_layers / info.num_layers))
+
+
+def _parameters(info: ModelInfo) -> Iterator[tuple[str, float]]:
+    yield "num_ctx", info.context_length
+    sampling = info.sampling
+    for name in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repeat_penalty",
+        "repeat_last_n",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
+        value = getattr(sampling, name)
+        if value is not None:
+            yield name, value
+
+
+def _capabilities(info: ModelInfo | None) -> list[str]:
+    capabilities = ["completion"]
+    if info is not None and info.supports_tools:
+        capabilities.append("tools")
+    if info is not None and info.supports_infill:
+        capabilities.append("insert")
+    if info is not None and info.supports_reasoning:
+        capabilities.append("thinking")
+    if info is not None and info.embedding_length:
+        capabilities.append("embedding")
+    return capabilities
+
+
+def _model_info(model: ListedModel) -> Fields:
+    """Return the file's metadata under its own keys, and facts known since it was loaded."""
+    fields: Fields = {}
+    header, info = model.header, model.info
+    if info is not None:
+        fields |= {
+            "general.architecture": info.architecture,
+            "general.parameter_count": info.num_params,
+            f"{info.architecture}.context_length": info.context_length_trained,
+            f"{info.architecture}.block_count": info.num_layers,
+            f"{info.architecture}.vocab_size": info.num_vocab,
+            f"{info.architecture}.embedding_length": info.embedding_length or None,
+        }
+    if header is not None:
+        fields |= {
+            "general.architecture": header.architecture,
+            "general.name": header.name,
+            "general.parameter_count": header.num_params,
+            f"{header.architecture}.context_length": header.context_length,
+            f"{header.architecture}.block_count": header.num_layers,
+            f"{header.architecture}.vocab_size": header.num_vocab,
+            "tokenizer.ggml.model": header.tokenizer,
+            "tokenizer.ggml.pre": header.pre_tokenizer,
+        }
+    return {key: value for key, value in fields.items() if value not in (None, "")}

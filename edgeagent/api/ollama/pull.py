@@ -1,0 +1,82 @@
+"""POST /api/pull: a model brought to this machine, its progress as lines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.ollama.models import asked_model
+from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line, untagged
+from edgeagent.api.wire.limits import read_json_object
+from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.errors import InvalidRequest
+from edgeagent.store.hub import Puller
+from edgeagent.store.progress import OnProgress, Progress
+
+router = APIRouter(route_class=OllamaRoute)
+
+Fields = dict[str, Any]
+
+
+@router.post("/api/pull")
+async def pull(request: Request) -> Response:
+    """Download a model, or find that it is here; the client's leaving cancels it, and the next pull goes on."""
+    context = context_of(request)
+    fields = await read_json_object(request)
+    stream = fields.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest(f"stream must be true or false, not {stream!r:.80}", param="stream")
+    lines = _lines(context, asked_model(fields))
+    if stream is not False:
+        return LineStream(guarded(_encoded(lines), "pull"))
+    await unless_disconnected(request.receive, _exhaust(lines))
+    return JSONResponse({"status": "success"})
+
+
+async def _encoded(lines: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(lines):
+        async for each in lines:
+            yield line(each)
+
+
+async def _exhaust(lines: AsyncGenerator[Fields, None]) -> None:
+    async with aclosing(lines):
+        async for _ in lines:
+            pass
+
+
+async def _lines(context: Context, name: str) -> AsyncGenerator[Fields, None]:
+    yield {"status": "pulling manifest"}
+    if not _is_served(context, name):
+
+        def run(on_progress: OnProgress) -> None:
+            Puller(context.config.store, context.config.state_dir).pull(untagged(name), on_progress)
+
+        async with aclosing(context.pulls.run(run)) as steps:
+            async for progress in steps:
+                yield _line(progress)
+    yield {"status": "success"}
+
+
+def _is_served(context: Context, name: str) -> bool:
+    return known_name(context.service, name) in {status.name for status in context.service.models()}
+
+
+def _line(progress: Progress) -> Fields:
+    match progress.stage:
+        case "waiting":
+            return {"status": "waiting for another download of the same file"}
+        case "verifying":
+            return {"status": "verifying sha256 digest"}
+    return {
+        "status": f"pulling {progress.sha256[:12]}",
+        "digest": f"sha256:{progress.sha256}",
+        "total": progress.total_bytes,
+        "completed": progress.done_bytes,
+    }

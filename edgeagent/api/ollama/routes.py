@@ -1,0 +1,48 @@
+"""The Ollama API beside OpenAI's on one port, so that its clients need another address and nothing else.
+
+The routes of chat, embeddings, models and pull are in modules of their own; here are the rest: the greeting, the
+version, and routes that are refused.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from edgeagent import __version__
+from edgeagent.api.ollama import chat as ollama_chat
+from edgeagent.api.ollama import embed as ollama_embed
+from edgeagent.api.ollama import models as ollama_models
+from edgeagent.api.ollama import pull as ollama_pull
+
+# Clients tell by Ollama's version what a server can: this one is the first with all that is served here.
+API_VERSION = "0.12.11"
+
+router = APIRouter()
+for module in (ollama_chat, ollama_embed, ollama_models, ollama_pull):
+    router.include_router(module.router)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def greet() -> PlainTextResponse:
+    """Return the greeting that clients look for first."""
+    return PlainTextResponse("Ollama is running")
+
+
+@router.api_route("/api/version", methods=["GET", "HEAD"])
+async def version() -> JSONResponse:
+    """Return the version of Ollama whose API this is, and edgeagent's own."""
+    return JSONResponse({"version": API_VERSION, "edgeagent": __version__})
+
+
+@router.post("/api/create")
+@router.post("/api/copy")
+@router.post("/api/push")
+@router.delete("/api/delete")
+@router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"])
+async def change() -> JSONResponse:
+    """Refuse: the owner makes and removes models by other means."""
+    text = "edgeagent does not make, copy, push or delete models; see /api/pull, and the Hugging Face cache"
+    return JSONResponse({"error": text}, status_code=HTTPStatus.NOT_IMPLEMENTED)

@@ -1,0 +1,1 @@
+"""OpenAI's older endpoints: chat completions, completions, embeddings, models."""

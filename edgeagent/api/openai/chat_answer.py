@@ -1,0 +1,249 @@
+"""A chat completion as it comes into being: the deltas of its choices as one body, or as the chunks of a stream.
+
+It knows OpenAI's shapes, and neither sockets nor where the deltas come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.api.wire.llama_fields import Delivery
+from edgeagent.api.wire.logprobs import token_logprobs
+from edgeagent.api.wire.progress import SoFar
+from edgeagent.api.wire.usage import chat_usage, edgeagent_body, placement_body, timings_body
+from edgeagent.errors import BackendUnavailable
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    Interrupted,
+    PromptProgress,
+    PromptText,
+    ReasoningDelta,
+    Started,
+    Step,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+
+Fields = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One generation's answer so far."""
+
+    texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    calls: list[tuple[ToolCallStarted, list[str]]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def message(self, *, has_functions: bool) -> Fields:
+        """Return the assistant's message."""
+        text = "".join(self.texts)
+        message: Fields = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
+        if self.reasonings:
+            message["reasoning_content"] = "".join(self.reasonings)
+        if self.calls and has_functions:
+            started, parts = self.calls[0]
+            message["function_call"] = {"name": started.name, "arguments": "".join(parts)}
+        elif self.calls:
+            message["tool_calls"] = [_call(started, "".join(parts)) for started, parts in self.calls]
+        return message
+
+
+class Answer:
+    """A completion so far: its choices, and how long steps took from the engine to the client.
+
+    `has_functions`: calls are written in the older form, as functions.
+    """
+
+    def __init__(self, completion_id: str, model: str, num_choices: int, *, has_functions: bool = False) -> None:
+        self.id = completion_id
+        self.has_functions = has_functions
+        self.model = model
+        self.created = int(time.time())
+        self.choices = [Choice() for _ in range(num_choices)]
+        self._delivery_time = DeliveryTime()
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Take a delta of one choice."""
+        choice = self.choices[index]
+        match delta:
+            case TextDelta(text, logprobs):
+                choice.texts.append(text)
+                choice.logprobs.extend(logprobs)
+            case ReasoningDelta(text):
+                choice.reasonings.append(text)
+            case ToolCallStarted():
+                choice.calls.append((delta, []))
+            case ToolCallDelta(_, arguments):
+                choice.calls[-1][1].append(arguments)
+            case Finished():
+                choice.finished = delta
+            case Started() | PromptProgress() | PromptText() | Interrupted():
+                pass
+
+    def take(self, index: int, step: Step) -> None:
+        """Take a step of one choice."""
+        for delta in step.deltas:
+            self.add(index, delta)
+
+    def delivered(self, step: Step) -> None:
+        """Note that a step has been handed to the client."""
+        self._delivery_time.add(step.at_s)
+
+    def body(self) -> Fields:
+        """Return the whole completion; raise BackendUnavailable where it was cut short."""
+        choices: list[Fields] = [
+            {
+                "index": index,
+                "message": choice.message(has_functions=self.has_functions),
+                "finish_reason": self.reason(_finished(choice)),
+                "logprobs": logprobs_body(choice.logprobs) if choice.logprobs else None,
+            }
+            for index, choice in enumerate(self.choices)
+        ]
+        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
+        return {**head, "choices": choices, "usage": self.usage(), **self.measures(self.choices[0])}
+
+    def reason(self, finished: Finished) -> str:
+        """Return a choice's finish_reason; raise BackendUnavailable where it was cut short."""
+        is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
+        return "function_call" if is_function else finish_reason(finished)
+
+    def usage(self) -> Fields:
+        """Return the token counts of all choices together; their one prompt counts once."""
+        usages = [_finished(choice).usage for choice in self.choices]
+        return chat_usage(
+            Usage(
+                num_prompt_tokens=usages[0].num_prompt_tokens,
+                num_cached_tokens=usages[0].num_cached_tokens,
+                num_output_tokens=sum(usage.num_output_tokens for usage in usages),
+                num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages),
+            )
+        )
+
+    def measures(self, choice: Choice) -> Fields:
+        """Return llama-server's `timings` and our own object for one choice."""
+        finished = _finished(choice)
+        return {
+            "timings": timings_body(finished.usage, finished.timings),
+            "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
+        }
+
+
+class Chunks:
+    """The chunks of a streamed completion.
+
+    Clients concatenate what is repeated and read only the first call of a chunk, so a role, a call's id and its name
+    come once, one call to a chunk, and the chunk with the finish reason has an empty delta. A choice's first chunk
+    comes with its first delta, since the kind of that decides `content`: "" before text, and null before anything else,
+    as OpenAI has it, or clients would show an empty text beside a call.
+    """
+
+    def __init__(self, answer: Answer, delivery: Delivery) -> None:
+        self._answer = answer
+        self._is_usage_streamed = delivery.is_usage_streamed
+        self._has_timings = delivery.has_timings
+        self._so_far = [SoFar() for _ in answer.choices]
+        self._is_open = [False for _ in answer.choices]
+        self._head: Fields = {
+            "id": answer.id,
+            "object": "chat.completion.chunk",
+            "created": answer.created,
+            "model": answer.model,
+        }
+        self._tail: Fields = {"usage": None} if delivery.is_usage_streamed else {}
+
+    def of(self, index: int, step: Step) -> list[Fields]:
+        """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
+        self._so_far[index].note(step)
+        chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
+        if chunks and not self._is_open[index]:
+            self._is_open[index] = True
+            first = next(delta for delta in step.deltas if not isinstance(delta, Started | PromptText))
+            content = "" if isinstance(first, TextDelta | Finished) else None
+            opening = self._chunk(index, {"role": "assistant", "content": content})
+            place = self._so_far[index].placement
+            chunks.insert(0, opening if place is None else {**opening, "edgeagent": placement_body(place)})
+        if self._has_timings:
+            timings = self._so_far[index].timings()
+            return [{"timings": timings, **chunk} for chunk in chunks]
+        return chunks
+
+    def _chunks(self, index: int, delta: Delta) -> list[Fields]:
+        match delta:
+            case TextDelta(text, logprobs):
+                return [self._chunk(index, {"content": text}, logprobs=logprobs)]
+            case ReasoningDelta(text):
+                return [self._chunk(index, {"reasoning_content": text})]
+            case ToolCallStarted(position) | ToolCallDelta(position) if self._answer.has_functions:
+                return [self._chunk(index, {"function_call": _function(delta)})] if position == 0 else []
+            case ToolCallStarted():
+                return [self._chunk(index, {"tool_calls": [{"index": delta.index, **_call(delta, "")}]})]
+            case ToolCallDelta(position, arguments):
+                part = {"index": position, "function": {"arguments": arguments}}
+                return [self._chunk(index, {"tool_calls": [part]})]
+            case Finished():
+                choice = self._answer.choices[index]
+                choice.finished = delta
+                measures = {} if self._is_usage_streamed else self._answer.measures(choice)
+                return [{**self._chunk(index, {}, self._answer.reason(delta)), **measures}]
+            case PromptProgress():
+                return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
+            case Started() | PromptText() | Interrupted():
+                return []
+
+    def closing(self) -> list[Fields]:
+        """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
+        if not self._is_usage_streamed:
+            return []
+        measures = self._answer.measures(self._answer.choices[0])
+        return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
+
+    def _chunk(
+        self, index: int, delta: Fields, reason: str | None = None, *, logprobs: Sequence[TokenLogprob] = ()
+    ) -> Fields:
+        choice: Fields = {"index": index, "delta": delta, "finish_reason": reason}
+        if logprobs:
+            choice["logprobs"] = logprobs_body(logprobs)
+        return {**self._head, "choices": [choice], **self._tail}
+
+
+def _finished(choice: Choice) -> Finished:
+    assert choice.finished is not None, "a backend's steps end with Finished"
+    return choice.finished
+
+
+def finish_reason(finished: Finished) -> str:
+    """Return OpenAI's finish_reason, which has no word for an answer cut short: that one is an error."""
+    if finished.reason is FinishReason.CANCELLED:
+        raise BackendUnavailable(
+            "the answer was cut short: the daemon is stopping, or the request was cancelled",
+            num_delivered_tokens=finished.usage.num_output_tokens,
+        )
+    return finished.reason.value
+
+
+def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Fields:
+    """Return a choice's `logprobs`."""
+    return {"content": token_logprobs(logprobs), "refusal": None}
+
+
+def _call(call: ToolCallStarted, arguments: str) -> Fields:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _function(delta: ToolCallStarted | ToolCallDelta) -> Fields:
+    if isinstance(delta, ToolCallStarted):
+        return {"name": delta.name, "arguments": ""}
+    return {"arguments": delta.arguments}

@@ -1,0 +1,183 @@
+"""One or more generations as one answer: run side by side, then collected into a body or written as a stream.
+
+It does not know what the body or the chunks look like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from edgeagent.api.service import Service
+from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.first_step import begun
+from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
+
+MAX_AT_ONCE = 8
+# Those of a long prompt take tens of milliseconds to write, with their rivals.
+_MAX_INLINE_LOGPROBS = 256
+
+Fields = dict[str, Any]
+Steps = AsyncGenerator[tuple[int, Step], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """Collects the steps of all choices into an answer."""
+
+    id: str
+
+    def take(self, index: int, step: Step) -> None:
+        """Take a step of one choice."""
+        ...
+
+    def delivered(self, step: Step) -> None:
+        """Note that a step has been handed to the client."""
+        ...
+
+    def body(self) -> Fields:
+        """Return the whole answer."""
+        ...
+
+
+class Chunks(Protocol):
+    """An answer as the chunks of a stream."""
+
+    def of(self, index: int, step: Step) -> list[Fields]:
+        """Return the chunks of one choice's step."""
+        ...
+
+    def closing(self) -> list[Fields]:
+        """Return the last chunks."""
+        ...
+
+
+async def run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
+    """Yield the steps of all requests as they come, each with its request's index; MAX_AT_ONCE run at a time."""
+    if len(requests) == 1:
+        async with aclosing(service.generate(requests[0])) as steps:
+            async for step in steps:
+                yield 0, step
+        return
+    generators: list[AsyncGenerator[Step, None]] = []
+    waiting: dict[asyncio.Future[Step], int] = {}
+    done: set[asyncio.Future[Step]] = set()
+    try:
+        while waiting or len(generators) < len(requests):
+            while len(generators) < len(requests) and len(waiting) < MAX_AT_ONCE:
+                generators.append(service.generate(requests[len(generators)]))
+                waiting[asyncio.ensure_future(anext(generators[-1]))] = len(generators) - 1
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                try:
+                    step = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(generators[index]))] = index
+                yield index, step
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, *done, return_exceptions=True)
+        for generator in generators:
+            await generator.aclose()
+
+
+async def respond(
+    request: Request,
+    steps: Steps,
+    answer: Answer,
+    chunks: Chunks | None,
+    ping_interval_s: float | None,
+    *,
+    prompt_param: str,
+    format_param: str,
+) -> Response:
+    """Answer as a stream of `chunks`, None: whole. The client's leaving ends the steps.
+
+    ping_interval_s None: as often as by default. `prompt_param` and `format_param` are the route's names of the prompt
+    and the output's format; the worker's errors call them `input` and `text.format`, as the Responses API does.
+    """
+    names = {"input": prompt_param, "text.format": format_param}
+
+    def reworded(error: EdgeAgentError) -> EdgeAgentError:
+        error.param = names.get(error.param or "", error.param)
+        return error
+
+    placement = PlacementHeaders()
+    steps = placement.noting(steps)
+    try:
+        response: Response
+        if chunks is None:
+            body = await unless_disconnected(request.receive, _collect(steps, answer))
+            response = Response(body, media_type="application/json")
+        else:
+            steps = await unless_disconnected(request.receive, begun(steps))
+            written = _events(steps, answer, chunks, reworded)
+            response = EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
+        placement.put(response)
+        return response
+    except EdgeAgentError as error:
+        raise reworded(error) from None
+
+
+async def _collect(steps: Steps, answer: Answer) -> bytes:
+    """Return the body of the whole answer."""
+    num_logprobs = 0
+    async with aclosing(steps):
+        async for index, step in steps:
+            answer.take(index, step)
+            answer.delivered(step)
+            num_logprobs += _num_logprobs(step)
+    return await _made(num_logprobs, lambda: bytes(JSONResponse(answer.body()).body))
+
+
+def _num_logprobs(step: Step) -> int:
+    return sum(len(delta.logprobs) for delta in step.deltas if isinstance(delta, TextDelta | PromptText))
+
+
+async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
+    """Run `make` inline for few tokens' log probabilities, otherwise in a thread so that streams are not blocked."""
+    return make() if num_logprobs <= _MAX_INLINE_LOGPROBS else await asyncio.to_thread(make)
+
+
+async def _events(
+    steps: Steps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
+    try:
+        async with aclosing(steps):
+            async for index, step in steps:
+                write = partial(_write, chunks, index, step)
+                written = await _made(_num_logprobs(step), write)
+                if written:
+                    yield written
+                answer.delivered(step)
+        yield b"".join(map(event, chunks.closing())) + DONE
+    except EdgeAgentError as error:
+        yield _error_event(reworded(error))
+    except Exception as error:
+        logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
+        yield _error_event(InternalError("unhandled"))
+
+
+def _write(chunks: Chunks, index: int, step: Step) -> bytes:
+    return b"".join(map(event, chunks.of(index, step)))
+
+
+def _error_event(error: EdgeAgentError) -> bytes:
+    detail = {"served_by": error.served_by, "num_delivered_tokens": error.num_delivered_tokens}
+    return event({"error": error_body(error), "edgeagent": detail})

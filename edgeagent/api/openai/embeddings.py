@@ -1,0 +1,80 @@
+"""POST /v1/embeddings, and how vectors become JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from edgeagent.api.context import context_of
+from edgeagent.api.openai.embeddings_body import KNOWN, read_embeddings
+from edgeagent.api.service import Service
+from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.errors import InternalError
+from edgeagent.types import Embed, Embedding
+
+router = APIRouter()
+
+Fields = dict[str, Any]
+
+
+@router.post("/v1/embeddings")
+async def create_embeddings(request: Request) -> Response:
+    """Return a vector for each text; the client's leaving cancels it."""
+    service = context_of(request).service
+    body, query = await read_body(request, read_embeddings, KNOWN)
+    model = body.model or service.default_model()
+    embeddings = await unless_disconnected(request.receive, embed(service, model, query))
+    is_base64 = body.encoding_format == "base64"
+    entries = [
+        b'{"object":"embedding","index":%d,"embedding":%s}' % (index, vector)
+        for index, vector in enumerate(await vectors_json(embeddings, is_base64=is_base64))
+    ]
+    num_tokens = sum(embedding.num_tokens for embedding in embeddings)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return json_response({"object": "list", "model": model, "usage": usage}, b'"data":[%s]' % b",".join(entries))
+
+
+async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
+    """Return the vectors, one for each input; raise what the model's worker says."""
+    embeddings = (await service.ask(model, query)).embeddings
+    lengths = {len(embedding.vector) for embedding in embeddings}
+    if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
+        raise InternalError(f"{len(embeddings)} embeddings of {lengths} bytes came for {len(query.inputs)} texts")
+    return embeddings
+
+
+async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = False) -> list[bytes]:
+    """Return each vector as JSON: numbers, or the bytes of little-endian float32 in base64.
+
+    Millions of numbers take a second; the event loop serves others in between.
+    """
+    written: list[bytes] = []
+    for embedding in embeddings:
+        written.append(_base64(embedding.vector) if is_base64 else _numbers(embedding.vector))
+        await asyncio.sleep(0)
+    return written
+
+
+def json_response(fields: Fields, member: bytes) -> Response:
+    """Return a JSON object of some fields and one more member, which is JSON already."""
+    return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
+
+
+def _base64(vector: bytes) -> bytes:
+    return b'"%s"' % base64.b64encode(vector)
+
+
+def _numbers(vector: bytes) -> bytes:
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return to_json(numbers.tolist(), inf_nan_mode="null")

@@ -1,0 +1,67 @@
+"""The form of calls in chat completions before there were tools: `functions`, `function_call`, one call a message.
+
+They are read as tools. A call of that form has no id, so it gets one of ours, which its result finds by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgeagent.api.wire.fields import check_distinct, read_tool
+from edgeagent.errors import InvalidRequest
+from edgeagent.types import Tool, ToolChoice
+
+Fields = dict[str, Any]
+
+
+def read_functions(raw: Sequence[Fields]) -> tuple[Tool, ...]:
+    """Return `functions` as tools; raise InvalidToolSchema."""
+    tools: list[Tool] = []
+    for index, function in enumerate(raw):
+        name, description, parameters, strict = map(function.get, ("name", "description", "parameters", "strict"))
+        tools.append(read_tool(name, description, parameters, strict, f"functions[{index}]"))
+    check_distinct(tools)
+    return tuple(tools)
+
+
+def read_function_choice(raw: str | Fields | None, tools: Sequence[Tool]) -> ToolChoice:
+    """Return the request's `function_call` as a tool choice; raise InvalidRequest."""
+    match raw:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case {"name": str(name)} if name in {tool.name for tool in tools}:
+            return ToolChoice("required", (name,))
+    raise InvalidRequest(
+        f"function_call must be auto, none, or name one of the functions, not {raw!r:.80}", param="function_call"
+    )
+
+
+def with_ids(messages: Sequence[Fields]) -> list[Fields]:
+    """Return the messages with calls of this form, and their results, in the form of tools."""
+    open_ids: dict[str, str] = {}
+    changed: list[Fields] = []
+    for index, message in enumerate(messages):
+        match message:
+            case {"role": "assistant", "function_call": {"name": str(name), "arguments": str()} as function}:
+                open_ids[name] = f"call_{index}"
+                call = {"id": open_ids[name], "type": "function", "function": function}
+                changed.append(message if message.get("tool_calls") else {**message, "tool_calls": [call]})
+            case {"role": "assistant", "function_call": call} if call is not None:
+                path = f"messages[{index}].function_call"
+                raise InvalidRequest(f"{path} must have a name and arguments (a string)", param=path)
+            case {"role": "function"}:
+                changed.append({**message, "role": "tool", "tool_call_id": _answered(message, open_ids, index)})
+            case _:
+                changed.append(message)
+    return changed
+
+
+def _answered(message: Fields, open_ids: dict[str, str], index: int) -> str:
+    name = message.get("name")
+    if not isinstance(name, str) or name not in open_ids:
+        path = f"messages[{index}].name"
+        raise InvalidRequest(f"{path} {name!r:.80} is no function that an earlier message calls", param=path)
+    return open_ids[name]

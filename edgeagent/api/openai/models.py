@@ -1,0 +1,99 @@
+"""Which models there are, and whether the daemon is alive, ready, and which version it is."""
+
+from __future__ import annotations
+
+import platform
+from http import HTTPStatus
+from importlib import metadata
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from edgeagent import __version__
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.wire.errors import error_body, error_headers, http_status
+from edgeagent.errors import ModelNotFound
+from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> JSONResponse:
+    """Return every model that is served, loaded or not."""
+    context = context_of(request)
+    models = [_model_body(status, context) for status in context.service.models()]
+    return JSONResponse({"object": "list", "data": models})
+
+
+@router.get("/v1/models/{model_id:path}")
+async def get_model(request: Request, model_id: str) -> JSONResponse:
+    """Return one model, by any name that a request may use; a name may hold slashes."""
+    context = context_of(request)
+    if not model_id:
+        raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
+    name = await context.service.served_model(model_id)
+    status = next(status for status in context.service.models() if status.name == name)
+    return JSONResponse(_model_body(status, context))
+
+
+def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:
+    details: dict[str, object] = {"state": status.state.value}
+    if status.info is not None:
+        details["context_length"] = status.info.context_length
+        details["supports_tools"] = status.info.supports_tools
+    return {
+        "id": status.name,
+        "object": "model",
+        "created": context.started_unix_s,
+        "owned_by": "edgeagent",
+        "edgeagent": details,
+    }
+
+
+@router.api_route("/health", methods=["GET", "HEAD"])
+async def health(request: Request) -> JSONResponse:
+    """Say whether the default model is loaded, in llama-server's words, and nothing else: every client may ask."""
+    service = context_of(request).service
+    states = {status.name: status.state for status in service.models()}
+    state = states.get(service.default_model())
+    if state is WorkerState.READY and not service.is_draining:
+        return JSONResponse({"status": "ok"})
+    if service.is_draining:
+        message = "Stopping"
+    else:
+        message = "No model is ready" if state in (None, *UNUSABLE) else "Loading model"
+    error = {"code": HTTPStatus.SERVICE_UNAVAILABLE.value, "message": message, "type": "unavailable_error"}
+    return JSONResponse({"error": error}, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})
+
+
+@router.api_route("/ready", methods=["GET", "HEAD"])
+async def ready(request: Request) -> JSONResponse:
+    """Say whether a token can be generated, having generated one in the last few seconds."""
+    error = await context_of(request).probe.result()
+    if error is None:
+        return JSONResponse({"status": "ready"})
+    status = max(http_status(error), HTTPStatus.SERVICE_UNAVAILABLE)
+    return JSONResponse({"error": error_body(error)}, status_code=status, headers=error_headers(error))
+
+
+@router.get("/version")
+async def version(request: Request) -> JSONResponse:
+    """Return the versions of edgeagent, of the llama.cpp inside, and of Python."""
+    infos = [status.info for status in context_of(request).service.models() if status.info is not None]
+    commit = next((info.llama_cpp_commit for info in infos if info.llama_cpp_commit), None)
+    return JSONResponse(
+        {
+            "version": __version__,
+            "llama_cpp_commit": commit,
+            "llama_cpp_python": _installed("llama-cpp-python"),
+            "python": platform.python_version(),
+        }
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,194 @@
+"""A completion of raw text as it comes into being: the choices as one body, or as the chunks of a stream.
+
+It knows OpenAI's older shapes, and neither sockets nor where the deltas come from.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeagent.api.openai.chat_answer import finish_reason
+from edgeagent.api.openai.text_body import TextCompletion
+from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.api.wire.logprobs import legacy_logprobs
+from edgeagent.api.wire.progress import SoFar
+from edgeagent.api.wire.usage import chat_usage, edgeagent_body, placement_body, timings_body
+from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
+
+Fields = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Piece:
+    """A choice's text, or what a step adds to it: the tokens generated, and those of the text with their scores."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One generation so far. Its text, and the places of tokens in it, begin with the prompt where that is echoed."""
+
+    parts: list[Piece] = field(default_factory=list)
+    finished: Finished | None = None
+    num_echoed_chars: int = 0
+    num_echoed_tokens: int = 0
+
+    def take(self, step: Step) -> Piece:
+        """Take a step; return what it adds."""
+        piece = Piece(tokens=list(step.tokens))
+        for delta in step.deltas:
+            match delta:
+                case PromptText(text, scored):
+                    piece.text += text
+                    piece.logprobs += scored
+                    self.num_echoed_chars += len(text)
+                    self.num_echoed_tokens += len(scored)
+                case TextDelta(text, scored):
+                    piece.text += text
+                    piece.logprobs += (replace(token, start=token.start + self.num_echoed_chars) for token in scored)
+                case Finished():
+                    self.finished = delta
+                case _:
+                    pass
+        self.parts.append(piece)
+        return piece
+
+    def whole(self) -> Piece:
+        """Return all that it is so far."""
+        return Piece(
+            "".join(part.text for part in self.parts),
+            [token for part in self.parts for token in part.logprobs],
+            [token for part in self.parts for token in part.tokens],
+        )
+
+    def mean_logprob(self) -> float:
+        """Return how likely the answer's own tokens are."""
+        own = [max(token.logprob, -1e9) for token in self.whole().logprobs[self.num_echoed_tokens :]]
+        return math.fsum(own) / max(1, len(own))
+
+    def end(self) -> Finished:
+        """Return the terminal delta."""
+        assert self.finished is not None, "a backend's steps end with Finished"
+        return self.finished
+
+
+class TextChoices:
+    """A completion so far."""
+
+    def __init__(self, completion_id: str, completion: TextCompletion) -> None:
+        self.id = completion_id
+        self.created = int(time.time())
+        self.completion = completion
+        self.model = completion.groups[0][0].model
+        self.choices = [Choice() for _ in completion.requests]
+        self._delivery_time = DeliveryTime()
+
+    def take(self, index: int, step: Step) -> None:
+        """Take a step of one choice."""
+        self.choices[index].take(step)
+
+    def delivered(self, step: Step) -> None:
+        """Note that a step has been handed to the client."""
+        self._delivery_time.add(step.at_s)
+
+    def head(self) -> Fields:
+        """Return what every chunk, and the body, begin with."""
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+
+    def body(self) -> Fields:
+        """Return the whole completion, of each prompt the best; raise BackendUnavailable if one was cut short."""
+        kept = [choice for group in self._groups() for choice in self._best(group)]
+        choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
+        return {**self.head(), "choices": choices, "usage": self.usage(), **self.measures(kept[0])}
+
+    def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> Fields:
+        """Return a choice, or what a step adds to it."""
+        num_rivals = self.completion.num_rivals
+        body: Fields = {
+            "text": piece.text,
+            "index": index,
+            "logprobs": None if num_rivals is None else legacy_logprobs(piece.logprobs, num_rivals),
+            "finish_reason": None if finished is None else finish_reason(finished),
+        }
+        return body | ({"tokens": piece.tokens} if self.completion.delivery.has_tokens else {})
+
+    def usage(self) -> Fields:
+        """Return the token counts of all generations together; each prompt counts once."""
+        firsts = [group[0].end().usage for group in self._groups()]
+        return chat_usage(
+            Usage(
+                num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
+                num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
+                num_output_tokens=sum(choice.end().usage.num_output_tokens for choice in self.choices),
+            )
+        )
+
+    def measures(self, choice: Choice) -> Fields:
+        """Return llama-server's `timings` and our own object for one choice."""
+        finished = choice.end()
+        return {
+            "timings": timings_body(finished.usage, finished.timings),
+            "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
+        }
+
+    def _groups(self) -> list[list[Choice]]:
+        size = len(self.completion.groups[0])
+        return [self.choices[start : start + size] for start in range(0, len(self.choices), size)]
+
+    def _best(self, group: Sequence[Choice]) -> list[Choice]:
+        if self.completion.num_kept == len(group):
+            return list(group)
+        return sorted(group, key=lambda choice: -choice.mean_logprob())[: self.completion.num_kept]
+
+
+class TextChunks:
+    """The chunks of a streamed completion; the one with the finish reason has no text."""
+
+    def __init__(self, answer: TextChoices) -> None:
+        self._answer = answer
+        self._delivery = answer.completion.delivery
+        self._so_far = [SoFar() for _ in answer.choices]
+        self._told: set[int] = set()  # choices of which it was said where they come from
+        self._tail: Fields = {"usage": None} if self._delivery.is_usage_streamed else {}
+
+    def of(self, index: int, step: Step) -> list[Fields]:
+        """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
+        choice, so_far = self._answer.choices[index], self._so_far[index]
+        so_far.note(step)
+        chunks = [
+            {**self._chunk(index, Piece()), "prompt_progress": so_far.progress(delta)}
+            for delta in step.deltas
+            if isinstance(delta, PromptProgress)
+        ]
+        piece = choice.take(step)
+        if piece.text or piece.logprobs or (piece.tokens and self._delivery.has_tokens):
+            chunks.append(self._chunk(index, piece))
+        if self._delivery.has_timings:
+            chunks = [{**chunk, "timings": so_far.timings()} for chunk in chunks]
+        if chunks and so_far.placement is not None and index not in self._told:
+            self._told.add(index)
+            chunks[0] = {**chunks[0], "edgeagent": placement_body(so_far.placement)}
+        if choice.finished is not None:
+            measures = {} if self._delivery.is_usage_streamed else self._answer.measures(choice)
+            chunks.append({**self._chunk(index, Piece(), choice.finished), **measures})
+        return chunks
+
+    def closing(self) -> list[Fields]:
+        """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
+        if not self._delivery.is_usage_streamed:
+            return []
+        measures = self._answer.measures(self._answer.choices[0])
+        return [{**self._answer.head(), "choices": [], "usage": self._answer.usage(), **measures}]
+
+    def _chunk(self, index: int, piece: Piece, finished: Finished | None = None) -> Fields:
+        body = self._answer.choice_body(index, piece, finished)
+        if not piece.logprobs:
+            body["logprobs"] = None
+        return {**self._answer.head(), "choices": [body], **self._tail}

@@ -1,0 +1,142 @@
+"""The body of POST /v1/completions: prompts as text or token ids, checked and turned into requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, Stops, between, route_of, tier, validate
+from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.llama_fields import MAX_RIVALS, Delivery, ExtendedBody, choices_of
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt
+
+MAX_PROMPTS = 128
+MAX_CHOICES = 8
+MAX_PROMPT_TOKENS = 1 << 20
+# OpenAI's default: a text without turns has no end of its own.
+DEFAULT_MAX_TOKENS = 16
+
+Fields = dict[str, Any]
+
+
+class CompletionBody(ExtendedBody):
+    """The fields of a completion that have an effect; all but the prompt may be null."""
+
+    prompt: str | list[Any]
+    suffix: str | None = None
+    echo: bool | None = None
+    n: Annotated[int, between(1, MAX_CHOICES)] | None = None
+    best_of: Annotated[int, between(1, MAX_CHOICES)] | None = None
+    max_tokens: MaxTokens | None = None
+    stop: Stops | None = None
+    logprobs: Annotated[int, between(0, MAX_RIVALS)] | None = None
+
+
+KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """A checked completion: one group of requests for each prompt, of which the `num_kept` best are shown."""
+
+    groups: tuple[tuple[GenerateRequest, ...], ...]
+    num_kept: int
+    num_rivals: int | None
+    delivery: Delivery
+
+    @property
+    def requests(self) -> tuple[GenerateRequest, ...]:
+        """Every request, group by group."""
+        return tuple(request for group in self.groups for request in group)
+
+
+def read_completion(fields: Fields, *, completion_id: str, default_model: str, partition: str = "") -> TextCompletion:
+    """Return a checked completion; raise InvalidRequest or NotSupported that names the field."""
+    body = validate(CompletionBody, fields)
+    body.check_supported()
+    prompts = _read_prompts(body)
+    num_kept, num_tried = _read_counts(body, len(prompts))
+    delivery = body.delivery()
+    num_rivals = body.logprobs if body.logprobs is not None else body.n_probs or None
+    limit = body.limit(body.max_tokens)
+    if limit is None and body.max_tokens is None and body.n_predict is None:
+        limit = DEFAULT_MAX_TOKENS
+    groups = tuple(
+        choices_of(
+            GenerateRequest(
+                id=completion_id if index == 0 else f"{completion_id}-p{index}",
+                model=body.model or default_model,
+                prompt=prompt,
+                sampling=body.sampling(),
+                format=body.schema_format(TextFormat()),
+                max_tokens=limit,
+                stop=tuple(body.stop or ()),
+                # The best are those whose own tokens are likeliest.
+                logprobs=0 if num_rivals is None and num_tried > num_kept else num_rivals,
+                tier=tier(body.service_tier),
+                cache=body.cache(partition),
+                echo=bool(body.echo),
+                reports_progress=delivery.is_streamed and bool(body.return_progress),
+                route=route_of(body.edgeagent),
+            ),
+            num_tried,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+    return TextCompletion(groups, num_kept, num_rivals, delivery)
+
+
+def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:
+    """Return how many choices to show of each prompt, and of how many."""
+    num_kept = body.n or 1
+    num_tried = body.best_of or num_kept
+    if num_tried < num_kept:
+        raise InvalidRequest(f"best_of is {num_tried}; it must be at least n, which is {num_kept}", param="best_of")
+    if num_tried > num_kept and body.stream:
+        raise InvalidRequest("best_of over n cannot be streamed: which are best is known at the end", param="best_of")
+    if num_tried * num_prompts > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with {num_tried} answers each are too many; at most {MAX_PROMPTS} at a time",
+            param="prompt",
+        )
+    return num_kept, num_tried
+
+
+def _read_prompts(body: CompletionBody) -> list[Prompt]:
+    """Return the prompts: one text, one list of token ids, or a list of either."""
+    match body.prompt:
+        case str() | [int(), *_]:
+            prompts = [_read_prompt(body.prompt, body.suffix, "prompt")]
+        case []:
+            raise InvalidRequest("prompt must be text, a list of texts, or token ids; it is empty", param="prompt")
+        case list(items):
+            if len(items) > MAX_PROMPTS:
+                raise InvalidRequest(f"prompt holds {len(items)} prompts; at most {MAX_PROMPTS}", param="prompt")
+            prompts = [_read_prompt(item, body.suffix, f"prompt[{index}]") for index, item in enumerate(items)]
+    if body.suffix and body.echo:
+        raise NotSupported("echo and suffix exclude each other", param="echo")
+    return prompts
+
+
+def _read_prompt(raw: object, suffix: str | None, path: str) -> Prompt:
+    match raw:
+        case str():
+            # The text is the client's own from end to end, so control tokens in it are meant as such.
+            return TextPrompt(raw, suffix or None, parse_special=True)
+        case list() if raw:
+            if suffix:
+                raise NotSupported("suffix needs a prompt of text, not token ids", param="suffix")
+            return TokenPrompt(read_tokens(raw, path))
+    raise InvalidRequest(f"{path} must be text or a list of token ids", param=path)
+
+
+def read_tokens(raw: Sequence[object], path: str) -> tuple[int, ...]:
+    """Return token ids; whether the model has them the worker finds out."""
+    if len(raw) > MAX_PROMPT_TOKENS:
+        raise InvalidRequest(f"{path} holds {len(raw)} tokens; at most {MAX_PROMPT_TOKENS}", param=path)
+    for token in raw:
+        if type(token) is not int or not 0 <= token <= MAX_INT32:
+            raise InvalidRequest(f"{path} must hold token ids, integers from 0; not {token!r:.80}", param=path)
+    return tuple(raw)  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""The prefix cache as its owner sees it: what it holds, forgotten on demand, and filled ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from edgeagent import cache_folder
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.openai.chat_body import read_chat
+from edgeagent.api.wire.fields import Body, validate
+from edgeagent.api.wire.limits import read_body, read_json_object
+from edgeagent.errors import InternalError, InvalidRequest
+from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, Usage, WorkerState, replace
+
+router = APIRouter(prefix="/edgeagent/cache")
+
+Fields = dict[str, Any]
+Name = Annotated[str, Field(max_length=64)]
+
+
+class PurgeBody(Body):
+    """`client`: the client whose prompts to forget, "" for the owner's; without the field those of all."""
+
+    client: Name | None = None
+
+
+class WarmBody(Body):
+    """A prompt to compute ahead of time: a chat completion's messages and tools, or plain text in `prompt`."""
+
+    client: Name = ""
+    pin: bool = False
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+
+
+@router.get("")
+async def get_cache(request: Request) -> JSONResponse:
+    """Return what the folder holds, by model and client; counts of the running tiers are in the status."""
+    folder = context_of(request).config.cache_dir
+    try:
+        parts = await asyncio.to_thread(cache_folder.list_parts, folder)
+    except OSError as error:
+        raise InternalError(f"cannot list {folder}: {error.strerror}") from None
+    return JSONResponse({"dir": str(folder), "parts": [part.described() for part in parts]})
+
+
+@router.post("/purge")
+async def purge(request: Request) -> JSONResponse:
+    """Forget prompts in memory and on disk; what is being computed goes on."""
+    body = validate(PurgeBody, await read_json_object(request))
+    context = context_of(request)
+    await _purge_workers(context, body.client)
+    folder = context.config.cache_dir
+    try:
+        # Blocks that the workers do not know: of other models, other settings, other processes.
+        await asyncio.to_thread(cache_folder.purge, folder, body.client)
+    except OSError as error:
+        raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
+    return JSONResponse({"status": "purged"})
+
+
+@router.post("/warm")
+async def warm(request: Request) -> JSONResponse:
+    """Compute a prompt and keep it, so that the first request finds it cached."""
+    service = context_of(request).service
+    warming = await read_body(request, partial(_read_warming, default_model=service.default_model()))
+    async with aclosing(service.generate(warming)) as steps:
+        async for step in steps:
+            for delta in step.deltas:
+                if isinstance(delta, Finished):
+                    return JSONResponse(_usage(delta.usage))
+    raise InternalError("a generation ended without its last event")
+
+
+def _read_warming(fields: Fields, default_model: str) -> GenerateRequest:
+    body = validate(WarmBody, fields)
+    if (body.prompt is None) == ("messages" not in fields):
+        raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")
+    request_id = f"warm-{secrets.token_hex(12)}"
+    cache = CachePolicy(partition=body.client, pin=body.pin)
+    if body.prompt is not None:
+        return GenerateRequest(
+            request_id, body.model or default_model, TextPrompt(body.prompt), cache=cache, prefill_only=True
+        )
+    chat = read_chat(fields, completion_id=request_id, default_model=default_model).requests[0]
+    return replace(chat, cache=cache, prefill_only=True)
+
+
+async def _purge_workers(context: Context, client: str | None) -> None:
+    for status in context.service.models():
+        if status.state is WorkerState.READY:
+            await context.service.ask(status.name, PurgeCache(client))
+
+
+def _usage(usage: Usage) -> Fields:
+    return {"num_prompt_tokens": usage.num_prompt_tokens, "num_cached_tokens": usage.num_cached_tokens}

@@ -1,0 +1,71 @@
+"""Whether a token can be generated: asked by generating one, on the path that every request takes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing
+from contextvars import copy_context
+
+from edgeagent.api.gate.grants import GRANT
+from edgeagent.api.service import Service
+from edgeagent.errors import EdgeAgentError, LocalUnavailable, RequestTimeout
+from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextPrompt, WorkerState
+
+READY_CACHE_S = 10.0
+# A failure is probed again sooner: it may have passed.
+NOT_READY_CACHE_S = 1.0
+PROBE_TIMEOUT_S = 10.0
+
+
+class Probe:
+    """One answer for all requests within a few seconds."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._task: asyncio.Task[EdgeAgentError | None] | None = None
+        self._valid_until_s = 0.0
+
+    async def result(self) -> EdgeAgentError | None:
+        """Return what stands in the way of generating, or None."""
+        clock = asyncio.get_running_loop().time
+        if self._task is None or (self._task.done() and clock() >= self._valid_until_s):
+            # The probe serves all clients, so it does not end with one client's token.
+            context = copy_context()
+            context.run(GRANT.set, None)
+            self._task = asyncio.create_task(self._run(), context=context)
+        # Shielded: one client's leaving must not fail the others' probe.
+        return await asyncio.shield(self._task)
+
+    async def _run(self) -> EdgeAgentError | None:
+        error: EdgeAgentError | None = None
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._generate()
+        except TimeoutError:
+            error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
+        except LocalUnavailable as failure:
+            # It is not tried at a remote, where it would cost something: what those say of themselves must do.
+            error = None if self._is_a_model_ready() else failure
+        except EdgeAgentError as failure:
+            error = failure
+        valid_s = READY_CACHE_S if error is None else NOT_READY_CACHE_S
+        self._valid_until_s = asyncio.get_running_loop().time() + valid_s
+        return error
+
+    def _is_a_model_ready(self) -> bool:
+        return any(status.state is WorkerState.READY for status in self._service.models())
+
+    async def _generate(self) -> None:
+        request = GenerateRequest(
+            id=f"probe-{secrets.token_hex(8)}",
+            model=self._service.default_model(),
+            prompt=TextPrompt("Hello"),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=1,
+            cache=CachePolicy(read=False, write=False),
+            route=RouteMode.LOCAL_ONLY,
+        )
+        async with aclosing(self._service.generate(request)) as steps:
+            async for _ in steps:
+                pass

@@ -1,0 +1,125 @@
+"""Downloads of models while the daemon serves: one at a time, in a thread of its own, cancelled when its client leaves.
+
+It does not know what is downloaded, from where or how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+
+from edgeagent.api.gate.grants import revoked, until_revoked
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
+from edgeagent.store.progress import OnProgress, Progress
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 0.1
+
+Pull = Callable[[OnProgress], object]
+
+
+class Pulls:
+    """The place where one pull at a time can run."""
+
+    def __init__(self) -> None:
+        self._running: _Running | None = None
+
+    async def run(self, pull: Pull) -> AsyncGenerator[Progress, None]:
+        """Run a pull and yield how far it is; raise what it raises, or BackendUnavailable while another one runs.
+
+        Closing the generator cancels the pull: it ends at its next sign of progress, and what was downloaded is kept.
+        So does the end of the token that asked for it, which raises Unauthorized.
+        """
+        if self._running is not None and not self._running.is_done:
+            raise BackendUnavailable("another model is being pulled; try again when that is done", retry_after_s=10)
+        running = self._running = _Running(pull)
+        running.start()
+        try:
+            with until_revoked(running.revoke):
+                while (progress := await running.next()) is not None:
+                    yield progress
+        finally:
+            running.cancel()
+
+
+class _CancelledPull(Exception):
+    """Cancel the pull: its client is gone."""
+
+
+class _Running:
+    """One pull. The thread writes through the event loop; only `_is_cancelled` goes the other way."""
+
+    def __init__(self, pull: Pull) -> None:
+        self.is_done = False
+        self._pull = pull
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._latest: Progress | None = None
+        self._error: EdgeAgentError | None = None
+        self._revoked: EdgeAgentError | None = None
+        self._is_cancelled = False
+        self._told: tuple[str, str] = ("", "")
+        self._told_at_s = 0.0
+
+    def start(self) -> None:
+        # A daemon thread: a download whose server is silent must not keep the daemon from its end.
+        threading.Thread(target=self._run, name="pull", daemon=True).start()
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+
+    def revoke(self) -> None:
+        self.cancel()
+        self._revoked = revoked()
+        self._changed.set()
+
+    async def next(self) -> Progress | None:
+        """Return the latest progress that was not yet returned; None at the end. Raise the error that ended it."""
+        while self._latest is None and not self.is_done and self._revoked is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._revoked is not None:
+            raise self._revoked
+        if self._latest is None and self._error is not None:
+            raise self._error
+        latest, self._latest = self._latest, None
+        return latest
+
+    def _run(self) -> None:
+        error: EdgeAgentError | None = None
+        try:
+            self._pull(self._on_progress)
+        except EdgeAgentError as failure:
+            error = failure
+        except _CancelledPull:
+            pass
+        except Exception as failure:
+            logger.error("a pull failed: %s", type(failure).__name__)
+            error = InternalError("unhandled")
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
+            self._loop.call_soon_threadsafe(self._end, error)
+
+    def _on_progress(self, progress: Progress) -> None:
+        if self._is_cancelled:
+            raise _CancelledPull
+        now, what = time.monotonic(), (progress.stage, progress.file)
+        is_last = progress.done_bytes >= progress.total_bytes
+        if what == self._told and not is_last and now - self._told_at_s < PROGRESS_INTERVAL_S:
+            return
+        self._told, self._told_at_s = what, now
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._note, progress)
+
+    def _note(self, progress: Progress) -> None:
+        self._latest = progress
+        self._changed.set()
+
+    def _end(self, error: EdgeAgentError | None) -> None:
+        self._error = error
+        self.is_done = True
+        self._changed.set()

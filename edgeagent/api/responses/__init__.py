@@ -1,0 +1,1 @@
+"""OpenAI's Responses over HTTP: turns, items, events, stored responses, compaction."""

@@ -1,0 +1,117 @@
+"""Background responses: started, run to their end without a connection, stored, and followed by any number of clients.
+
+A follower reads from the response itself (api/replay), so a slow follower, or one that leaves, affects nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from edgeagent.api.context import Context
+from edgeagent.api.gate.grants import until_revoked
+from edgeagent.api.responses.events import TERMINAL, Progress
+from edgeagent.api.responses.generation import steps_of
+from edgeagent.api.responses.registry import LiveTurn
+from edgeagent.api.responses.replay import events_after, last_number
+from edgeagent.api.responses.turn import Turn, unexpected
+from edgeagent.api.wire import sse
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Unauthorized
+
+
+def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
+    """Begin a response, and answer with it as it is queued, or with all of its events as they come."""
+    if not turn.events.response["store"]:
+        raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
+    turn.events.response["background"] = True
+    turn.events.created(is_queued=True)
+    # Its stream looks for it before the task below has its first turn.
+    live = context.turns.add(turn, lambda: context.service.cancel(turn.request.id))
+    context.turns.carry_on(_finish(turn, context))
+    return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
+
+
+async def _finish(turn: Turn, context: Context) -> None:
+    with context.holding(turn) as live:
+        try:
+            async with aclosing(steps_of(turn, context.service)) as steps:
+                async for step in steps:
+                    turn.events.in_progress()
+                    turn.events.step(step.deltas)
+                    live.note()
+        except EdgeAgentError as error:
+            turn.events.fail(error)
+        except Exception as error:
+            turn.events.fail(unexpected(turn.request.id, error))
+        await keep(turn, context)
+
+
+async def keep(turn: Turn, context: Context) -> None:
+    """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
+    await context.history.add(turn.stored(), to_json(turn.events.response))
+
+
+def follow(live: LiveTurn, after: int) -> Response:
+    """Return the events of a live response behind a number, to its end. Raise InvalidRequest where it is no stream."""
+    _check(live.turn.events.progress, after)
+    return sse.EventStream(_follow(live, after))
+
+
+def tell(response: dict[str, Any], after: int) -> Response:
+    """Return the events of a response that is over behind a number. Raise InvalidRequest where it is no stream."""
+    progress = Progress(response, response["output"])
+    _check(progress, after)
+    return sse.EventStream(_tell(progress, after))
+
+
+async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
+    """Yield the events until the response is over or the follower's token is revoked, which need not be its maker's.
+
+    A stream that ends before the response has no terminal event; a request for the rest is told why.
+    """
+    is_over = is_revoked = False
+
+    def end() -> None:
+        nonlocal is_revoked
+        is_revoked = True
+        live.note()
+
+    with suppress(Unauthorized), until_revoked(end):
+        while not is_over:
+            change = live.change
+            for event in events_after(live.turn.events.progress, after):
+                is_over = event["type"] in TERMINAL
+                if is_over:
+                    # A client that has seen the end may continue from it.
+                    await live.over.wait()
+                if is_revoked:
+                    return
+                yield sse.event(event, event["type"])
+                after = event["sequence_number"]
+            if is_over:
+                yield sse.DONE
+            elif is_revoked or live.over.is_set():
+                return  # or the daemon is stopping
+            else:
+                await change.wait()
+
+
+async def _tell(progress: Progress, after: int) -> AsyncGenerator[bytes, None]:
+    for event in events_after(progress, after):
+        yield sse.event(event, event["type"])
+    yield sse.DONE
+
+
+def _check(progress: Progress, after: int) -> None:
+    if not progress.response["background"]:
+        raise InvalidRequest(
+            "only a background response can be streamed by its id; ask for this one without stream", param="stream"
+        )
+    last = last_number(progress)
+    if after > last:
+        raise InvalidRequest(f"starting_after is {after}, but the last event so far is {last}", param="starting_after")

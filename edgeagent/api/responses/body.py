@@ -1,0 +1,365 @@
+"""The body of `response.create` and of POST /v1/responses: every field read once, checked, and turned into our types.
+
+Unknown fields are ignored, as are those that a WebSocket makes meaningless (stream, background). A real feature that is
+missing here is refused by name, never ignored in silence if that would change the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgeagent.api.responses.items import Item, ReferenceItem, read_items, to_messages
+from edgeagent.api.wire.fields import (
+    MAX_MESSAGES,
+    Body,
+    Count,
+    EdgeagentBody,
+    SamplingBody,
+    Stops,
+    TemplateKwargs,
+    between,
+    check_distinct,
+    choose,
+    read_schema,
+    read_tool,
+    route_of,
+    template_kwargs,
+    tier,
+    validate,
+)
+from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.types import (
+    CachePolicy,
+    ChatPrompt,
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    OutputFormat,
+    SamplingParams,
+    TextFormat,
+    Tier,
+    Tool,
+    ToolChoice,
+)
+
+Fields = dict[str, Any]
+
+# What a response repeats of its request is left out beyond this: clients bound a frame at 1 MiB.
+MAX_ECHO_BYTES = 128 << 10
+MAX_REFERENCES = 1000
+
+
+class Format(Body):
+    """`text.format`; flat, unlike chat's."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = "response"
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class Text(Body):
+    """`text`; verbosity is taken and has no effect."""
+
+    format: Format | None = None
+
+
+class Reasoning(Body):
+    """`reasoning`; the chat template decides what effort does."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class CacheOptions(Body):
+    """`prompt_cache_options`: prewarm asks for no answer, as generate:false does."""
+
+    prewarm: bool | None = None
+
+
+class ContextManagement(Body):
+    """An entry of `context_management`: how a conversation that grows long may be shortened."""
+
+    type: str
+    compact_threshold: Count | None = None
+
+
+class CreateBody(SamplingBody):
+    """The fields that have an effect or are repeated in the response; all may be null."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(min_length=1)] | None = None
+    store: bool | None = None
+    no_store: bool | None = None
+    background: bool | None = None
+    generate: bool | None = None
+    prompt_cache_options: CacheOptions | None = None
+    context_management: list[ContextManagement] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: Count | None = None
+    top_logprobs: Annotated[int, between(0, 20)] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    # llama-server's names, for what the Responses API has no field for.
+    stop: Stops | None = None
+    cache_prompt: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    edgeagent: EdgeagentBody | None = None
+
+
+KNOWN = KnownFields.of(
+    CreateBody,
+    *("access_programs", "background_options", "conversation", "image", "input", "moderation", "prompt"),
+    *("prompt_cache_retention", "stream", "stream_options"),
+    # A frame's own.
+    *("stream_id", "type"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCreate:
+    """A checked create: its place in a chain, what to generate, and the fields that the response repeats."""
+
+    body: CreateBody
+    items: tuple[Item, ...]
+    tools: tuple[Tool, ...]
+    tool_choice: ToolChoice
+    format: OutputFormat
+    warning: FieldWarning | None = None
+    """A warning to the client about its create."""
+
+    @property
+    def previous_id(self) -> str | None:
+        """The response that it continues."""
+        return self.body.previous_response_id
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether other connections may continue from it, and it may be written to disk; the API's default is yes."""
+        return self.body.store is not False and not self.body.no_store
+
+    @property
+    def is_prefill_only(self) -> bool:
+        """Whether the prompt is to be computed and cached, and nothing generated."""
+        options = self.body.prompt_cache_options
+        return self.body.generate is False or bool(options and options.prewarm)
+
+    @property
+    def compact_threshold(self) -> int | None:
+        """The tokens of a prompt beyond which the conversation before is summarized first."""
+        entries = self.body.context_management or []
+        return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
+
+    def succeeded_by(self, previous_id: str, items: tuple[Item, ...]) -> ResponseCreate:
+        """Return a create with these settings that continues another response."""
+        return replace(self, body=self.body.model_copy(update={"previous_response_id": previous_id}), items=items)
+
+    def request(
+        self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
+    ) -> GenerateRequest:
+        """Return the generation that continues `items`; raise InvalidRequest where there is nothing to answer.
+
+        `is_storable` says whether all of them may be written to disk; the create itself says whether it may be.
+        """
+        body = self.body
+        messages = to_messages(body.instructions, items)
+        if not messages and not self.is_prefill_only:
+            raise InvalidRequest("input is missing: send a string or a list of items", param="input")
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidRequest(
+                f"the conversation has {len(messages)} messages, at most {MAX_MESSAGES} are possible; begin another",
+                param="input",
+            )
+        effort = body.reasoning.effort if body.reasoning else None
+        prompt = ChatPrompt(
+            messages,
+            self.tools,
+            self.tool_choice,
+            body.parallel_tool_calls is not False,
+            template_kwargs(effort, body.chat_template_kwargs),
+            truncate=body.truncation == "auto",
+        )
+        is_cached = body.cache_prompt is not False
+        return GenerateRequest(
+            id=request_id,
+            model=model,
+            prompt=prompt,
+            sampling=body.sampling(),
+            format=self.format,
+            max_tokens=body.max_output_tokens,
+            stop=tuple(body.stop or ()),
+            logprobs=_num_logprobs(body),
+            tier=tier(body.service_tier),
+            prefill_only=self.is_prefill_only,
+            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and is_storable),
+            route=route_of(body.edgeagent),
+        )
+
+    def echo(self, defaults: SamplingParams) -> Fields:
+        """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
+        body = self.body
+        # Whether they may be repeated is decided without parsing large ones.
+        are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
+        echo: Fields = {
+            "previous_response_id": body.previous_response_id,
+            "instructions": body.instructions,
+            "tools": [_echo_tool(tool) for tool in self.tools if are_short],
+            "tool_choice": _echo_choice(body.tool_choice) if are_short else "auto",
+            "text": {"format": _echo_format(self.format)},
+            "metadata": body.metadata or {},
+            "truncation": body.truncation or "disabled",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": _first(body.temperature, defaults.temperature, 1.0),
+            "top_p": _first(body.top_p, defaults.top_p, 1.0),
+            "presence_penalty": _first(body.presence_penalty, defaults.presence_penalty, 0.0),
+            "frequency_penalty": _first(body.frequency_penalty, defaults.frequency_penalty, 0.0),
+            "top_logprobs": body.top_logprobs or 0,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None} if body.reasoning else None,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "store": self.is_stored,
+            "background": False,
+            "service_tier": "priority" if tier(body.service_tier) is Tier.REALTIME else "default",
+            "safety_identifier": body.safety_identifier,
+            "prompt_cache_key": body.prompt_cache_key,
+            "user": body.user,
+        }
+        return _bounded(echo)
+
+
+def read_create(fields: Fields) -> ResponseCreate:
+    """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
+    body = validate(CreateBody, fields)
+    _refuse_unsupported(body, fields)
+    items = read_items(fields.get("input"))
+    if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
+        raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
+    tools = _read_tools(body.tools or [])
+    choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
+    # Tools are kept as text: as a tree they would be large, and slow to throw away.
+    body = body.model_copy(update={"tools": None})
+    return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
+
+
+def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:
+    if fields.get("conversation") is not None:
+        if fields.get("previous_response_id") is not None:
+            raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")
+        raise NotSupported("conversation objects are not supported; use previous_response_id", param="conversation")
+    for entry in body.context_management or ():
+        if entry.type != "compaction":
+            raise NotSupported(
+                f"context_management of type '{entry.type[:64]}' is not supported; only compaction is",
+                param="context_management",
+            )
+        if entry.compact_threshold is None:
+            raise InvalidRequest(
+                "compact_threshold is missing: say from how many tokens on to compact", param="context_management"
+            )
+    if fields.get("prompt") is not None:
+        raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
+
+
+def _read_tools(raw: list[Fields]) -> tuple[Tool, ...]:
+    tools: list[Tool] = []
+    for index, tool in enumerate(raw):
+        path, kind = f"tools[{index}]", tool.get("type")
+        if kind != "function":
+            shown = json.dumps(kind)[:64]
+            raise NotSupported(f"{path}: tools of type {shown} are not supported; only function tools are", param=path)
+        tools.append(
+            read_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"), path)
+        )
+    check_distinct(tools)
+    return tuple(tools)
+
+
+def _read_choice(raw: str | Fields | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    match raw:
+        case None:
+            return ToolChoice()
+        case str():
+            return choose(raw, (), tools)
+        case {"type": "function", "name": str(name)}:
+            return choose("required", (name,), tools)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            names = (entry.get("name") for entry in allowed if isinstance(entry, dict))
+            return choose(mode, tuple(name for name in names if isinstance(name, str)), tools)
+    raise InvalidRequest(
+        f"tool_choice must be auto, none, required, a function by name or allowed_tools, not {json.dumps(raw)[:80]}",
+        param="tool_choice",
+    )
+
+
+def _read_format(text: Text | None) -> OutputFormat:
+    raw = text.format if text else None
+    if raw is None or raw.type == "text":
+        return TextFormat()
+    if raw.type == "json_object":
+        return JsonObjectFormat()
+    return JsonSchemaFormat(read_schema(raw.json_schema, "text.format.schema"), raw.name, raw.strict is not False)
+
+
+def _num_logprobs(body: CreateBody) -> int | None:
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        return body.top_logprobs or 0
+    return None
+
+
+def _echo_tool(tool: Tool) -> Fields:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": json.loads(tool.parameters),
+        "strict": tool.strict,
+    }
+
+
+def _echo_choice(raw: str | Fields | None) -> object:
+    return "auto" if raw is None else raw
+
+
+def _echo_format(output: OutputFormat) -> Fields:
+    match output:
+        case JsonSchemaFormat(schema=schema, name=name, strict=strict):
+            return {
+                "type": "json_schema",
+                "name": name,
+                "description": None,
+                "schema": json.loads(schema),
+                "strict": strict,
+            }
+        case JsonObjectFormat():
+            return {"type": "json_object"}
+        case TextFormat():
+            return {"type": "text"}
+
+
+def _bounded(echo: Fields) -> Fields:
+    empty: Fields = {"instructions": None, "tools": [], "metadata": {}, "text": {"format": {"type": "text"}}}
+    for name, instead in empty.items():
+        if len(json.dumps(echo[name])) > MAX_ECHO_BYTES:
+            echo[name] = instead
+            if name == "tools":
+                echo["tool_choice"] = "auto"
+    return echo
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,60 @@
+"""POST /v1/responses/compact and /v1/responses/input_tokens: a conversation made shorter, and how long it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from edgeagent.api.context import context_of
+from edgeagent.api.gate.access import client_of
+from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
+from edgeagent.api.responses.compaction import compacted, num_input_tokens, summarize
+from edgeagent.api.responses.events import new_id
+from edgeagent.api.responses.item_json import item_body
+from edgeagent.api.responses.routes import open_turn
+from edgeagent.api.wire import sse
+from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.usage import responses_usage
+from edgeagent.errors import InvalidRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/responses/compact")
+async def compact(request: Request) -> Response:
+    """Return items that stand for a conversation, as the input of a new one."""
+    create = await read_body(request, _read_compaction, KNOWN)
+    context = context_of(request)
+    turn = await open_turn(create, context, client_of(request))
+    items = turn.conversation.items
+    summary, usage = await sse.unless_disconnected(
+        request.receive, summarize(turn.request, turn.create.body.instructions, items, context.service)
+    )
+    return JSONResponse(
+        {
+            "id": turn.request.id,
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": [item_body(item) for item in compacted(items, summary, new_id("cmp"))],
+            "usage": responses_usage(usage),
+        }
+    )
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """Return how many tokens a create's prompt has, with its tools and all that it continues."""
+    create = await read_body(request, read_create, KNOWN)
+    context = context_of(request)
+    turn = await open_turn(create, context, client_of(request))
+    num_tokens = 0 if turn.is_empty else await num_input_tokens(turn.request, context.service)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def _read_compaction(fields: dict[str, Any]) -> ResponseCreate:
+    if not isinstance(fields.get("model"), str):
+        raise InvalidRequest("model is missing: name the model that is to write the summary", param="model")
+    return read_create(fields)

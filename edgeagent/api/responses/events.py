@@ -1,0 +1,293 @@
+"""From deltas to the events of one response, and the response object itself: a pure state machine.
+
+It does not know sockets, lanes or history. Order and fields are the Responses API's; every item and part that is opened
+is closed before the one terminal event.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from edgeagent.api.responses.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
+from edgeagent.api.responses.open_items import Event, OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
+from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.usage import edgeagent_body, placement_body, responses_usage, timings_body
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacting:
+    """The conversation before is being summarized, into an item of this id."""
+
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """An item stands for it."""
+
+    item: CompactionItem
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStep:
+    """A step of a response's compaction, which comes from no engine."""
+
+    deltas: tuple[Compacting | Compacted, ...]
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a response has come: the items that are whole, and the one that is open."""
+
+    response: Event
+    output: Sequence[Event]
+    open: OpenItem | None = None
+    is_over: bool = True
+
+
+ItemT = TypeVar("ItemT", bound=OpenItem)
+NewId = Callable[[str], str]
+
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def new_id(prefix: str) -> str:
+    """Return a fresh id of a kind: resp, msg, fc, rs."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def new_response(response_id: str, model: str, echo: Event, created_at: int) -> Event:
+    """Return a response object that has just begun: every field that any client or conformance suite asks for."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        **echo,
+    }
+
+
+def set_delivery(terminal: Event, delivery_ms: float) -> None:
+    """Write the measured delivery into a terminal event that is about to be sent: known only there."""
+    stages = terminal["response"]["edgeagent"]["stages_ms"]
+    if stages:
+        stages["delivery"] = round(delivery_ms, 3)
+
+
+class ResponseEvents:
+    """The events of one response. Call `created` first, then `step` until `is_over`, or `fail` once instead."""
+
+    def __init__(
+        self,
+        response: Event,
+        *,
+        stream_id: str | None = None,
+        make_id: NewId = new_id,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.response = response
+        # The parts of the response's own object that are known from the first event on.
+        self.notes: Event = {}
+        self.is_over = False
+        # True if a steer caused the cancel.
+        self.is_steered = False
+        self._stream_id = stream_id
+        self._make_id = make_id
+        self._clock = clock
+        self._num_events = 0
+        self._events: list[Event] = []
+        self._untold: Event | None = None  # where the response runs, until the next event says it
+        self._open: OpenItem | None = None
+        self._output: list[Event] = []
+
+    def created(self, *, is_queued: bool = False) -> list[Event]:
+        """Return the opening events: created and in_progress, or created and queued."""
+        status = "queued" if is_queued else "in_progress"
+        self.response["status"] = status
+        self._emit_response("response.created")
+        self._emit_response(f"response.{status}")
+        return self._take()
+
+    def in_progress(self) -> list[Event]:
+        """Return the event that says that a queued response goes on."""
+        self.response["status"] = "in_progress"
+        self._emit_response("response.in_progress")
+        return self._take()
+
+    def step(self, deltas: Sequence[Delta | Compacting | Compacted]) -> list[Event]:
+        """Return the events of one step's deltas."""
+        for delta in deltas:
+            match delta:
+                case TextDelta():
+                    self._text(OpenMessage).add(delta.text, delta.logprobs)
+                case ReasoningDelta():
+                    self._text(OpenReasoning).add(delta.text)
+                case ToolCallStarted():
+                    self._open_item(OpenCall, delta)
+                case ToolCallDelta():
+                    self._call(delta.index).add(delta.arguments)
+                case Finished():
+                    self._finish(delta)
+                case Compacting(item_id):
+                    self._open_item(OpenCompaction, item_id)
+                case Compacted(item):
+                    self._compaction().content = item.content
+                    self._close_item("completed")
+                case Started(num_dropped_items=num_dropped, placement=placement):
+                    if num_dropped:
+                        self.notes["dropped_items"] = num_dropped
+                    self._untold = None if placement is None else placement_body(placement)
+        return self._take()
+
+    def fail(self, error: EdgeAgentError) -> list[Event]:
+        """Return the events that end a response which has begun and cannot go on."""
+        self._close_item("incomplete")
+        self.response["status"] = "failed"
+        self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
+        # No timings came with the failure; who failed and why is known.
+        run: Event = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
+        if error.num_delivered_tokens:
+            run["num_delivered_tokens"] = error.num_delivered_tokens
+        self._tell(run)
+        self._end("response.failed")
+        return self._take()
+
+    def so_far(self) -> Event:
+        """Return the response object with the output items that are whole."""
+        told = {"edgeagent": self.response.get("edgeagent", {}) | self.notes} if self.notes else {}
+        return self.response | {"output": list(self._output)} | told
+
+    def note(self, kind: str, **fields: object) -> list[Event]:
+        """Return an event about the response that is none of its own; it is numbered among them."""
+        self._emit(kind, **fields)
+        return self._take()
+
+    @property
+    def progress(self) -> Progress:
+        """How far the response has come, for its followers."""
+        return Progress(self.so_far(), self._output, self._open, is_over=self.is_over)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The part of the output that a continuation inherits: without a call that was cut off, which has no result."""
+        return tuple(_to_item(item) for item in self._output if _is_inherited(item))
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        event: Event = {"type": kind, "sequence_number": self._num_events, **fields}
+        if self._stream_id is not None:
+            event["stream_id"] = self._stream_id
+        if self._untold is not None:
+            event["edgeagent"], self._untold = self._untold, None
+        self._num_events += 1
+        self._events.append(event)
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _emit_response(self, kind: str) -> None:
+        # A copy: events wait in buffers while the response goes on.
+        self._emit(kind, response=self.so_far())
+
+    def _tell(self, run: Mapping[str, object]) -> None:
+        self.response["edgeagent"] = {**run, **self.notes}
+
+    def _open_item(self, kind: type[ItemT], *details: Any) -> ItemT:
+        self._close_item("completed")
+        item = kind(self._emit, self._make_id(kind.prefix), len(self._output), *details)
+        item.open()
+        self._open = item
+        return item
+
+    def _text(self, kind: type[ItemT]) -> ItemT:
+        return self._open if isinstance(self._open, kind) else self._open_item(kind)
+
+    def _call(self, index: int) -> OpenCall:
+        # A backend's calls come one after another, so the arguments are always the open call's.
+        call = self._open
+        assert isinstance(call, OpenCall) and call.call.index == index, f"arguments for call {index}, which is not open"
+        return call
+
+    def _compaction(self) -> OpenCompaction:
+        assert isinstance(self._open, OpenCompaction), "no compaction is open"
+        return self._open
+
+    def _close_item(self, status: str) -> None:
+        if self._open is not None:
+            self._output.append(self._open.close(status))
+            self._open = None
+
+    def _finish(self, finished: Finished) -> None:
+        is_whole = finished.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+        self._close_item("completed" if is_whole else "incomplete")
+        self.response["usage"] = responses_usage(finished.usage)
+        self.response["timings"] = timings_body(finished.usage, finished.timings)
+        self._tell(edgeagent_body(finished.timings, finished.timings.delivery_ms))
+        match finished.reason:
+            case FinishReason.LENGTH:
+                self.response["status"] = "incomplete"
+                self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+                self._end("response.incomplete")
+            case FinishReason.CANCELLED if self.is_steered:
+                self.response["status"] = "incomplete"
+                self.response["incomplete_details"] = {"reason": "steered"}
+                self._end("response.incomplete")
+            case FinishReason.CANCELLED:
+                # No literal of incomplete_details.reason fits; clients wait for one of the three terminal types.
+                self.response["status"] = "cancelled"
+                self._end("response.incomplete")
+            case _:
+                self.response["status"] = "completed"
+                self.response["completed_at"] = int(self._clock())
+                self._end("response.completed")
+
+    def _end(self, kind: str) -> None:
+        self.response["output"] = self._output
+        self._emit_response(kind)
+        self.is_over = True
+
+
+def _failure_code(error: EdgeAgentError) -> str:
+    # A closed literal in strict clients.
+    match error:
+        case InvalidRequest():
+            return "invalid_prompt"
+        case Overloaded():
+            return "rate_limit_exceeded"
+    return "server_error"
+
+
+def _is_inherited(item: Event) -> bool:
+    # A compaction is in the context that it made shorter.
+    return bool(item["type"] != "compaction" and (item["type"] != "function_call" or item["status"] == "completed"))
+
+
+def _to_item(item: Event) -> Item:
+    match item:
+        case {"type": "message", "id": item_id, "content": content}:
+            return MessageItem(item_id, "assistant", content[0]["text"])
+        case {"type": "reasoning", "id": item_id, "content": content}:
+            return ReasoningItem(item_id, content[0]["text"])
+    return CallItem(item["id"], item["call_id"], item["name"], item["arguments"])

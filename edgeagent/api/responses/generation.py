@@ -1,0 +1,63 @@
+"""How a turn is generated, whatever carries it: its steps, after a compaction where one is due."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from edgeagent.api.responses.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
+from edgeagent.api.responses.events import Compacted, Compacting, CompactionStep, new_id
+from edgeagent.api.responses.items import CompactionItem, Item, MessageItem
+from edgeagent.api.responses.turn import Turn, unrun
+from edgeagent.api.service import Service
+from edgeagent.errors import InternalError
+from edgeagent.types import FinishReason, Step
+
+Steps = AsyncGenerator[Step | CompactionStep, None]
+
+
+async def steps_of(turn: Turn, service: Service) -> Steps:
+    """Yield a turn's steps; the last one ends it, or an EdgeAgentError is raised."""
+    if turn.is_empty:
+        yield Step((unrun(FinishReason.STOP, "empty prompt"),))
+        return
+    if await _is_too_long(turn, service):
+        item_id = new_id("cmp")
+        yield CompactionStep((Compacting(item_id),))
+        try:
+            item = await _compact(turn, service, item_id)
+        except SummaryCancelled as cancelled:
+            yield Step((cancelled.end,))
+            return
+        yield CompactionStep((Compacted(item),))
+    async with aclosing(service.generate(turn.request)) as steps:
+        async for step in steps:
+            yield step
+    if not turn.events.is_over:
+        raise InternalError("the backend ended without finishing")
+
+
+async def _is_too_long(turn: Turn, service: Service) -> bool:
+    threshold = turn.create.compact_threshold
+    if threshold is None or not _split(turn.conversation.items):
+        return False
+    return await num_input_tokens(turn.request, service) > threshold
+
+
+async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem:
+    items = turn.conversation.items
+    num_old = _split(items)
+    summary, _ = await summarize(turn.request, turn.create.body.instructions, items[:num_old], service)
+    item, *calls = compacted(items[:num_old], summary, item_id)
+    turn.shorten((item, *calls, *items[num_old:]))
+    return item
+
+
+def _split(items: tuple[Item, ...]) -> int:
+    """Return how many items come before the user's last message, which is not summarized.
+
+    0 where all of them are a summary already.
+    """
+    said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
+    num_old = said[-1] if said else 0
+    return 0 if all(isinstance(item, CompactionItem) for item in items[:num_old]) else num_old

@@ -1,0 +1,252 @@
+"""An output item of a response between its added and its done event: what each kind is called and looks like."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, Protocol, Self
+
+from edgeagent.api.wire.logprobs import token_logprobs
+from edgeagent.types import TokenLogprob, ToolCallStarted
+
+Event = dict[str, Any]
+
+# Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. Of longer answers the deltas alone
+# have the log probabilities.
+MAX_LOGPROBS = 4096
+
+
+class Emit(Protocol):
+    """Adds one event, numbered."""
+
+    def __call__(self, kind: str, **fields: object) -> None: ...
+
+
+class OpenItem(ABC):
+    """An output item between its added and its done event. `num_opening` events open it, `num_closing` close it."""
+
+    prefix = ""
+    num_opening = 2
+    num_closing = 3
+
+    def __init__(self, emit: Emit, item_id: str, index: int) -> None:
+        self._emit_event = emit
+        self._id = item_id
+        self._index = index
+        self._parts: list[str] = []
+        self.num_chars = 0
+
+    def again(self, emit: Emit) -> Self:
+        """Return the same item for emitting its events once more: open it, emit its tail, and close it."""
+        twin = copy.copy(self)
+        twin._emit_event = emit
+        return twin
+
+    def hold(self, text: str) -> None:
+        """Take content, of which nothing is emitted."""
+        self._parts.append(text)
+        self.num_chars += len(text)
+
+    def tail(self, num_chars: int) -> str:
+        """Return the last characters of its content."""
+        found: list[str] = []
+        for part in reversed(self._parts):
+            if num_chars <= 0:
+                break
+            found.append(part[-num_chars:])
+            num_chars -= len(part)
+        return "".join(reversed(found))
+
+    def emit_tail(self, num_chars: int) -> None:
+        """Emit the last characters of its content as one delta."""
+        self._emit_delta(self.tail(num_chars))
+
+    def open(self) -> None:
+        """Emit the events that open it."""
+        self._emit_event("response.output_item.added", output_index=self._index, item=self._item("in_progress", ""))
+
+    def close(self, status: str) -> Event:
+        """Emit the events that close it, and return the final item."""
+        text = "".join(self._parts)
+        self._close_content(text)
+        item = self._item(status, text)
+        self._emit_event("response.output_item.done", output_index=self._index, item=item)
+        return item
+
+    @abstractmethod
+    def _item(self, status: str, text: str) -> Event:
+        """Return the item as it is."""
+
+    @abstractmethod
+    def _close_content(self, text: str) -> None:
+        """Emit the events that end its content."""
+
+    @abstractmethod
+    def _emit_delta(self, text: str) -> None:
+        """Emit more of its content."""
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        self._emit_event(kind, item_id=self._id, output_index=self._index, **fields)
+
+
+class OpenMessage(OpenItem):
+    """Text, in one part."""
+
+    prefix = "msg"
+
+    def __init__(self, emit: Emit, item_id: str, index: int) -> None:
+        super().__init__(emit, item_id, index)
+        self._logprobs: list[Event] = []
+        self._num_logprobs = 0
+
+    def open(self) -> None:
+        """Emit what opens it, its part too."""
+        super().open()
+        self._emit("response.content_part.added", content_index=0, part=self._part("", []))
+
+    def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
+        """Emit more text."""
+        logprobs = token_logprobs(tokens)
+        self.hold(text)
+        self._num_logprobs += sum(1 + len(token.top) for token in tokens)
+        if self._num_logprobs <= MAX_LOGPROBS:
+            self._logprobs += logprobs
+        else:
+            self._logprobs = []
+        self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def hold_logprobs(self, logprobs: list[Event]) -> None:
+        """Take the log probabilities of its content, of which nothing is emitted."""
+        self._logprobs = logprobs
+
+    def _emit_delta(self, text: str) -> None:
+        num_bytes, first = len(text.encode()), len(self._logprobs)
+        while first > 0 and num_bytes > 0:
+            first -= 1
+            num_bytes -= len(self._logprobs[first]["bytes"])
+        self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=self._logprobs[first:])
+
+    def _close_content(self, text: str) -> None:
+        self._emit("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+        self._emit("response.content_part.done", content_index=0, part=self._part(text, self._logprobs))
+
+    def _part(self, text: str, logprobs: list[Event]) -> Event:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+    def _item(self, status: str, text: str) -> Event:
+        content = [] if status == "in_progress" else [self._part(text, self._logprobs)]
+        return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+class OpenReasoning(OpenItem):
+    """Reasoning, in one part."""
+
+    prefix = "rs"
+
+    def open(self) -> None:
+        """Emit what opens it, its part too."""
+        super().open()
+        self._emit("response.content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
+
+    def add(self, text: str) -> None:
+        """Emit more reasoning."""
+        self.hold(text)
+        self._emit_delta(text)
+
+    def _emit_delta(self, text: str) -> None:
+        self._emit("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _close_content(self, text: str) -> None:
+        self._emit("response.reasoning_text.done", content_index=0, text=text)
+        self._emit("response.content_part.done", content_index=0, part={"type": "reasoning_text", "text": text})
+
+    def _item(self, status: str, text: str) -> Event:
+        content = [] if status == "in_progress" else [{"type": "reasoning_text", "text": text}]
+        return {"id": self._id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+class OpenCall(OpenItem):
+    """A call of a function."""
+
+    prefix = "fc"
+    num_opening = 1
+    num_closing = 2
+
+    def __init__(self, emit: Emit, item_id: str, index: int, call: ToolCallStarted) -> None:
+        super().__init__(emit, item_id, index)
+        self.call = call
+
+    def add(self, arguments: str) -> None:
+        """Emit more of the arguments."""
+        self.hold(arguments)
+        self._emit_delta(arguments)
+
+    def _emit_delta(self, text: str) -> None:
+        self._emit("response.function_call_arguments.delta", delta=text)
+
+    def close(self, status: str) -> Event:
+        """Emit the events that close it, and return the final item."""
+        # Clients parse the arguments of a finished call as JSON; a function without parameters may have none.
+        if status == "completed" and not "".join(self._parts).strip():
+            self.add("{}")
+        return super().close(status)
+
+    def _close_content(self, text: str) -> None:
+        self._emit("response.function_call_arguments.done", arguments=text, name=self.call.name)
+
+    def _item(self, status: str, text: str) -> Event:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "call_id": self.call.id,
+            "name": self.call.name,
+            "arguments": text,
+            "status": status,
+        }
+
+
+class OpenCompaction(OpenItem):
+    """A summary of the conversation before, under the id that it has there."""
+
+    num_closing = 1
+
+    def __init__(self, emit: Emit, item_id: str, index: int, own_id: str) -> None:
+        super().__init__(emit, own_id or item_id, index)
+        self.content = ""
+
+    def open(self) -> None:
+        """Emit what opens it, and that it is being written."""
+        super().open()
+        self._emit("response.compaction.compacting")
+
+    def _close_content(self, text: str) -> None:
+        """Emit nothing: its content is opaque."""
+
+    def _emit_delta(self, text: str) -> None:
+        """Emit nothing: its content comes as a whole."""
+
+    def _item(self, status: str, text: str) -> Event:
+        del text
+        content = "" if status == "in_progress" else self.content
+        return {"id": self._id, "type": "compaction", "encrypted_content": content}
+
+
+def closed_item(body: Event, index: int, emit: Emit) -> OpenItem:
+    """Return a finished item as it was before its end, for emitting its events once more."""
+    match body:
+        case {"type": "message", "id": item_id, "content": [part]}:
+            message = OpenMessage(emit, item_id, index)
+            message.hold(part["text"])
+            message.hold_logprobs(part["logprobs"])
+            return message
+        case {"type": "reasoning", "id": item_id, "content": [part]}:
+            reasoning = OpenReasoning(emit, item_id, index)
+            reasoning.hold(part["text"])
+            return reasoning
+        case {"type": "compaction", "id": item_id, "encrypted_content": content}:
+            compaction = OpenCompaction(emit, "", index, item_id)
+            compaction.content = content
+            return compaction
+    call = OpenCall(emit, body["id"], index, ToolCallStarted(0, body["call_id"], body["name"]))
+    call.hold(body["arguments"])
+    return call

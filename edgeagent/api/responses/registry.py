@@ -1,0 +1,80 @@
+"""The responses that run or wait, on all connections, so that a request by id can read or cancel one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeagent.api.responses.turn import Turn
+
+
+@dataclass(slots=True)
+class LiveTurn:
+    """A turn that can be found by its id. `over` is set once it has ended and is stored."""
+
+    turn: Turn
+    cancel: Callable[[], None]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self) -> None:
+        """Wake its followers: it has made progress."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    @property
+    def change(self) -> asyncio.Event:
+        """Set at its next progress after this call."""
+        return self._change
+
+
+class LiveTurns:
+    """Turns by their response's id; only the credential that made a turn finds it."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, LiveTurn] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[LiveTurn]:
+        """Make a turn visible for as long as it runs here."""
+        live = self.add(turn, cancel)
+        try:
+            yield live
+        finally:
+            self.remove(turn.request.id)
+
+    def add(self, turn: Turn, cancel: Callable[[], None]) -> LiveTurn:
+        """Make a turn visible until it is removed; `cancel` begins its end. One that is visible already stays so."""
+        return self._turns.setdefault(turn.request.id, LiveTurn(turn, cancel))
+
+    def remove(self, response_id: str) -> None:
+        """Remove a turn that is over; an unknown one is ignored."""
+        if entry := self._turns.pop(response_id, None):
+            entry.over.set()
+            entry.note()
+
+    def carry_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine that no connection waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def get(self, response_id: str, partition: str) -> Turn | None:
+        """Return a turn of this partition."""
+        live = self.find(response_id, partition)
+        return live.turn if live is not None else None
+
+    def find(self, response_id: str, partition: str) -> LiveTurn | None:
+        """Return a turn of this partition, to be followed."""
+        live = self._turns.get(response_id)
+        return live if live is not None and live.turn.partition == partition else None
+
+    async def cancel(self, response_id: str) -> None:
+        """Cancel a turn, and return once it is over."""
+        if entry := self._turns.get(response_id):
+            entry.cancel()
+            await entry.over.wait()

@@ -1,0 +1,87 @@
+"""The events of a background response, made from the response itself: any number of times, from any event on.
+
+No events are kept for that. An event's number follows from the response: each event has the next one, but a delta
+advances it by as many as it has characters, so that its own number says how far its text reaches. A client that gives
+the number of the last event it saw gets the rest, perhaps in other pieces: from the response while it is generated,
+from the store afterwards. A client that reads slowly gets fewer and longer deltas.
+"""
+
+from __future__ import annotations
+
+from edgeagent.api.responses.events import Progress
+from edgeagent.api.responses.open_items import Event, OpenItem, closed_item
+
+_NOT_BEGUN = ("response.created", "response.queued")
+_TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
+
+
+def events_after(progress: Progress, after: int) -> list[Event]:
+    """Return the events so far whose number is greater; -1: all of them."""
+    return _Teller(after).tell(progress)
+
+
+def last_number(progress: Progress) -> int:
+    """Return the number of the latest event so far."""
+    teller = _Teller(-1)
+    teller.tell(progress)
+    return teller.number - 1
+
+
+class _Teller:
+    def __init__(self, after: int) -> None:
+        self.number = 0
+        self._after = after
+        self._events: list[Event] = []
+
+    def tell(self, progress: Progress) -> list[Event]:
+        response = progress.response
+        for kind in _NOT_BEGUN:
+            self._emit_begun(kind, response, "queued")
+        if response["status"] == "queued":
+            return self._events
+        self._emit_begun("response.in_progress", response, "in_progress")
+        for index, body in enumerate(progress.output):
+            self._tell_item(closed_item(body, index, self._emit), body.get("status", "completed"))
+        if progress.open is not None:
+            self._tell_item(progress.open.again(self._emit), None)
+        if progress.is_over:
+            self._emit(_TERMINAL.get(response["status"], "response.incomplete"), response=response)
+        return self._events
+
+    def _tell_item(self, item: OpenItem, status: str | None) -> None:
+        """Emit the events of an item; status None: it is open."""
+        num_closing = 0 if status is None else item.num_closing
+        before = self.number + item.num_opening - 1  # what a delta without characters would have
+        if before + item.num_chars + num_closing <= self._after:
+            self.number = before + item.num_chars + num_closing + 1
+            return
+        item.open()
+        num_told = max(0, self._after - before)
+        if item.num_chars:
+            self.number = before + item.num_chars
+            if item.num_chars > num_told:
+                item.emit_tail(item.num_chars - num_told)
+            else:
+                self.number += 1
+        if status is not None:
+            item.close(status)
+
+    def _emit_begun(self, kind: str, response: Event, status: str) -> None:
+        if self.number > self._after:
+            self._emit(kind, response=_as_begun(response, status))
+        else:
+            self.number += 1
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        if self.number > self._after:
+            self._events.append({"type": kind, "sequence_number": self.number, **fields})
+        self.number += 1
+
+
+def _as_begun(response: Event, status: str) -> Event:
+    """Return a response as it was before its first output."""
+    begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
+    if warnings := response.get("edgeagent", {}).get("warnings"):
+        begun["edgeagent"] = {"warnings": warnings}
+    nothing = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    return begun | nothing | {"status": status, "output": []}

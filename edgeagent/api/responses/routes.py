@@ -1,0 +1,114 @@
+"""POST /v1/responses: one response over HTTP, whole or as server-sent events, from the WebSocket's turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from edgeagent.api.context import Context, context_of
+from edgeagent.api.gate.access import client_of
+from edgeagent.api.responses import background
+from edgeagent.api.responses.background import keep
+from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
+from edgeagent.api.responses.events import TERMINAL, set_delivery
+from edgeagent.api.responses.generation import Steps, steps_of
+from edgeagent.api.responses.history import ConnectionHistory
+from edgeagent.api.responses.open_items import Event
+from edgeagent.api.responses.turn import Turn, begin_turn, unexpected
+from edgeagent.api.wire import sse
+from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.api.wire.first_step import begun
+from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.errors import EdgeAgentError, InvalidRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """Answer one create, streamed or whole; the client's leaving cancels it."""
+    is_streamed, create = await read_body(request, _read, KNOWN)
+    context = context_of(request)
+    turn = await open_turn(create, context, client_of(request))
+    if turn.create.body.background:
+        return background.begin(turn, context, is_streamed=is_streamed)
+    placement = PlacementHeaders()
+    steps = placement.noting(steps_of(turn, context.service))
+    response: Response
+    if is_streamed:
+        steps = await sse.unless_disconnected(request.receive, begun(steps))
+        response = sse.EventStream(_stream_held(turn, steps, context))
+    else:
+        await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
+        response = JSONResponse(turn.events.response)
+    placement.put(response)
+    return response
+
+
+def _read(fields: dict[str, Any]) -> tuple[bool, ResponseCreate]:
+    is_streamed = fields.get("stream")
+    if not isinstance(is_streamed, bool | None):
+        raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
+    return bool(is_streamed), read_create(fields)
+
+
+async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
+    """Return the turn of a create that came over HTTP: without a connection, only what is stored can be continued."""
+    history = ConnectionHistory()
+    found = await context.history.find(history.missing(create.previous_id, create.items), partition)
+    return begin_turn(create, context.service, history, found, partition=partition)
+
+
+async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
+    turn.events.created()
+    with context.holding(turn):
+        async with aclosing(steps):
+            async for step in steps:
+                turn.events.step(step.deltas)
+        await keep(turn, context)
+
+
+async def _stream_held(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
+    with context.holding(turn):
+        async with aclosing(_stream(turn, steps, context)) as frames:
+            async for frame in frames:
+                yield frame
+
+
+async def _stream(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
+    """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
+    delivery_time = DeliveryTime()
+    for event in turn.events.created():
+        yield _frame(event)
+    try:
+        async with aclosing(steps):
+            async for step in steps:
+                events = turn.events.step(step.deltas)
+                if turn.events.is_over:
+                    await keep(turn, context)
+                for event in events:
+                    if event["type"] in TERMINAL and delivery_time.num:
+                        set_delivery(event, delivery_time.mean_ms)
+                    yield _frame(event)
+                delivery_time.add(step.at_s)
+    except EdgeAgentError as error:
+        failure = error
+    except Exception as error:
+        failure = unexpected(turn.request.id, error)
+    else:
+        yield sse.DONE
+        return
+    events = turn.events.fail(failure)
+    await keep(turn, context)
+    for event in events:
+        yield _frame(event)
+    yield sse.DONE
+
+
+def _frame(event: Event) -> bytes:
+    return sse.event(event, event["type"])

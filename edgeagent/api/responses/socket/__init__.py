@@ -1,0 +1,1 @@
+"""Responses over a WebSocket: one connection, its frames, lanes and steering."""

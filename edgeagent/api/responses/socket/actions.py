@@ -1,0 +1,79 @@
+"""The actions that a session returns, which its socket performs in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeagent.api.responses.history import Missing, StoredResponse
+from edgeagent.api.responses.open_items import Event
+from edgeagent.api.responses.turn import Turn
+
+# RFC 6455, section 7.4.1.
+GOING_AWAY = 1001
+UNSUPPORTED_DATA = 1003
+POLICY_VIOLATION = TOO_MANY = 1008
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Look in the store for what a lane's next create continues, and give it to `fetched`."""
+
+    lane: str | None
+    missing: Missing
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Make a queued turn visible to requests for its id, until its Start or its Drop."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a turn: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a request politely; its Finished(cancelled) still goes through `step`."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a request's steps before the first has come, or take it from the queue; none is read any more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Store a response before its terminal event, which follows, is sent."""
+
+    response: StoredResponse
+    body: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send an event. `at_s` is when the engine made it (0: not a delta); the last of a response is terminal."""
+
+    event: Event
+    request_id: str = ""
+    at_s: float = 0.0
+    is_terminal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection after what was sent."""
+
+    code: int
+    reason: str
+
+
+Action = Fetch | Queue | Start | Cancel | Drop | Keep | Send | Close

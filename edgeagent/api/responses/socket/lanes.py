@@ -1,0 +1,154 @@
+"""A connection's lanes: the name of each, the response that runs on it, and the creates that wait there."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edgeagent.api.gate.grants import revoked
+from edgeagent.api.responses.body import ResponseCreate
+from edgeagent.api.responses.socket.actions import GOING_AWAY, POLICY_VIOLATION
+from edgeagent.api.responses.socket.frames import Refused
+from edgeagent.api.responses.socket.steering import Steer
+from edgeagent.api.responses.turn import Turn
+from edgeagent.errors import EdgeAgentError, InvalidRequest
+
+MAX_NAMED_LANES = 32
+
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_DEFAULT_LANE = None
+
+
+class InvalidStreamId(InvalidRequest):
+    code = "invalid_stream_id"
+
+
+class ConnectionLimitReached(InvalidRequest):
+    code = "websocket_connection_limit_reached"
+
+    @classmethod
+    def after(cls, max_age_s: float) -> ConnectionLimitReached:
+        """Return the error of a connection that is as old as it may be."""
+        minutes = f"{max_age_s / 60:g} minutes"
+        return cls(
+            f"Responses websocket connection limit reached ({minutes}). Create a new websocket connection to continue."
+        )
+
+
+class StreamLimitReached(InvalidRequest):
+    code = "websocket_stream_limit_reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Why a connection takes no more creates, in words for its client, and how it closes."""
+
+    error: EdgeAgentError
+    code: int
+    reason: str
+
+    @classmethod
+    def by_age(cls, max_age_s: float) -> Expiry:
+        """Return the expiry of a connection that is as old as it may be."""
+        return cls(ConnectionLimitReached.after(max_age_s), GOING_AWAY, "the connection is too old")
+
+    @classmethod
+    def by_token(cls) -> Expiry:
+        """Return the expiry of a connection whose token has ended."""
+        return cls(revoked(), POLICY_VIOLATION, "the token has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A create that no client sent: it answers the steers of the response before it."""
+
+    create: ResponseCreate
+    steers: tuple[Steer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A create that waits on its lane."""
+
+    content: ResponseCreate | Successor | Refused
+    num_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A response under way. `answers` are the steers that made it a successor; `steers` those that make its own."""
+
+    turn: Turn
+    lane: Lane
+    answers: tuple[Steer, ...] = ()
+    steers: list[Steer] = field(default_factory=list)
+    is_created: bool = False
+    has_steps: bool = False
+    is_cancelled: bool = False
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return self.turn.request.id
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """`fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
+
+    `key` tells it apart from all lanes of all connections.
+    """
+
+    name: str | None
+    key: str
+    live: Live | None = None
+    fetching: ResponseCreate | None = None
+    is_fetch_cancelled: bool = False
+    waiting: deque[Waiting] = field(default_factory=deque)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the next create has to wait."""
+        return self.live is not None or self.fetching is not None
+
+
+class Lanes:
+    """The default lane, which has no name, and up to MAX_NAMED_LANES that clients name."""
+
+    def __init__(self) -> None:
+        self._connection = secrets.token_hex(8)
+        self.default = Lane(_DEFAULT_LANE, self._connection)
+        self._lanes: dict[str | None, Lane] = {_DEFAULT_LANE: self.default}
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
+    def find(self, name: object) -> Lane | None:
+        """Return a lane that is in use."""
+        return self._lanes.get(name) if name is None or isinstance(name, str) else None
+
+    def use(self, name: object, *, is_named: bool) -> Lane:
+        """Return the lane that a frame names, opened at its first use; raise InvalidStreamId or StreamLimitReached."""
+        if not is_named or name is None:
+            return self.default
+        if not isinstance(name, str) or not _STREAM_ID.fullmatch(name):
+            raise InvalidStreamId(
+                "stream_id must be a non-empty string of at most 256 letters, numbers, underscores, hyphens or periods",
+                param="stream_id",
+            )
+        if name not in self._lanes:
+            if len(self._lanes) > MAX_NAMED_LANES:
+                raise StreamLimitReached(
+                    f"This connection has used the maximum number of distinct stream IDs ({MAX_NAMED_LANES}); "
+                    "reuse one or open another connection.",
+                    param="stream_id",
+                )
+            self._lanes[name] = Lane(name, f"{self._connection}/{name}")
+        return self._lanes[name]
+
+    def clear(self) -> None:
+        """Forget every lane."""
+        self._lanes.clear()

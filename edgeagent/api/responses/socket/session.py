@@ -1,0 +1,399 @@
+"""One client's WebSocket session without the socket: frames and steps in, actions out.
+
+It owns the lanes, what is live on them, and the rule that every `response.create` ends in exactly one terminal message:
+an error envelope as long as `response.created` was not sent, otherwise one of completed, incomplete and failed. It does
+no I/O and keeps no time; `websocket` performs its actions in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgeagent.api.responses.body import ResponseCreate
+from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
+from edgeagent.api.responses.history import ConnectionHistory, Found
+from edgeagent.api.responses.items import Item
+from edgeagent.api.responses.open_items import Event
+from edgeagent.api.responses.socket import actions, steering
+from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
+from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, Refused
+from edgeagent.api.responses.socket.lanes import (
+    Expiry,
+    InvalidStreamId,
+    Lane,
+    Lanes,
+    Live,
+    StreamLimitReached,
+    Successor,
+    Waiting,
+)
+from edgeagent.api.responses.socket.steering import Steer, SteerRefused
+from edgeagent.api.responses.socket.steers import Steers
+from edgeagent.api.responses.turn import begin_turn, unrun
+from edgeagent.api.service import Service
+from edgeagent.api.wire.errors import error_body, error_event
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
+from edgeagent.types import Delta, FinishReason, Step
+
+MAX_ACTIVE = 16
+MAX_WAITING = 64
+MAX_WAITING_BYTES = 32 << 20
+MAX_REFUSALS = 1024
+
+
+class Session:
+    """See the module. `default_model` is what the client's URL names; a create's own model goes first."""
+
+    def __init__(
+        self,
+        service: Service,
+        history: ConnectionHistory,
+        *,
+        default_model: str | None = None,
+        partition: str = "",
+        make_id: NewId = new_id,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._service = service
+        self._history = history
+        self._default_model = default_model
+        self._partition = partition
+        self._make_id = make_id
+        self._clock = clock
+        self._lanes = Lanes()
+        self._steers = Steers(history, make_id)
+        self._live: dict[str, Live] = {}
+        self._queued: deque[Live] = deque()
+        self._freed: deque[Lane] = deque()
+        self._expiry: Expiry | None = None
+        self._is_closed = False
+        self._num_waiting_bytes = 0
+        self._actions: list[Action] = []
+
+    def receive(self, frame: Frame) -> list[Action]:
+        """Take a frame."""
+        match frame:
+            case Refused():
+                # It may have been a create, which must be answered in order.
+                self._wait(self._lanes.default, Waiting(frame))
+            case CreateFrame():
+                self._create(frame)
+            case OtherFrame(fields):
+                self._receive_other(fields)
+        return self._take()
+
+    def _receive_other(self, fields: dict[str, Any]) -> None:
+        match fields.get("type"):
+            case "response.cancel":
+                self._cancel(fields)
+            case "response.steer":
+                self._steer(fields)
+            case "response.processed":
+                pass
+            case unknown:
+                self._refuse_unknown(unknown)
+
+    def receive_binary(self) -> list[Action]:
+        """Take a binary frame: the protocol has none."""
+        return [Close(actions.UNSUPPORTED_DATA, "text frames only")]
+
+    def fetched(self, lane_name: str | None, found: Found) -> list[Action]:
+        """Take the store's answer to a Fetch."""
+        lane = self._lanes.find(lane_name)
+        if lane is not None and lane.fetching is not None:
+            create, lane.fetching = lane.fetching, None
+            self._begin_turn(lane, create, found)
+            self._advance(lane)
+        return self._take()
+
+    def admitted(self, request_id: str) -> list[Action]:
+        """Note that a request was not refused at once: its response begins."""
+        if live := self._live.get(request_id):
+            self._begin(live)
+        return self._take()
+
+    def step(self, request_id: str, step: Step | CompactionStep) -> list[Action]:
+        """Take one step of a live request; after its terminal event there is none."""
+        if live := self._live.get(request_id):
+            live.has_steps = True
+            self._feed(live, step.deltas, step.at_s)
+        return self._take()
+
+    def failed(self, request_id: str, error: EdgeAgentError) -> list[Action]:
+        """Take the failure of a live request."""
+        if live := self._live.get(request_id):
+            if live.is_created:
+                events = live.turn.events.fail(error)
+                self._keep(live)
+                self._send(live, events)
+            else:
+                self._refuse(live.lane, error, live.answers)
+            self._evict(live.turn.create.previous_id, live.lane)
+            self._end(live)
+        return self._take()
+
+    def cancel(self, request_id: str) -> list[Action]:
+        """Cancel a live request, as another connection asked."""
+        self._cancel_live(self._live.get(request_id))
+        return self._take()
+
+    def expire(self, expiry: Expiry) -> list[Action]:
+        """Take no more creates, and close once nothing is under way."""
+        self._expiry = expiry
+        return self._take()
+
+    def disconnected(self) -> None:
+        """Forget everything: after this no request is started and no event sent."""
+        self._live.clear()
+        self._queued.clear()
+        self._freed.clear()
+        self._lanes.clear()
+        self._expiry = None
+
+    def _take(self) -> list[Action]:
+        self._go_on()
+        if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
+            self._is_closed = True
+            self._send_error(self._expiry.error, None)
+            self._actions.append(Close(self._expiry.code, self._expiry.reason))
+        taken, self._actions = self._actions, []
+        return taken
+
+    def _create(self, frame: CreateFrame) -> None:
+        try:
+            lane = self._lanes.use(frame.stream_id, is_named=frame.is_named)
+        except StreamLimitReached as error:
+            self._send_error(error, str(frame.stream_id))
+        except InvalidStreamId as error:
+            self._wait(self._lanes.default, Waiting(Refused(error)))
+        else:
+            self._wait(lane, Waiting(frame.asked, frame.num_bytes))
+
+    def _wait(self, lane: Lane, waiting: Waiting) -> None:
+        is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
+        if is_full and lane.is_busy:
+            # It keeps its place, so that its error comes in order; only its body is dropped.
+            most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
+            error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
+            waiting = Waiting(Refused(error))
+        if len(lane.waiting) >= MAX_REFUSALS:
+            self._actions.append(Close(actions.TOO_MANY, "too many requests are waiting"))
+            return
+        lane.waiting.append(waiting)
+        self._num_waiting_bytes += waiting.num_bytes
+        self._advance(lane)
+
+    def _advance(self, lane: Lane) -> None:
+        while not lane.is_busy and lane.waiting:
+            waiting = lane.waiting.popleft()
+            self._num_waiting_bytes -= waiting.num_bytes
+            match waiting.content:
+                case Refused(error, previous_id):
+                    self._evict(previous_id, lane)
+                    self._send_error(error, lane.name)
+                case Successor(create, steers):
+                    self._begin_turn(lane, create, Found(), steers)
+                case create:
+                    self._open(lane, create)
+
+    def _open(self, lane: Lane, create: ResponseCreate) -> None:
+        if self._expiry:
+            self._evict(create.previous_id, lane)
+            self._send_error(self._expiry.error, lane.name)
+        elif missing := self._history.missing(create.previous_id, create.items):
+            lane.fetching = create
+            self._actions.append(Fetch(lane.name, missing))
+        else:
+            self._begin_turn(lane, create, Found())
+
+    def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
+        is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
+        if waiting := self._steers.waiting_for(create.previous_id, lane):
+            create = replace(create, items=(*_items(waiting), *create.items))
+        try:
+            turn = begin_turn(
+                create,
+                self._service,
+                self._history,
+                found,
+                default_model=self._default_model,
+                stream_id=lane.name,
+                partition=self._partition,
+                lane=lane.key,
+                make_id=self._make_id,
+                clock=self._clock,
+            )
+        except EdgeAgentError as error:
+            self._evict(create.previous_id, lane)
+            self._refuse(lane, error, answers)
+            return
+        live = Live(turn, lane, answers)
+        if is_cancelled:
+            lane.live = self._live[live.id] = live
+            self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
+        else:
+            self._start(live)
+
+    def _start(self, live: Live) -> None:
+        live.lane.live = live
+        is_full = self._num_active >= MAX_ACTIVE
+        self._live[live.id] = live
+        if is_full:
+            self._queued.append(live)
+            self._actions.append(Queue(live.turn))
+            self._begin(live, is_queued=True)
+        else:
+            self._run(live)
+
+    def _run(self, live: Live) -> None:
+        if live.turn.is_empty:
+            self._feed(live, [unrun(FinishReason.STOP, "empty prompt")])
+        else:
+            self._actions.append(Start(live.turn))
+
+    def _feed(self, live: Live, deltas: Sequence[Delta | Compacting | Compacted], at_s: float = 0.0) -> None:
+        self._begin(live)
+        events = live.turn.events.step(deltas)
+        if live.turn.events.is_over:
+            self._keep(live)
+        self._send(live, events, at_s)
+        if live.turn.events.is_over:
+            self._end(live)
+
+    def _begin(self, live: Live, *, is_queued: bool = False) -> None:
+        if not live.is_created:
+            live.is_created = True
+            self._steers.release(live.turn.create.previous_id, live.lane)
+            self._send(live, live.turn.events.created(is_queued=is_queued))
+
+    def _keep(self, live: Live) -> None:
+        stored = live.turn.stored()
+        if not stored.is_failed:
+            self._history.add(stored, live.lane.name)
+        if stored.is_storable:
+            self._actions.append(Keep(stored, live.turn.events.response))
+
+    def _end(self, live: Live) -> None:
+        del self._live[live.id]
+        live.lane.live = None
+        if live.steers:
+            self._follow(live)
+        self._freed.append(live.lane)
+
+    def _go_on(self) -> None:
+        """Run creates that waited for a response to end: other lanes' first, or a busy lane would starve them."""
+        while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
+            if self._queued and self._num_active < MAX_ACTIVE:
+                following = self._queued.popleft()
+                self._send(following, following.turn.events.in_progress())
+                self._run(following)
+            else:
+                self._advance(self._freed.popleft())
+
+    @property
+    def _num_active(self) -> int:
+        return len(self._live) - len(self._queued)
+
+    def _evict(self, previous_id: object, lane: Lane) -> None:
+        if isinstance(previous_id, str):
+            self._history.evict_failed(previous_id, lane.name)
+
+    def _cancel(self, frame: dict[str, Any]) -> None:
+        response_id = frame.get("response_id")
+        if response_id is None:
+            lane = self._lanes.find(frame.get("stream_id"))
+            live = lane.live if lane else None
+            if lane and lane.fetching:
+                lane.is_fetch_cancelled = True
+        else:
+            live = self._live.get(response_id) if isinstance(response_id, str) else None
+        self._cancel_live(live)
+
+    def _cancel_live(self, live: Live | None) -> None:
+        # Unknown and finished ids are ignored: a late error would be read as the next turn's failure.
+        if live is not None:
+            live.is_cancelled = True
+            live.turn.events.is_steered = False
+            self._stop(live)
+
+    def _stop(self, live: Live) -> None:
+        if live.has_steps:
+            self._actions.append(Cancel(live.id))
+            return
+        if live in self._queued:
+            self._queued.remove(live)
+        # It may wait for a model or a slot, where no step would tell of its end.
+        self._actions.append(Drop(live.id))
+        self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
+
+    def _steer(self, frame: dict[str, Any]) -> None:
+        previous_id, raw = frame.get("previous_response_id"), frame.get("input")
+        live = self._live.get(previous_id) if isinstance(previous_id, str) else None
+        try:
+            steer = self._steers.read(live, previous_id, raw)
+        except SteerRefused as refusal:
+            self._actions.append(Send(self._steers.refused(refusal, live.lane if live else None, previous_id, raw)))
+            return
+        assert live is not None, "only a response that is under way can be steered"
+        self._begin(live)
+        live.steers.append(steer)
+        self._send(live, live.turn.events.note("response.steer.accepted", **steering.accepted(steer)))
+        if not live.turn.events.is_steered:
+            live.turn.events.is_steered = True
+            self._stop(live)
+
+    def _follow(self, live: Live) -> None:
+        """Bring a response's steers to their end.
+
+        1. if it failed, or its client cancelled it, they are given back; 2. if it made calls, they wait for the create
+        with the results; 3. otherwise a successor answers them, before other creates on the lane.
+        """
+        steers = tuple(live.steers)
+        calls = steering.unanswered(live.turn.events.items)
+        if live.is_cancelled or live.turn.events.response["status"] == "failed":
+            refusal = SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' ended without a successor")
+            self._return_steers(live.lane, steers, refusal)
+        elif calls:
+            self._steers.hold(live)
+            for steer in steers:
+                note = live.turn.events.note("response.steer.pending", **steering.pending(steer, calls))
+                self._send(live, note)
+        else:
+            create = live.turn.create.succeeded_by(live.id, _items(steers))
+            live.lane.waiting.appendleft(Waiting(Successor(create, steers)))
+
+    def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
+        for steer in steers:
+            self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
+
+    def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
+        """Send the error of a create that failed before it began, or, of a successor, give its steers back."""
+        if answers:
+            self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
+        else:
+            self._send_error(error, lane.name)
+
+    def _refuse_unknown(self, kind: object) -> None:
+        # While a response is under way, an error would be read as its end.
+        if not self._lanes.default.is_busy:
+            other = "no type" if kind is None else "a type that is no string"
+            shown = f"'{kind[:64]}'" if isinstance(kind, str) else other
+            message = f"unknown event type: got {shown}; send response.create, response.cancel or response.steer"
+            self._send_error(InvalidRequest(message, param="type"), None)
+
+    def _send(self, live: Live, events: list[Event], at_s: float = 0.0) -> None:
+        last = len(events) - 1
+        for index, event in enumerate(events):
+            is_terminal = index == last and event["type"] in TERMINAL
+            self._actions.append(Send(event, live.id, at_s, is_terminal))
+
+    def _send_error(self, error: EdgeAgentError, stream_id: str | None) -> None:
+        self._actions.append(Send(error_event(error, stream_id)))
+
+
+def _items(steers: Sequence[Steer]) -> tuple[Item, ...]:
+    return tuple(item for steer in steers for item in steer.items)

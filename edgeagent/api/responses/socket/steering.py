@@ -1,0 +1,92 @@
+"""`response.steer`: an input that a client sends to a response that is under way, and the events about that.
+
+The steered response stops at a token boundary and a successor answers; or, if it ended with calls, the input waits for
+the create that brings their results. It does not know lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeagent.api.responses.items import CallItem, Item, MessageItem, read_items
+from edgeagent.api.responses.open_items import Event
+from edgeagent.errors import EdgeAgentError
+
+MAX_STEERS = 16
+
+NOT_FOUND = "response_not_found"
+ALREADY_COMPLETED = "response_already_completed"
+NOT_ACTIVE = "response_not_active"
+NOT_SUPPORTED = "steering_not_supported"
+TOO_MANY = "too_many_pending_steers"
+INVALID_INPUT = "invalid_input"
+NO_SUCCESSOR = "successor_creation_failed"
+
+
+class SteerRefused(Exception):
+    """An input is refused; `code` is one of the protocol's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """An accepted input: as it came, and as items."""
+
+    id: str
+    previous_id: str
+    raw: object
+    items: tuple[Item, ...]
+
+
+def read_steer_input(raw: object) -> tuple[Item, ...]:
+    """Return the items of a steer's input: a string, or a list of user messages; raise SteerRefused."""
+    if not isinstance(raw, str | list) or not raw:
+        raise SteerRefused(INVALID_INPUT, "input must be a non-empty string or a non-empty list of user messages")
+    try:
+        items = read_items(raw)
+    except EdgeAgentError as error:
+        raise SteerRefused(INVALID_INPUT, error.message) from None
+    if not all(isinstance(item, MessageItem) and item.role == "user" for item in items):
+        raise SteerRefused(INVALID_INPUT, "only messages with the role user can steer a response")
+    return items
+
+
+def accepted(steer: Steer) -> Event:
+    """Return the fields of `response.steer.accepted`."""
+    return {"steer": {"id": steer.id, "previous_response_id": steer.previous_id}}
+
+
+def pending(steer: Steer, calls: Sequence[CallItem]) -> Event:
+    """Return the fields of `response.steer.pending`: the calls whose results it waits for."""
+    stubs = [{"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls]
+    return {**accepted(steer), "reason": "waiting_for_required_input", "required_input": stubs}
+
+
+def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> Event:
+    """Return the fields of `response.steer.failed`, which gives the input back."""
+    shown_id = previous_id if isinstance(previous_id, str) else ""
+    steer: Event = {"previous_response_id": shown_id, "input": _shown(raw)}
+    if steer_id is not None:
+        steer["id"] = steer_id
+    error = {"type": "invalid_request_error", "code": refusal.code, "message": refusal.message}
+    return {"error": error, "steer": steer}
+
+
+def unanswered(items: Sequence[Item]) -> list[CallItem]:
+    """Return the calls of a response, whose results only the client can bring."""
+    return [item for item in items if isinstance(item, CallItem)]
+
+
+def _shown(raw: object) -> object:
+    """Return an input to give back: as it came, but in the form that typed clients read."""
+    match raw:
+        case str():
+            return raw
+        case list():
+            return [{"type": "message", **message} if isinstance(message, dict) else message for message in raw]
+    return ""

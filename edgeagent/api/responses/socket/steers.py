@@ -1,0 +1,69 @@
+"""A connection's steers: which are accepted, which wait for the results of calls, and which are given back.
+
+It sends nothing: the session does. `steering` has the form of a steer on the wire.
+"""
+
+from __future__ import annotations
+
+from edgeagent.api.responses.events import NewId
+from edgeagent.api.responses.history import ConnectionHistory
+from edgeagent.api.responses.open_items import Event
+from edgeagent.api.responses.socket import steering
+from edgeagent.api.responses.socket.lanes import Lane, Live
+from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
+
+
+class Steers:
+    """`history` tells a response that is over from one that never was."""
+
+    def __init__(self, history: ConnectionHistory, make_id: NewId) -> None:
+        self._history = history
+        self._make_id = make_id
+        self._waiting: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
+        self._num_failures = 0
+
+    def read(self, live: Live | None, previous_id: object, raw: object) -> Steer:
+        """Return a client's accepted input to a response, `live` if that is under way; raise SteerRefused."""
+        if live is None:
+            raise self._unsteerable(previous_id)
+        items = steering.read_steer_input(raw)
+        if live.is_cancelled:
+            raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
+        if live.turn.request.prefill_only:
+            raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
+        if live.turn.create.compact_threshold is not None:
+            raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
+        if len(live.steers) >= MAX_STEERS or len(self._waiting) >= MAX_STEERS:
+            raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
+        return Steer(self._make_id("steer"), live.id, raw, items)
+
+    def hold(self, live: Live) -> None:
+        """Keep the steers of a response that ended in calls, until a create on its lane brings their results."""
+        self._waiting[live.id] = (live.lane, tuple(live.steers))
+
+    def waiting_for(self, previous_id: str | None, lane: Lane) -> tuple[Steer, ...]:
+        """Return the steers that wait for a create like this one; a fork on another lane does not concern them."""
+        waiting_lane, steers = self._waiting.get(previous_id or "", (None, ()))
+        return steers if waiting_lane is lane else ()
+
+    def release(self, previous_id: str | None, lane: Lane) -> None:
+        """Note that the create that these steers waited for has begun."""
+        if self.waiting_for(previous_id, lane):
+            del self._waiting[previous_id or ""]
+
+    def refused(
+        self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
+    ) -> Event:
+        """Return the event that gives an input back."""
+        fields = steering.failed(refusal, previous_id, raw, steer_id)
+        event: Event = {"type": "response.steer.failed", "sequence_number": self._num_failures, **fields}
+        if lane is not None and lane.name is not None:
+            event["stream_id"] = lane.name
+        self._num_failures += 1
+        return event
+
+    def _unsteerable(self, previous_id: object) -> SteerRefused:
+        shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"
+        if isinstance(previous_id, str) and self._history.remembers(previous_id):
+            return SteerRefused(steering.ALREADY_COMPLETED, f"the response {shown} is over; create another")
+        return SteerRefused(steering.NOT_FOUND, f"no response {shown} is under way on this connection")

@@ -1,0 +1,134 @@
+"""A response and its input, by its id, over HTTP, for the credential that made it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic_core import from_json
+
+from edgeagent.api.context import context_of
+from edgeagent.api.gate.access import client_of
+from edgeagent.api.responses import background
+from edgeagent.api.responses.item_json import item_body
+from edgeagent.api.responses.items import Item
+from edgeagent.api.responses.turn import Turn
+from edgeagent.errors import InvalidRequest, NotFound
+
+# A cancelled request ends within a step; if the worker hangs, the watchdog ends it, and the client does not wait.
+CANCEL_S = 30.0
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+
+router = APIRouter(prefix="/v1/responses/{response_id}")
+
+
+@router.get("")
+async def get_response(request: Request, response_id: str) -> Response:
+    """Return a stored response, or one that is being generated as far as it has come; a background one as a stream too.
+
+    The stream has the events behind number `starting_after`, all of them without that, up to the response's end.
+    """
+    after = _starting_after(request)
+    live = context_of(request).turns.find(response_id, client_of(request))
+    if live is not None:
+        return JSONResponse(live.turn.events.so_far()) if after is None else background.follow(live, after)
+    if after is None:
+        return await _stored(request, response_id)
+    body = await context_of(request).history.body(response_id, client_of(request))
+    if body is None:
+        raise _unknown(response_id)
+    return background.tell(from_json(body), after)
+
+
+def _starting_after(request: Request) -> int | None:
+    """Return the number behind which a stream is asked for, -1 without one, None where no stream is asked for."""
+    stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
+    if stream.lower() not in ("true", "false"):
+        raise InvalidRequest(f"stream must be true or false; got {stream[:64]!r}", param="stream")
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
+        raise InvalidRequest(
+            f"starting_after must be the number of an event, 0 or more; got {after[:64]!r}", param="starting_after"
+        )
+    if stream.lower() == "true":
+        return -1 if after is None else int(after)
+    if after is not None:
+        raise InvalidRequest("starting_after needs stream=true", param="starting_after")
+    return None
+
+
+@router.delete("")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response; those that continued it keep what they inherited. One that runs must be over first."""
+    if _live(request, response_id):
+        raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
+    if not await context_of(request).history.remove(response_id, client_of(request)):
+        raise _unknown(response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/cancel")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Cancel a response that is being generated, wherever it was created, and return it; one that is over stays so."""
+    turn = _live(request, response_id)
+    if turn is None:
+        return await _stored(request, response_id)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_S):
+            await context_of(request).turns.cancel(response_id)
+    return JSONResponse(turn.events.so_far())
+
+
+@router.get("/input_items")
+async def list_input_items(request: Request, response_id: str) -> Response:
+    """Return a page of the items that a response answered, those it inherited too; the latest first by default."""
+    turn = _live(request, response_id)
+    if turn is not None:
+        items = turn.conversation.items
+    else:
+        stored = await context_of(request).history.get(response_id, client_of(request))
+        if stored is None:
+            raise _unknown(response_id)
+        items = stored.context
+    return JSONResponse(_page(items, request))
+
+
+def _page(items: tuple[Item, ...], request: Request) -> dict[str, object]:
+    query = request.query_params
+    order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", str(DEFAULT_PAGE))
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc; got {order[:64]!r}", param="order")
+    # The length first: Python refuses to read a number of thousands of digits.
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 16) or not 1 <= int(limit) <= MAX_PAGE:
+        raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE}; got {limit[:64]!r}", param="limit")
+    rest = list(items if order == "asc" else reversed(items))
+    if after is not None:
+        index = next((index for index, item in enumerate(rest) if item.id == after), None)
+        if index is None:
+            raise InvalidRequest(f"after must be an item of this response; got {after[:128]!r}", param="after")
+        rest = rest[index + 1 :]
+    page = rest[: int(limit)]
+    return {
+        "object": "list",
+        "data": [item_body(item) for item in page],
+        "first_id": page[0].id if page else "",
+        "last_id": page[-1].id if page else "",
+        "has_more": len(rest) > len(page),
+    }
+
+
+def _live(request: Request, response_id: str) -> Turn | None:
+    return context_of(request).turns.get(response_id, client_of(request))
+
+
+async def _stored(request: Request, response_id: str) -> Response:
+    body = await context_of(request).history.body(response_id, client_of(request))
+    if body is None:
+        raise _unknown(response_id)
+    return Response(body, media_type="application/json")
+
+
+def _unknown(response_id: str) -> NotFound:
+    return NotFound(f"Response with id '{response_id[:128]}' not found.")

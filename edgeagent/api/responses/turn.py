@@ -1,0 +1,133 @@
+"""One response in the making, whatever carries it: checked create, request, events, and place in a chain."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgeagent.api.responses.body import ResponseCreate
+from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
+from edgeagent.api.responses.history import ConnectionHistory, Conversation, Found, StoredResponse
+from edgeagent.api.responses.item_json import with_id
+from edgeagent.api.responses.items import Item
+from edgeagent.api.service import Service
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.router.modes import strictest
+from edgeagent.types import (
+    ChatPrompt,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Timings,
+    Usage,
+    replace,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """`conversation` is what the request answers; it may be shortened later, under the same id."""
+
+    create: ResponseCreate
+    request: GenerateRequest
+    events: ResponseEvents
+    conversation: Conversation
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute: a prefill without messages, which no template could render."""
+        prompt = self.request.prompt
+        return isinstance(prompt, ChatPrompt) and not prompt.messages
+
+    @property
+    def partition(self) -> str:
+        """The partition of its client."""
+        return self.request.cache.partition
+
+    def shorten(self, items: tuple[Item, ...]) -> None:
+        """Answer these items instead, which stand for the same conversation."""
+        self.conversation = Conversation(items, 0, self.conversation.is_storable, self.conversation.route)
+        shorter = self.create.request(
+            self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
+        )
+        self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
+
+    def stored(self) -> StoredResponse:
+        """Return what a continuation needs, of cut-off and cancelled answers too: the client has their text."""
+        return StoredResponse(
+            id=self.request.id,
+            context=self.conversation.items,
+            output=self.events.items,
+            num_inherited=self.conversation.num_inherited,
+            previous_id=self.create.previous_id,
+            partition=self.partition,
+            is_storable=self.events.response["store"],
+            is_failed=self.events.response["status"] == "failed",
+            route=self.request.route,
+        )
+
+
+def begin_turn(
+    create: ResponseCreate,
+    service: Service,
+    history: ConnectionHistory,
+    found: Found,
+    *,
+    default_model: str | None = None,
+    stream_id: str | None = None,
+    partition: str = "",
+    lane: str = "",
+    make_id: NewId = new_id,
+    clock: Callable[[], float] = time.time,
+) -> Turn:
+    """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
+
+    `found` is what the store has of the ids that the history did not remember; the response's prompt stays cached until
+    the next one of its `lane` ("": for as long as any other prompt).
+    """
+    items = tuple(with_id(item, new_id) for item in create.items)
+    conversation = history.continue_from(create.previous_id, items, found)
+    model = create.body.model or default_model or service.default_model()
+    request = create.request(
+        make_id("resp"), model, conversation.items, partition, is_storable=conversation.is_storable
+    )
+    route = strictest(conversation.route, request.route)
+    request = replace(request, cache=replace(request.cache, lane=lane), route=route)
+    response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
+    # A response that continues one that must not be written is not written either, and says so.
+    response["store"] = create.is_stored and conversation.is_storable
+    events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
+    if route is not None:
+        # The store reads it back, for what continues this response.
+        events.notes["mode"] = route.value
+    if create.warning:
+        events.notes["warnings"] = [create.warning.text]
+    return Turn(create, request, events, conversation)
+
+
+def unrun(reason: FinishReason, why: str) -> Finished:
+    """Return the end of a request that no backend saw."""
+    return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
+
+
+def unexpected(request_id: str, error: Exception) -> InternalError:
+    """Log an exception that was not translated, and return the error that stands for it on the wire."""
+    # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
+    places = {"places": "".join(traceback.format_tb(error.__traceback__))}
+    logger.error("%s failed: %s", request_id, type(error).__name__, extra=places)
+    return InternalError(type(error).__name__)
+
+
+def _defaults(service: Service, model: str) -> SamplingParams:
+    try:
+        name = service.find_model(model)
+    except EdgeAgentError:
+        return SamplingParams()  # the service says what is wrong
+    info = next((status.info for status in service.models() if status.name == name), None)
+    return info.sampling if info else SamplingParams()

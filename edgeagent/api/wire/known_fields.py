@@ -1,0 +1,94 @@
+"""Unknown fields in a body: a slip of the client's, or another server's field, which would be ignored in silence.
+
+The request is answered as if they were not there. The client is told: in a header, or, on a WebSocket, which has none,
+in the response's own object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from edgeagent.api.wire.errors import printable
+
+HEADER = b"x-edgeagent-warning"
+SCOPE_KEY = "edgeagent.warnings"
+"""Where the ASGI scope has the list of warnings that the answer's headers will carry."""
+LOG_EVERY_S = 60.0
+MAX_NAMED = 5
+MAX_NAME_CHARS = 64
+# How much of a known name a wrong one must have: `max_token` of `max_tokens`, `max_length` of nothing.
+_LIKENESS = 0.75
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldWarning:
+    """`text` is for the client, and quotes it; `logged` does not."""
+
+    text: str
+    logged: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFields:
+    """The names that a body may have, and those inside its `options` where it has that object."""
+
+    names: frozenset[str]
+    options: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, body: type[BaseModel], *more: str, options: frozenset[str] = frozenset()) -> KnownFields:
+        """Return the fields of a body, and `more` that are taken and have no effect."""
+        return cls(frozenset({*body.model_fields, *more}), options)
+
+    def warning(self, fields: Mapping[str, object]) -> FieldWarning | None:
+        """Return one line that names the unknown fields, None where there are none."""
+        unknown = list(self._unknown(fields))
+        if not unknown:
+            return None
+        named = [
+            (prefix + name[:MAX_NAME_CHARS], _meant(prefix, name, known)) for prefix, name, known in unknown[:MAX_NAMED]
+        ]
+        shown = ", ".join(f"{name} (did you mean {meant}?)" if meant else name for name, meant in named)
+        more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
+        meant = ", ".join(meant for _, meant in named if meant)
+        perhaps = f", perhaps meant as {meant}" if meant else ""
+        counted = "1 unknown field" if len(unknown) == 1 else f"{len(unknown)} unknown fields"
+        return FieldWarning(printable(f"unknown fields: {shown}{more}"), f"{counted}{perhaps}")
+
+    def _unknown(self, fields: Mapping[str, object]) -> Iterator[tuple[str, str, frozenset[str]]]:
+        yield from (("", name, self.names) for name in fields if name not in self.names)
+        options = fields.get("options")
+        if self.options and isinstance(options, Mapping):
+            yield from (("options.", name, self.options) for name in options if name not in self.options)
+
+
+def _meant(prefix: str, name: str, known: frozenset[str]) -> str:
+    close = difflib.get_close_matches(name[:MAX_NAME_CHARS], sorted(known), 1, _LIKENESS)
+    return prefix + close[0] if close else ""
+
+
+def header(warning: FieldWarning) -> tuple[bytes, bytes]:
+    """Return the header that carries a warning."""
+    return HEADER, warning.text.encode("ascii", "backslashreplace")
+
+
+class WarningLog:
+    """Writes warnings into the log, at most one in LOG_EVERY_S seconds: a client sends the same field every time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_at_s = clock()
+
+    def write(self, warning: FieldWarning) -> None:
+        """Write a warning, or nothing where one was written a moment ago."""
+        if self._clock() >= self._next_at_s:
+            self._next_at_s = self._clock() + LOG_EVERY_S
+            logger.warning("a request has %s; its answer names them (%s)", warning.logged, HEADER.decode())

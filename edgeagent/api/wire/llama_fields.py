@@ -1,0 +1,159 @@
+"""llama-server's request fields that OpenAI's APIs do not have: each is honoured, or refused if it would matter.
+
+Harmless ones are taken and change nothing: `id_slot` (a prefix is found wherever it is), `n_keep` (no context is
+shifted), `response_fields` (the body comes whole).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, SamplingBody, between, read_schema
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.types import (
+    CachePolicy,
+    GenerateRequest,
+    JsonSchemaFormat,
+    OutputFormat,
+    SamplingParams,
+    TextFormat,
+    replace,
+)
+
+MAX_RIVALS = 20
+_NO_PINGS_S = 86_400.0
+
+Fields = dict[str, Any]
+
+# The chain of samplers in its fixed order, each with the parameters under which it does nothing.
+_CHAIN: dict[str, Fields] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+# llama-server's others, which do nothing unless they are given parameters, and here they have none.
+_IDLE = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc")
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How an answer is to be written. Pings are comments in a silent stream; None: as often as by default."""
+
+    is_streamed: bool
+    is_usage_streamed: bool
+    has_timings: bool
+    has_tokens: bool
+    ping_interval_s: float | None
+
+
+class ExtendedBody(SamplingBody):
+    """The fields that chat completions and completions share, llama-server's among them; all may be null."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n_predict: Annotated[int, between(-1, MAX_INT32)] | None = None
+    n_probs: Annotated[int, between(0, MAX_RIVALS)] | None = None
+    post_sampling_probs: bool | None = None
+    cache_prompt: bool | None = None
+    store: bool | None = None
+    no_store: bool | None = None
+    id_slot: Annotated[int, between(-1, MAX_INT32)] | None = None
+    n_keep: Annotated[int, between(-1, MAX_INT32)] | None = None
+    t_max_predict_ms: int | None = None
+    return_progress: bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    sse_ping_interval: Annotated[int, between(-1, MAX_INT32)] | None = None
+    json_schema: Fields | None = None
+    grammar: str | None = None
+    samplers: Annotated[list[str], Field(max_length=16)] | None = None
+    lora: list[Fields] | None = None
+    service_tier: str | None = None
+    edgeagent: EdgeagentBody | None = None
+
+    def check_supported(self) -> None:
+        """Raise NotSupported for fields that would change the answer and are not supported."""
+        refused = {
+            "grammar": (self.grammar, "grammars are not taken; describe the output with json_schema"),
+            "lora": (self.lora, "adapters cannot be chosen by request"),
+            "post_sampling_probs": (self.post_sampling_probs, "probabilities are those before sampling"),
+            "t_max_predict_ms": (max(0, self.t_max_predict_ms or 0), "bound the answer with max_tokens, or hang up"),
+        }
+        for name, (value, advice) in refused.items():
+            if value:
+                raise NotSupported(f"{name} is not supported: {advice}", param=name)
+
+    def sampling(self) -> SamplingParams:
+        """Return the checked parameters; samplers that `samplers` leaves out do nothing."""
+        params = super().sampling()
+        return params if self.samplers is None else replace(params, **_without(self.samplers))
+
+    def cache(self, partition: str) -> CachePolicy:
+        """Return what the prefix cache may do; a request that must not be stored leaves nothing on disk."""
+        is_cached = self.cache_prompt is not False
+        return CachePolicy(is_cached, is_cached, partition, persist=self.store is not False and not self.no_store)
+
+    def schema_format(self, chosen: OutputFormat) -> OutputFormat:
+        """Return the output's format: what OpenAI's field says, or else json_schema."""
+        if self.json_schema is None:
+            return chosen
+        if not isinstance(chosen, TextFormat):
+            raise InvalidRequest("response_format and json_schema exclude each other", param="json_schema")
+        return JsonSchemaFormat(read_schema(self.json_schema, "json_schema"))
+
+    def limit(self, *openai: int | None) -> int | None:
+        """Return the most tokens to generate: the first of OpenAI's fields that is given, else n_predict; -1: any."""
+        given = next((count for count in (*openai, self.n_predict) if count is not None), None)
+        return None if given == -1 else given
+
+    def delivery(self) -> Delivery:
+        """Return how the answer is to be written."""
+        interval = self.sse_ping_interval
+        return Delivery(
+            is_streamed=bool(self.stream),
+            is_usage_streamed=bool(self.stream_options and self.stream_options.include_usage),
+            has_timings=bool(self.timings_per_token),
+            has_tokens=bool(self.return_tokens),
+            ping_interval_s=None if interval is None else (_NO_PINGS_S if interval < 1 else float(interval)),
+        )
+
+
+def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...]:
+    """Return `num` requests that differ in their ids, and in their seeds where there is one."""
+    seed = request.sampling.seed
+    return (
+        request,
+        *(
+            replace(
+                request,
+                id=f"{request.id}-{index}",
+                sampling=request.sampling if seed is None else replace(request.sampling, seed=seed + index),
+            )
+            for index in range(1, num)
+        ),
+    )
+
+
+def _without(samplers: Sequence[str]) -> Fields:
+    """Return the parameters that keep all other samplers from doing anything."""
+    names = [name for name in samplers if name not in _IDLE]
+    order = [name for name in _CHAIN if name in names]
+    if names != order:
+        raise NotSupported(
+            f"samplers must be some of {', '.join(_CHAIN)}, in this order; not {', '.join(names)!r:.200}",
+            param="samplers",
+        )
+    return {key: value for name, neutral in _CHAIN.items() if name not in names for key, value in neutral.items()}

@@ -1,0 +1,56 @@
+"""Where an answer comes from, as its client is told before the first token: in headers, and in the first event.
+
+The terminal event says it again, since an answer may have changed its place by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from edgeagent.api.responses.events import CompactionStep
+from edgeagent.types import Placement, Started, Step
+
+# Printable ASCII but the percent sign, which quoting uses: a remote names its own models.
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+ItemT = TypeVar("ItemT", bound=Step | CompactionStep | tuple[int, Step])
+
+
+def placement_of(step: Step | CompactionStep) -> Placement | None:
+    """Return the placement that a step tells, if it tells one."""
+    for delta in step.deltas:
+        if isinstance(delta, Started):
+            return delta.placement
+    return None
+
+
+class PlacementHeaders:
+    """The headers of one answer, of which the first steps have come."""
+
+    def __init__(self) -> None:
+        self._placement: Placement | None = None
+
+    async def noting(self, steps: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
+        """Return the same steps; the first placement that they tell is kept."""
+        async with aclosing(steps):
+            async for item in steps:
+                if self._placement is None:
+                    self._placement = placement_of(item[1] if isinstance(item, tuple) else item)
+                yield item
+
+    def put(self, response: Response) -> None:
+        """Write the headers, as far as it is known yet where the answer comes from."""
+        if (place := self._placement) is None:
+            return
+        fields = {
+            "x-edgeagent-served-by": place.served_by,
+            "x-edgeagent-reason": place.reason,
+            "x-edgeagent-model": place.model,
+            "x-edgeagent-host": place.host,
+        }
+        response.headers.update({name: quote(value, safe=_PLAIN) for name, value in fields.items() if value})

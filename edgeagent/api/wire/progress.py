@@ -1,0 +1,60 @@
+"""A stream's progress while it runs, in llama-server's words: how much of the prompt is done, and timings so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from edgeagent.api.wire.usage import timings_body
+from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, Usage
+
+Fields = dict[str, Any]
+
+
+class SoFar:
+    """One generation as it is seen from outside the worker; the end brings the exact numbers."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = Started(0, 0)
+        self._began_s = clock()
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._num_tokens = 0
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where it runs, if that was told."""
+        return self._started.placement
+
+    def note(self, step: Step) -> None:
+        """Take a step."""
+        at_s = step.at_s or self._clock()
+        for delta in step.deltas:
+            if isinstance(delta, Started):
+                self._started, self._began_s = delta, at_s
+        if step.tokens:
+            self._first_s = self._first_s or at_s
+            self._last_s = at_s
+            self._num_tokens += len(step.tokens)
+
+    def timings(self) -> Fields:
+        """Return llama-server's `timings`."""
+        prompt_s, first_s = self._began_s, self._first_s
+        return timings_body(
+            Usage(self._started.num_prompt_tokens, self._started.num_cached_tokens, self._num_tokens),
+            Timings(
+                prefill_ms=0.0 if first_s is None else (first_s - prompt_s) * 1000,
+                decode_ms=0.0 if first_s is None else (self._last_s - first_s) * 1000,
+            ),
+        )
+
+    def progress(self, delta: PromptProgress) -> Fields:
+        """Return llama-server's `prompt_progress`."""
+        return {
+            "total": self._started.num_prompt_tokens,
+            "cache": self._started.num_cached_tokens,
+            "processed": delta.num_tokens,
+            "time_ms": round((self._clock() - self._began_s) * 1000),
+        }

@@ -1,0 +1,197 @@
+"""Models, health, readiness and versions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+from websockets.asyncio.client import connect
+
+from edgeagent.api.ops import probe
+from edgeagent.config import Config, StoreConfig
+from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
+from edgeagent.store.cache import HubCache
+from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
+from tests.api.services import INFO, OneModel
+from tests.backends.fake import FakeBackend, Gate, failing, finished
+from tests.daemon.running import running
+
+ROUTES = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"),
+    *("/api/chat", "/api/generate", "/api/embed"),
+)
+
+
+async def test_the_list_of_models() -> None:
+    async with (
+        running(FakeBackend(models=("fake", "org/repo:Q4"))) as daemon,
+        AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        models = [model async for model in await client.models.list()]
+        assert [(model.id, model.object, model.owned_by) for model in models] == [
+            ("fake", "model", "edgeagent"),
+            ("org/repo:Q4", "model", "edgeagent"),
+        ]
+        assert await client.models.retrieve("org/repo:Q4") == models[1]
+        with pytest.raises(NotFoundError) as missing:
+            await client.models.retrieve("org/repo")
+        assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["default", "fake"])
+async def test_every_name_that_generates_is_found(name: str) -> None:
+    async with (
+        running(FakeBackend()) as daemon,
+        AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        assert (await client.models.retrieve(name)).id == "fake"
+        assert (await client.responses.create(model=name, input="hi")).output_text == "hi"
+
+
+async def test_a_model_that_is_here_but_not_served_says_how_to_serve_it(tmp_path: Path) -> None:
+    cache = HubCache(tmp_path / "models")
+    for name in ("x-Q4_K_M.gguf", "x-Q8_0.gguf"):
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
+        blob = cache.blob("org/repo", sha256)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(b"GGUF")
+        cache.publish("org/repo", "a" * 40, name, sha256)
+    config = Config(state_dir=tmp_path, store=StoreConfig(models_dir=cache.root))
+    here, path = "org/repo:Q8_0", str(blob)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "content": "hi"}
+    async with running(FakeBackend(), config) as daemon:
+        for name, is_here in ((here, True), ("org/repo:Q2_K", False), ("org/other", False), (path, False)):
+            replies = [await daemon.http.get(f"{daemon.url}/v1/models/{name.lstrip('/')}")]
+            for route in ROUTES:
+                text = "prompt" if route in ("/v1/completions", "/api/generate") else "input"
+                body = {"model": name, text: "hi"} | chat
+                replies.append(await daemon.http.post(daemon.url + route, json=body))
+            for reply in replies:
+                assert reply.status_code == 404, reply.text
+                assert "not found" in reply.text
+                assert (f"run `edgeagent serve {name}`" in reply.text) is is_here
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+            await socket.send(json.dumps({"type": "response.create", "model": here, "input": "hi"}))
+            error = json.loads(await socket.recv())
+            assert (error["status"], error["error"]["code"]) == (404, "model_not_found")
+            assert f"run `edgeagent serve {here}`" in error["error"]["message"]
+
+
+async def test_what_a_loaded_model_says() -> None:
+    async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
+        [model] = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+        assert model["edgeagent"] == {"state": "ready", "context_length": 4096, "supports_tools": True}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (WorkerState.STARTING, "Loading model"),
+        (WorkerState.STOPPED, "Loading model"),
+        (WorkerState.FAILED, "No model is ready"),
+    ],
+)
+async def test_health_before_a_model_is_ready(state: WorkerState, message: str) -> None:
+    async with running(OneModel(state)) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/health")
+        assert reply.status_code == 503
+        assert reply.json() == {"error": {"code": 503, "message": message, "type": "unavailable_error"}}
+
+
+async def test_health() -> None:
+    async with running(FakeBackend()) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/health")
+        assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+
+
+async def test_ready_generates_one_token_for_all_who_ask() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (gate, TextDelta("x"), finished()))
+    async with running(backend) as daemon:
+        asked = [asyncio.create_task(daemon.http.get(f"{daemon.url}/ready")) for _ in range(5)]
+        await gate.reached.wait()
+        gate.opened.set()
+        replies = await asyncio.gather(*asked)
+        replies.append(await daemon.http.get(f"{daemon.url}/ready"))
+    assert {reply.status_code for reply in replies} == {200}
+    [request] = backend.requests
+    assert request == GenerateRequest(
+        id=request.id,
+        model="fake",
+        prompt=TextPrompt("Hello"),
+        sampling=SamplingParams(temperature=0.0),
+        max_tokens=1,
+        cache=CachePolicy(read=False, write=False),
+        route=RouteMode.LOCAL_ONLY,
+    )
+
+
+async def test_ready_asks_again_when_its_answer_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "READY_CACHE_S", 0.0)
+    monkeypatch.setattr(probe, "NOT_READY_CACHE_S", 0.0)
+    backend = FakeBackend()
+    async with running(backend) as daemon:
+        assert (await daemon.http.get(f"{daemon.url}/ready")).status_code == 200
+        backend.script = failing(Overloaded("full"))
+        assert (await daemon.http.get(f"{daemon.url}/ready")).status_code == 503
+    assert len(backend.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (ModelLoading("40 %"), "model_loading"),
+        (ModelLoadFailed("bad file"), "model_load_failed"),
+        (Overloaded("full"), "queue_full"),
+    ],
+)
+async def test_not_ready(failure: Exception, code: str) -> None:
+    async with running(FakeBackend(lambda _: (failure,))) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/ready")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, code)
+
+
+async def test_a_hang_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
+    backend = FakeBackend(lambda _: (Gate(),))
+    async with running(backend) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/ready")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "request_timeout")
+        assert backend.num_live == 0
+
+
+async def test_a_stranger_who_leaves_does_not_end_the_probe() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (gate, finished()))
+    async with running(backend) as daemon:
+        _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writer.write(f"GET /ready HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n\r\n".encode())
+        await gate.reached.wait()
+        writer.transport.abort()
+        patient = asyncio.create_task(daemon.http.get(f"{daemon.url}/ready"))
+        await asyncio.sleep(0)
+        gate.opened.set()
+        assert (await patient).status_code == 200
+    assert len(backend.requests) == 1
+
+
+async def test_versions() -> None:
+    async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
+        body = (await daemon.http.get(f"{daemon.url}/version")).json()
+    assert set(body) == {"version", "llama_cpp_commit", "llama_cpp_python", "python"}
+    assert body["llama_cpp_commit"] == "abc1234"
+    assert body["llama_cpp_python"]
+
+
+async def test_probes_may_ask_for_the_head_alone() -> None:
+    async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
+        for path in ("/health", "/ready"):
+            reply = await daemon.http.head(f"{daemon.url}{path}")
+            assert reply.status_code == 200
+            assert reply.content == b""
+    async with running(OneModel(WorkerState.STARTING)) as daemon:
+        assert (await daemon.http.head(f"{daemon.url}/health")).status_code == 503
