@@ -36,6 +36,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.fixture
+def machine_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where this process looks for the machine's policy; nothing is there yet."""
+    path = tmp_path / "machine" / "policy.toml"
+    path.parent.mkdir(mode=0o755)
+    monkeypatch.setattr("edgeagent.machine_policy.file.policy_path", lambda: path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """Return a function from a memory kind to the path of a tiny random model of that kind, made once a session."""

@@ -19,6 +19,7 @@ ROWS: list[set[str]] = [
     {"config"},
     {"config_sources", "metrics", "runtime_file", "state_files"},
     {"credentials", "cache_folder", "remotes"},
+    {"machine_policy"},
     {"engine", "text", "store", "egress"},
     {"worker"},
     {"backends"},
@@ -56,7 +57,7 @@ OWNERS: dict[str, set[str]] = {
     "httpcore": {"backends"},
     "h2": {"backends"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
-    "msgspec": {"types", "remotes", "egress", "worker", "backends", "router", "api"},
+    "msgspec": {"types", "remotes", "machine_policy", "egress", "worker", "backends", "router", "api"},
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
     "jinja2": {"text"},

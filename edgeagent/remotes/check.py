@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec.structs import asdict, replace
 
 from edgeagent.errors import ConfigError
-from edgeagent.remotes import Endpoint, Limits, Remote
+from edgeagent.remotes import Budget, Endpoint, Limits, Remote
 
 MAX_ENDPOINTS = 16
 MAX_MODELS = 1000
@@ -45,7 +45,7 @@ def checked(remote: Remote) -> Remote:
     _check_models(remote, where)
     _check_numbers(remote, where)
     if remote.proxy is not None:
-        _url(remote.proxy, f"{where}: proxy")
+        check_url(remote.proxy, f"{where}: proxy")
     return replace(remote, endpoints=endpoints, tls=_tls(remote, where))
 
 
@@ -57,7 +57,7 @@ def check_name(name: str) -> None:
 
 def complete_url(text: str) -> str:
     """Return a base URL up to and with /v1; raise ConfigError for one that is none."""
-    parts = _url(text, "URL")
+    parts = check_url(text, "URL")
     path = parts.path.rstrip("/")
     path = path if path.endswith(_API) else f"{path}{_API}"
     host = parts.hostname or ""
@@ -95,7 +95,8 @@ def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> 
     return replace(endpoint, url=url)
 
 
-def _url(text: str, where: str) -> SplitResult:
+def check_url(text: str, where: str) -> SplitResult:
+    """Return a URL's parts; raise ConfigError, which begins with `where`, for what is none, or holds a secret."""
     if len(text) > MAX_URL_CHARS or not text.isascii() or any(not char.isprintable() or char == " " for char in text):
         raise ConfigError(f"{where}: must be a URL of at most {MAX_URL_CHARS} ASCII characters without blanks")
     try:
@@ -167,7 +168,7 @@ def _tls(remote: Remote, where: str) -> Any:
 
 def _check_numbers(remote: Remote, where: str) -> None:
     _check_each(f"{where}: price", asdict(remote.price), lambda value: value >= 0, "0 or more")
-    _check_each(f"{where}: budget", asdict(remote.budget), lambda value: value >= 0, "0 or more")
+    check_budget(remote.budget, f"{where}: budget")
     _check_each(where, {"context_length": remote.context_length}, lambda value: value >= 0, "0 or more")
     limits = asdict(remote.limits)
     most = limits.pop("max_concurrent")
@@ -180,6 +181,11 @@ def _check_numbers(remote: Remote, where: str) -> None:
     in_range = f"more than 0, at most {MAX_SECONDS:g}"
     _check_each(f"{where}: limits", limits, lambda value: 0 < value <= MAX_SECONDS, in_range)
     _check_order(remote.limits, where)
+
+
+def check_budget(budget: Budget, where: str) -> None:
+    """Raise ConfigError, which begins with `where`, for what cannot be a budget."""
+    _check_each(where, asdict(budget), lambda value: value >= 0, "0 or more")
 
 
 def _check_each(where: str, values: dict[str, float | None], is_right: Callable[[float], bool], wanted: str) -> None:

@@ -1,0 +1,239 @@
+"""The policy's file: where it is, who may have written it, what may stand in it; read again when it has changed.
+
+No option and no variable names another place, so only who may write there decides. While the file cannot be trusted or
+understood, CLOSED holds, and `trouble` says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
+from edgeagent.machine_policy import CLOSED, MachinePolicy
+from edgeagent.machine_policy.remotes import why_forbidden
+from edgeagent.remotes import Remote
+from edgeagent.remotes.check import check_budget, check_url
+from edgeagent.state_files import file_stamp, folder_stamp
+from edgeagent.types import RouteMode
+
+FILE = "policy.toml"
+RETRY_S = 1.0
+MAX_ENTRIES = 10_000
+_MAX_BYTES = 1 << 20
+_COMMON_APPDATA = 0x23  # CSIDL_COMMON_APPDATA
+_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(:\d{1,5})?", re.IGNORECASE)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+logger = logging.getLogger(__name__)
+# What a daemon logs, a command says itself.
+logger.addHandler(logging.NullHandler())
+
+
+def policy_path() -> Path:
+    """Return where the policy's file is, if there is one: the same for every user, and writable by administrators."""
+    if sys.platform == "win32":
+        return Path(_program_data()) / "edgeagent" / FILE
+    if sys.platform == "darwin":
+        return Path("/Library/Application Support/edgeagent") / FILE
+    return Path("/etc/edgeagent") / FILE
+
+
+def _program_data() -> str:
+    """Return %ProgramData% as the system knows it; the variable of that name is the user's."""
+    import ctypes
+
+    buffer = ctypes.create_unicode_buffer(260)
+    shell: Any = getattr(ctypes, "windll").shell32  # noqa: B009 - exists on Windows only
+    shell.SHGetFolderPathW(None, _COMMON_APPDATA, None, 0, buffer)
+    return buffer.value or r"C:\ProgramData"
+
+
+class PolicyFile:
+    """The machine's policy as it is at this moment."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = policy_path()
+        self._clock = clock
+        self._retry_at_s = 0.0
+        self._stamps: object = None
+        self._policy: MachinePolicy | None = None
+        self._trouble = ""
+        self._revision = 0
+
+    @property
+    def policy(self) -> MachinePolicy:
+        """What is allowed: everything where there is no file, nothing outside this machine while there is trouble."""
+        self._refresh()
+        return CLOSED if self._trouble else self._policy or MachinePolicy()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a policy, or what should be one."""
+        self._refresh()
+        return self._policy is not None or bool(self._trouble)
+
+    @property
+    def trouble(self) -> str:
+        """Why the file cannot be trusted or understood, and what to do; empty where it can, or where there is none."""
+        self._refresh()
+        return self._trouble
+
+    @property
+    def revision(self) -> int:
+        """A number that differs after every change of the policy."""
+        self._refresh()
+        return self._revision
+
+    @property
+    def why_local(self) -> str:
+        """Why the policy keeps every request on this machine; empty where it does not."""
+        if self.policy.route is not RouteMode.LOCAL_ONLY:
+            return ""
+        return self._trouble or f"the machine's policy ({self.path}) says route = local_only"
+
+    def why_not(self, remote: Remote) -> str:
+        """Return why a remote may not be used; empty where it may."""
+        why = why_forbidden(self.policy, remote)
+        return why and (self._trouble or f"the machine's policy ({self.path}) does not allow it: {why}")
+
+    def check_pull(self) -> None:
+        """Raise Forbidden where no model may be downloaded."""
+        if not self.policy.pulls:
+            raise Forbidden(self._trouble or f"the machine's policy ({self.path}) says pulls = false")
+
+    def check_model(self, path: Path, sha256: Callable[[Path], str]) -> None:
+        """Raise ModelLoadFailed where a model's file may not be loaded; `sha256` is asked only where that matters."""
+        allowed = self.policy.model_sha256
+        if allowed is not None and (found := sha256(path)) not in allowed:
+            raise ModelLoadFailed(
+                f"{path} has the sha256 {found}, which is not among model_sha256 of the machine's policy ({self.path})",
+                param="model",
+            )
+
+    def _refresh(self) -> None:
+        stamps = folder_stamp(self.path.parent), file_stamp(self.path)
+        if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
+            return
+        before = self._policy, self._trouble
+        try:
+            self._policy, self._trouble = load_policy(self.path), ""
+        except ConfigError as error:
+            self._policy, self._trouble = None, error.message
+        # What could not be read is tried again, since the reason may have been another than the file.
+        self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
+        if before == (self._policy, self._trouble):
+            return
+        self._revision += 1
+        if self._trouble:
+            logger.warning("%s", self._trouble)
+        elif self._policy is not None:
+            logger.info("the machine's policy (%s) holds: %s", self.path, ", ".join(described(self._policy)) or "empty")
+        else:
+            logger.warning("there is no machine policy any more: %s is gone", self.path)
+
+
+def load_policy(path: Path) -> MachinePolicy | None:
+    """Return the policy of a file, None where there is none; raise ConfigError, which names the field at fault."""
+    try:
+        content = _read(path)
+        return None if content is None else _checked(_parsed(content))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the machine's policy {path}: {error.message}; until that is mended nothing leaves this machine and no "
+            "model is downloaded"
+        ) from None
+
+
+def described(policy: MachinePolicy) -> dict[str, Any]:
+    """Return the fields that a policy gives, for JSON."""
+    fields: dict[str, Any] = msgspec.to_builtins(policy)
+    empty: dict[str, Any] = msgspec.to_builtins(MachinePolicy())
+    fields["budget"] = {name: most for name, most in fields["budget"].items() if most is not None}
+    empty["budget"] = {}
+    return {name: value for name, value in fields.items() if value != empty[name]}
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        _check_owner(path.parent.stat(), f"the folder {path.parent}")
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        raise ConfigError("it is a link" if is_link else f"it cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError("it is not a regular file")
+        _check_owner(status, "it")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"it has more than {_MAX_BYTES} bytes")
+    return content
+
+
+def _check_owner(status: os.stat_result, what: str) -> None:
+    """Raise ConfigError where others than root and this user could have written it. Windows has no such bits."""
+    if sys.platform == "win32":
+        return
+    if status.st_uid not in (0, os.getuid()):
+        raise ConfigError(f"{what} belongs to another user (uid {status.st_uid}); give it to root (chown root)")
+    if status.st_mode & 0o022:
+        raise ConfigError(f"{what} can be changed by other users; take that from them (chmod go-w)")
+
+
+def _parsed(content: bytes) -> MachinePolicy:
+    try:
+        return msgspec.convert(tomllib.loads(content.decode()), MachinePolicy)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"it is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".")
+        raise ConfigError(f"{field}: {problem}" if field else problem) from None
+
+
+def _checked(policy: MachinePolicy) -> MachinePolicy:
+    hosts, hashes = policy.remote_hosts or (), policy.model_sha256 or ()
+    for name, entries in (("remote_hosts", hosts), ("model_sha256", hashes)):
+        if len(entries) > MAX_ENTRIES:
+            raise ConfigError(f"{name}: at most {MAX_ENTRIES}, not {len(entries)}")
+    for host in hosts:
+        if not (_HOST.fullmatch(host) and _has_port_or_none(host)):
+            raise ConfigError(f"remote_hosts: {host!r:.300} is no host: a name or an address, and :PORT if it matters")
+    for digest in hashes:
+        if not _SHA256.fullmatch(digest):
+            raise ConfigError(f"model_sha256: {digest!r:.80} is not a sha256, 64 hexadecimal digits in small letters")
+    check_budget(policy.budget, "budget")
+    if policy.ca_file is not None and not Path(policy.ca_file).is_absolute():
+        raise ConfigError(f"ca_file: must be an absolute path, not {policy.ca_file!r:.200}")
+    if policy.proxy is not None:
+        check_url(policy.proxy, "proxy")
+    return policy
+
+
+def _has_port_or_none(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").port != 0
+    except ValueError:
+        return False
