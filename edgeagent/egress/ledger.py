@@ -17,9 +17,9 @@ from typing import Protocol
 from edgeagent import metrics
 from edgeagent.egress import KEPT_DAYS, Begun, Carried, Ended
 from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
-from edgeagent.egress.spending import Spending, Spent, cost, lack
+from edgeagent.egress.spending import ALL, Spending, Spent, cost, lack
 from edgeagent.errors import ConfigError, RemoteUnavailable
-from edgeagent.remotes import Price, Remote
+from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
 from edgeagent.state_files import check_folder
 from edgeagent.types import Permit
@@ -43,7 +43,16 @@ class Remotes(Protocol):
 class Ledger:
     """Appends to the file of the day. One daemon has it, on one thread."""
 
-    def __init__(self, state_dir: Path, remotes: Remotes, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        remotes: Remotes,
+        clock: Callable[[], float] = time.time,
+        *,
+        ceiling: Callable[[], Budget] = Budget,
+    ) -> None:
+        """`ceiling` tells the budget of all remotes together."""
+        self._ceiling = ceiling
         self._folder = folder_of(state_dir)
         self._remotes = remotes
         self._clock = clock
@@ -129,7 +138,7 @@ class Ledger:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
             return self._troubled(error)
-        return lack(remote, found.budget, self._spending, client)
+        return lack(remote, found.budget, self._spending, client) or lack(ALL, self._ceiling(), self._spending, client)
 
     def spent(self, remote: str) -> Spent:
         """Return what all clients have spent today at a remote; nothing where that cannot be read."""

@@ -9,6 +9,8 @@ from edgeagent.remotes import Budget, Price
 
 # Of a body whose tokens nobody has counted yet.
 BYTES_PER_TOKEN = 4
+ALL = ""
+"""In place of a remote's name: all remotes together."""
 _PER_MILLION = 1e-6
 
 
@@ -48,11 +50,11 @@ class Spending:
                 self._count(line.remote, line.client, line.num_tokens, line.money)
 
     def of(self, remote: str) -> Spent:
-        """Return what all clients have spent at a remote."""
+        """Return what all clients have spent at a remote, or at ALL."""
         return self._by_remote.get(remote) or Spent()
 
     def of_client(self, remote: str, client: str) -> Spent:
-        """Return what a client has spent at a remote."""
+        """Return what a client has spent at a remote, or at ALL."""
         return self._by_client.get((remote, client)) or Spent()
 
     def clients(self, remote: str) -> list[str]:
@@ -66,7 +68,7 @@ class Spending:
         return [
             Carried(remote, client, spent.num_tokens, spent.money)
             for (remote, client), spent in self._by_client.items()
-            if spent != Spent()
+            if remote != ALL and spent != Spent()
         ]
 
     def _close(self, row: int) -> None:
@@ -75,19 +77,21 @@ class Spending:
             self._count(remote, client, -estimate.num_tokens, -estimate.money)
 
     def _count(self, remote: str, client: str, num_tokens: int, money: float) -> None:
-        for spent in (
-            self._by_remote.setdefault(remote, Spent()),
-            self._by_client.setdefault((remote, client), Spent()),
-        ):
-            spent.num_tokens += num_tokens
-            spent.money += money
+        for name in (remote, ALL):
+            for spent in (
+                self._by_remote.setdefault(name, Spent()),
+                self._by_client.setdefault((name, client), Spent()),
+            ):
+                spent.num_tokens += num_tokens
+                spent.money += money
 
 
 def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
-    """Return why a budget allows a client nothing more today; None where it does."""
+    """Return why a budget, of a remote or of ALL, allows a client nothing more today; None where it does."""
     if budget == Budget():
         return None
     everyone, one = spending.of(name), spending.of_client(name, client)
+    where = f"at the remote {name!r}" if name != ALL else "at all remotes, by the machine's policy,"
     whose = f"of the client {client!r}" if client else "of the owner"
     for spent, most, unit, who in (
         (everyone.num_tokens, budget.tokens, "tokens", "of all clients"),
@@ -97,7 +101,7 @@ def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | No
     ):
         if most is not None and spent >= most:
             return (
-                f"the day's budget {who} at the remote {name!r} is used up: {spent:,.6g} of {most:,.6g} {unit}; "
+                f"the day's budget {who} {where} is used up: {spent:,.6g} of {most:,.6g} {unit}; "
                 "it begins anew at 0:00 UTC"
             )
     return None

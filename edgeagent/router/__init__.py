@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edgeagent.config import Config
     from edgeagent.router.router import Router
+    from edgeagent.store.gguf import GgufHeader
 
 
 def build(config: Config) -> Router:
@@ -15,17 +18,25 @@ def build(config: Config) -> Router:
     from edgeagent.router.outside import Outside
     from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.gguf import validate_model
+    from edgeagent.store.hashes import sha256_of
     from edgeagent.store.resolve import resolve
+    from edgeagent.store.split import split_paths
     from edgeagent.worker.disk_cache import prepare_disk_cache
     from edgeagent.worker.pool import Pool
 
     outside = Outside(config)
     if config.model == NO_MODEL:
         return Router([], outside)
+
+    def validate(path: Path) -> GgufHeader:
+        for part in split_paths(path):
+            outside.policy.check_model(part, sha256_of)
+        return validate_model(path)
+
     pool = Pool(
         config,
         lambda name: resolve(name, config.store, config.state_dir),
-        validate_model,
+        validate,
         disk_cache=lambda: prepare_disk_cache(config),
     )
     return Router([LocalBackend(config.engine, pool)], outside)

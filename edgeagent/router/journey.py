@@ -170,7 +170,9 @@ class Journey:
             self._broken.num_delivered_tokens = self._delivery.num_tokens
             return self._broken
         error = most_telling(self._errors)
-        return kept_here(error, self._request) if self._placing.is_kept_here(self._request) else error
+        if not self._placing.is_kept_here(self._request):
+            return error
+        return kept_here(error, self._request, self._placing.why_local())
 
 
 def _is_interrupted(step: Step) -> bool:

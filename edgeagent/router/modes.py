@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from edgeagent.types import RouteMode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgeagent.config import Config
-    from edgeagent.remotes.file import RemotesFile
+    from edgeagent.remotes import Remote
 
 # In the order of declaration: the strictest first.
 _RANKS = {mode: rank for rank, mode in enumerate(RouteMode)}
@@ -19,8 +21,9 @@ def strictest(*modes: RouteMode | None) -> RouteMode | None:
     return min((mode for mode in modes if mode is not None), key=_RANKS.__getitem__, default=None)
 
 
-def machine_mode(config: Config, remotes: RemotesFile) -> RouteMode:
-    """Return the machine's mode. Without remotes, or while their file cannot be trusted, nothing leaves the machine."""
-    if not remotes.remotes:
+def machine_mode(config: Config, remotes: Sequence[Remote], policy: RouteMode | None) -> RouteMode:
+    """Return the machine's mode, with the remotes that may be used and the mode that the machine's policy says."""
+    if not remotes:
         return RouteMode.LOCAL_ONLY
-    return RouteMode.PREFER_LOCAL if config.route == "auto" else RouteMode(config.route)
+    option = RouteMode.PREFER_LOCAL if config.route == "auto" else RouteMode(config.route)
+    return strictest(option, policy) or RouteMode.LOCAL_ONLY

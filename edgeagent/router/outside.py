@@ -1,9 +1,12 @@
-"""What a daemon has for the world outside: the owner's remotes, their keys, and the ledger of what leaves."""
+"""What a daemon has for the world outside: the owner's remotes under the machine's policy, their keys, the ledger."""
 
 from __future__ import annotations
 
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
+from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.machine_policy.remotes import under
+from edgeagent.remotes import Remote
 from edgeagent.remotes.file import RemotesFile
 from edgeagent.remotes.keys import KeyFinder
 from edgeagent.router.modes import machine_mode
@@ -11,20 +14,47 @@ from edgeagent.types import RouteMode
 
 
 class Outside:
-    """Follows the owner's file of remotes; opens no connection. `close` releases the ledger."""
+    """Follows the owner's remotes and the machine's policy; opens no connection. `close` releases the ledger."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.policy = PolicyFile()
         self.file = RemotesFile(config.state_dir)
         self.keys = KeyFinder(waits=False)
-        self.ledger = Ledger(config.state_dir, self.file)
+        self.ledger = Ledger(config.state_dir, self.file, ceiling=lambda: self.policy.policy.budget)
+        self._remotes: tuple[Remote, ...] = ()
+        self._revision: tuple[int, int] | None = None
         if self.file.remotes:
             self.ledger.open()
 
     @property
+    def revision(self) -> tuple[int, int]:
+        """A value that differs after every change of a remote or of the policy."""
+        return self.file.revision, self.policy.revision
+
+    @property
+    def remotes(self) -> tuple[Remote, ...]:
+        """The remotes that may be used, as the policy lets them be reached."""
+        if (revision := self.revision) != self._revision:
+            policy = self.policy.policy
+            allowed = [remote for remote in self.file.remotes if not self.policy.why_not(remote)]
+            self._remotes, self._revision = tuple(under(policy, remote) for remote in allowed), revision
+        return self._remotes
+
+    @property
     def mode(self) -> RouteMode:
         """Where requests may run by the machine's mode, at this moment."""
-        return machine_mode(self._config, self.file)
+        return machine_mode(self._config, self.remotes, self.policy.policy.route)
+
+    @property
+    def why_local(self) -> str:
+        """Why the machine's policy keeps every request here; empty where it does not, or no remote was added."""
+        if not self.file.remotes:
+            return ""
+        if why := self.policy.why_local:
+            return why
+        whys = [f"{remote.name}: {self.policy.why_not(remote)}" for remote in self.file.remotes]
+        return "" if self.remotes else "; ".join(whys)
 
     def close(self) -> None:
         """Release the ledger's file."""

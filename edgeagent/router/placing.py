@@ -29,7 +29,9 @@ class Placing:
         machine_mode: Callable[[], RouteMode],
         remotes: RemoteBackends | None = None,
         clock: Callable[[], float] = time.monotonic,
+        why_local: Callable[[], str] = lambda: "",
     ) -> None:
+        """`why_local` says why the machine's policy keeps every request here; empty where it does not."""
         self.backends = backends
         self._remotes = remotes
         self.conversations = Conversations()
@@ -37,6 +39,7 @@ class Placing:
         self.streams = SharedStreams(clock)
         self.is_stopping = False
         self._machine_mode = machine_mode
+        self.why_local = why_local
 
     def mode(self, request: GenerateRequest) -> RouteMode:
         """Return the mode that holds for a request now."""
@@ -44,10 +47,9 @@ class Placing:
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether there are remotes, and the request may not leave."""
-        return self.mode(request) is RouteMode.LOCAL_ONLY and any(
-            name.startswith(REMOTE_PREFIX) for name in self.backends
-        )
+        """Whether there are remotes, or should be if the policy let them, and the request may not leave."""
+        is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
+        return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
         """Take a second place for a request, if that is still allowed and paid for."""

@@ -48,13 +48,16 @@ def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
     return next((error for error in errors if not isinstance(error, NotSupported)), errors[0])
 
 
-def kept_here(error: EdgeAgentError, request: GenerateRequest) -> EdgeAgentError:
-    """Return the error of a request that failed here and was not allowed to leave, with what would have left."""
+def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> EdgeAgentError:
+    """Return the error of a request that failed here and was not allowed to leave, with what would have left.
+
+    `why` is the machine's policy's reason, if it is the policy that keeps it here.
+    """
     if not isinstance(error, _LOCAL_FAILURES):
         return error
-    num_bytes = prompt_bytes(request)
+    num_bytes, why = prompt_bytes(request), why or "local_only"
     return LocalUnavailable(
-        f"{error.message.rstrip('.')} ({error.code}). The request may not leave this machine (local_only); otherwise "
+        f"{error.message.rstrip('.')} ({error.code}). The request may not leave this machine ({why}); otherwise "
         f"{num_bytes} bytes, about {num_bytes // _USUAL_BYTES} tokens, would have been sent to a remote",
         param=error.param,
         retry_after_s=error.retry_after_s,

@@ -1,6 +1,6 @@
-"""The backends of the owner's remotes, which come and go with the file of remotes while the daemon runs.
+"""The backends of the owner's remotes, which come and go with the file of remotes, and with the machine's policy.
 
-What the owner withdraws is cut off at once: its running streams end, and go on elsewhere where they may.
+What is withdrawn is cut off at once: its running streams end, and go on elsewhere where they may.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RemoteBackends:
         self._outside = outside
         self._backends = backends
         self._own: dict[str, RemoteBackend] = {}
-        self._revision: int | None = None
+        self._revision: tuple[int, int] | None = None
         self._mode = RouteMode.LOCAL_ONLY
         self._ticker: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -69,20 +69,20 @@ class RemoteBackends:
                 backend.warm()
 
     def refresh(self) -> None:
-        """Do what a change of the file asks for; a few microseconds where there is none."""
+        """Do what a change of a file asks for; a few microseconds where there is none."""
         mode = self._outside.mode
         if mode is RouteMode.LOCAL_ONLY and self._mode is not mode:
             self._end(list(self._own.values()), "the machine's mode is local_only")
         self._mode = mode
-        if self._revision == (revision := self._outside.file.revision):
+        if self._revision == (revision := self._outside.revision):
             return
         self._revision = revision
-        wanted = {f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.file.remotes}
+        wanted = {f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes}
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
             logger.info("%s was changed or removed", backend.name)
             del self._own[backend.name], self._backends[backend.name]
-        self._end(gone, "the owner changed or removed this remote")
+        self._end(gone, "the owner changed or removed this remote, or the machine's policy forbids it")
         for name, remote in wanted.items():
             if name not in self._own:
                 self._own[name] = self._backends[name] = self._make(remote)

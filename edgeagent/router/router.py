@@ -46,7 +46,7 @@ class Router:
         self._given_mode = machine_mode
         self._clock = clock
         self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
-        self._placing = Placing(self._backends, self.mode, self._remotes, clock)
+        self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local)
         self._live: dict[str, Journey] = {}
 
     async def start(self) -> None:
@@ -74,6 +74,9 @@ class Router:
         if self._given_mode is not None:
             return self._given_mode()
         return RouteMode.LOCAL_ONLY if self.outside is None else self.outside.mode
+
+    def _why_local(self) -> str:
+        return "" if self.outside is None else self.outside.why_local
 
     def models(self) -> list[ModelStatus]:
         """Return the models that a request may name, each once: this machine's first."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import InvalidRequest, ModelNotFound, StoreError
+from edgeagent.machine_policy.file import PolicyFile
 from edgeagent.store.cache import HubCache
 from edgeagent.store.catalog import CatalogEntry, builtin_model, find_entry
 from edgeagent.store.hub_errors import HubUnreachable, translated
@@ -62,6 +63,7 @@ class Puller:
         from huggingface_hub import constants
 
         self._cache = HubCache.of(store)
+        self._policy = PolicyFile()
         self._verified = VerifiedFiles(state_dir)
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._token = token
@@ -71,7 +73,8 @@ class Puller:
     def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
         """Bring a model here, or find that it is here, and return where.
 
-        Raise StoreError (disk, network, access, checksum), ModelNotFound or InvalidRequest. Whatever ends it, an
+        Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden by the machine's
+        policy. Whatever ends it, an
         exception of `on_progress` or an interrupt too, what was downloaded is kept for the next pull, and nothing
         unverified is published.
         """
@@ -79,6 +82,7 @@ class Puller:
         if wish is None:
             builtin = builtin_model()
             return PulledModel("builtin", (builtin.path,), builtin.path.stat().st_size, 0)
+        self._policy.check_pull()
         repo, draft = wish.name.repo, wish.entry.draft if wish.entry is not None else None
         try:
             with translated(repo, self._endpoint):

@@ -139,6 +139,26 @@ def test_each_budget_binds(budget: Budget, word: str, tmp_path: Path) -> None:
     assert (of_another is None) == (budget.client_money is not None or budget.client_tokens is not None)
 
 
+def test_a_ceiling_counts_all_remotes_and_outlives_a_purge(tmp_path: Path) -> None:
+    clock, most = Clock(), [Budget(tokens=100, client_tokens=60)]
+    book = Ledger(tmp_path, Known(), clock, ceiling=lambda: most[0])
+    for remote in ("gpu", "gone"):
+        permit = Permit("r", remote, RouteMode.PREFER_LOCAL, "queue_full", "kiosk")
+        assert book.budget_left("gpu", "kiosk") is None
+        book.end(book.begin(permit, "h", "m", 0), "completed", 40, 0)
+    why = book.budget_left("gpu", "kiosk") or ""
+    assert "of the client 'kiosk' at all remotes, by the machine's policy, is used up: 80 of 60 tokens" in why
+    assert book.budget_left("gpu", "desk") is None
+    purge(folder_of(tmp_path), clock.now_s)
+    book.close()
+    again = Ledger(tmp_path, Known(), clock, ceiling=lambda: most[0])
+    assert "80 of 60 tokens" in (again.budget_left("gpu", "kiosk") or "")
+    most[0] = Budget(tokens=80)
+    assert "of all clients at all remotes" in (again.budget_left("gpu", "desk") or "")
+    most[0] = Budget(tokens=81)
+    assert again.budget_left("gpu", "desk") is None
+
+
 def test_budgets_outlive_the_daemon(tmp_path: Path) -> None:
     book = ledger(tmp_path, budget=Budget(client_tokens=100))
     book.end(book.begin(PERMIT, "h", "m", 0), "completed", 60, 0)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +38,15 @@ class Daemon:
         return int(worker.pid)
 
 
-def start_daemon(state_dir: Path, *flags: str) -> Daemon:
-    """Start a daemon and wait until its model is ready.
+def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "edgeagent")) -> Daemon:
+    """Start a daemon and wait until its model is ready; `program` is what Python runs.
 
     It computes with one thread unless `flags` say otherwise: two wait for each other by spinning, which takes many
     times as long where another test runs beside this one.
     """
     log = state_dir.with_suffix(".log")
     flags = ("--threads", "1", *flags)
-    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--port", "0", "--state-dir", str(state_dir)]
+    command = [sys.executable, *program, "serve", *flags, "--port", "0", "--state-dir", str(state_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment)

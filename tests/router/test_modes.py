@@ -51,8 +51,8 @@ def test_the_machines_mode(
     tmp_path: Path,
 ) -> None:
     config, remotes = Config(state_dir=tmp_path, route=route), RemotesFile(tmp_path)
-    assert machine_mode(config, remotes) is RouteMode.LOCAL_ONLY, "no remote was added"
+    assert machine_mode(config, remotes.remotes, None) is RouteMode.LOCAL_ONLY, "no remote was added"
     add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
-    assert machine_mode(config, remotes) is with_remote
+    assert machine_mode(config, remotes.remotes, None) is with_remote
     (tmp_path / REMOTES_FILE).chmod(0o644)
-    assert machine_mode(config, remotes) is RouteMode.LOCAL_ONLY, "the file cannot be trusted"
+    assert machine_mode(config, remotes.remotes, None) is RouteMode.LOCAL_ONLY, "the file cannot be trusted"

@@ -241,7 +241,7 @@ async def test_a_change_of_one_remote_leaves_the_streams_of_the_others(tmp_path:
     owner.remotes, owner.revision = (kept, remote("http://127.0.0.1:2/v1", "changed")), 2
     followed.refresh()
     await asyncio.sleep(0)
-    assert cut_off == ["remote:changed: the owner changed or removed this remote"]
+    assert cut_off == ["remote:changed: the owner changed or removed this remote, or the machine's policy forbids it"]
     assert backends["remote:kept"] is before["remote:kept"]
     assert backends["remote:changed"] is not before["remote:changed"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import huggingface_hub
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.errors import InvalidRequest, ModelNotFound, StoreError
+from edgeagent.errors import Forbidden, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.store import catalog, transfer
 from edgeagent.store import hub as hub_module
 from edgeagent.store.cache import HubCache
@@ -44,6 +45,21 @@ def cached(store: StoreConfig) -> set[str]:
 
 def published(store: StoreConfig) -> set[str]:
     return {name for name in cached(store) if "/snapshots/" in name}
+
+
+def test_a_machine_policy_may_forbid_pulls(
+    machine_policy: Path, hub: HubServer, puller: Puller, store: StoreConfig
+) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    for text in ("pulls = false", "no policy"):
+        machine_policy.write_text(text)
+        machine_policy.chmod(0o644)
+        with pytest.raises(Forbidden, match=re.escape(str(machine_policy))):
+            puller.pull(REPO)
+        assert hub.requests == [] and not cached(store)
+        assert puller.pull("builtin").downloaded_bytes == 0
+    machine_policy.write_text("pulls = true")
+    assert puller.pull(REPO).downloaded_bytes == len(SMALL)
 
 
 def test_a_fresh_pull(hub: HubServer, puller: Puller, store: StoreConfig, library: Library) -> None:

@@ -58,11 +58,12 @@ def route_report(context: Context) -> Fields:
     statuses = {status.name: status for status in context.service.remotes()}
     return {
         "mode": outside.mode.value,
-        "trouble": outside.file.trouble or None,
+        "trouble": outside.file.trouble or outside.policy.why_local or None,
         "ledger_trouble": outside.ledger.trouble or None,
         "remotes": [
             _remote(
                 remote,
+                outside.policy.why_not(remote),
                 statuses.get(remote.name),
                 outside.ledger.spent(remote.name),
                 outside.ledger.budget_left(remote.name, ""),
@@ -72,13 +73,16 @@ def route_report(context: Context) -> Fields:
     }
 
 
-def _remote(remote: Remote, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None) -> Fields:
+def _remote(
+    remote: Remote, why_not: str, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None
+) -> Fields:
     # For a moment after a change the status is that of the remote before it: what the owner wrote comes from the file.
     known = {} if status is None else {endpoint.url: structs.asdict(endpoint) for endpoint in status.endpoints}
     used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None
+    trouble = why_not or (used.trouble if used is not None else "")
     return {
         "name": remote.name,
-        "trouble": (used.trouble or None) if used is not None else None,
+        "trouble": trouble or None,
         "is_used": used is not None,
         "num_live": used.num_live if used is not None else 0,
         "num_tokens_today": spent.num_tokens,
