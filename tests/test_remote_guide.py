@@ -10,14 +10,17 @@ import pytest
 
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.cli import main
+from edgeagent.machine_policy import MachinePolicy
+from edgeagent.machine_policy.file import described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition
+from edgeagent.remotes import Budget
 from edgeagent.types import RouteMode
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "remote.md").read_text(encoding="utf-8")
 BLOCKS = "".join(re.findall(r"^```\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL))
 IN_BLOCKS = re.findall(r"^edgeagent (.+)$", BLOCKS, re.MULTILINE)
 IN_PROSE = re.findall(r"`edgeagent ([a-z][^`]*)`", GUIDE)
-GROUPS = ("remote", "token", "cache", "config")
+GROUPS = ("remote", "token", "cache", "config", "policy")
 
 
 @pytest.mark.parametrize("command", sorted({*IN_BLOCKS, *IN_PROSE}))
@@ -45,6 +48,15 @@ def test_every_metric_and_route_exists() -> None:
 
 def test_the_table_of_modes_is_whole_and_in_order() -> None:
     assert re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE) == [mode.value for mode in RouteMode]
+
+
+def test_the_policy_is_whole_and_right(machine_policy: Path) -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    machine_policy.write_text(example, encoding="utf-8")
+    machine_policy.chmod(0o644)
+    policy = load_policy(machine_policy)
+    assert policy is not None and set(described(policy)) == set(MachinePolicy.__struct_fields__)
+    assert set(described(policy)["budget"]) == set(Budget.__struct_fields__)
 
 
 def test_enough_is_checked() -> None:

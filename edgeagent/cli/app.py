@@ -42,6 +42,7 @@ COMMANDS = {
     "cache": Command("edgeagent.cli.cache:cache_app", "Show, purge or fill what is kept of prompts."),
     "token": Command("edgeagent.cli.token:token_app", "Replace the token, or give clients their own."),
     "remote": Command("edgeagent.cli.remote:remote_app", "Add and watch servers that may take requests."),
+    "policy": Command("edgeagent.cli.policy:policy_app", "Show what the machine's policy allows."),
     "egress": Command("edgeagent.cli.egress:egress", "Show which requests left this machine."),
     "config": Command("edgeagent.cli.config:config_app", "Show the settings and where each comes from."),
     "version": Command("edgeagent.cli.version:version", "Show the versions of edgeagent and llama.cpp."),

@@ -23,6 +23,8 @@ from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
+from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.machine_policy.remotes import under
 from edgeagent.remotes import Endpoint, Key, Remote, Tls
 from edgeagent.remotes.check import checked, host_of
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
@@ -141,6 +143,7 @@ def add(
             plaintext=plaintext,
         )
     )
+    _check_policy(PolicyFile(), remote)
     before = next((each for each in load_remotes(settings.state_dir) if each.name == name), None)
     typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
     if not yes:
@@ -168,6 +171,8 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
     settings = _settings(state_dir, config)
     remote = find_among(load_remotes(settings.state_dir), name)
     outside = Outside(settings)
+    _check_policy(outside.policy, remote)
+    remote = under(outside.policy.policy, remote)
     key = "" if remote.key is None else KeyFinder()(remote.key)
     try:
         mode = strictest(outside.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
@@ -306,6 +311,11 @@ def _mode_of_daemon(settings: Config) -> RouteMode | None:
     """Return the mode of the running daemon, which may have a flag for it; None where none runs."""
     found = find_daemon(settings.state_dir)
     return None if found is None else RouteMode(ask(address_of(found), "/edgeagent/status")["route"]["mode"])
+
+
+def _check_policy(policy: PolicyFile, remote: Remote) -> None:
+    if why := policy.why_not(remote):
+        raise ConfigError(f"{remote.name}: {why}")
 
 
 def _path(file: Path | None) -> str | None:

@@ -1,0 +1,110 @@
+"""`edgeagent policy`: the machine's policy as its file has it, and what it leaves of a user's options and remotes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent.cli.display import table, wrapped
+from edgeagent.cli.options import with_declared_options
+from edgeagent.config_sources import LoadedConfig
+from edgeagent.machine_policy.file import PolicyFile, described
+
+policy_app = typer.Typer(rich_markup_mode=None)
+
+
+def show(
+    loaded: LoadedConfig,
+    effective: Annotated[
+        bool, typer.Option("--effective", help="Show what holds: the strictest of policy, options and remotes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print the machine's policy, and where it is. Exits with 1 where its file cannot be trusted or understood.
+
+    Takes the flags of `serve`, to see what they would do.
+    """
+    file = PolicyFile()
+    report: dict[str, Any] = {
+        "file": str(file.path),
+        "is_there": file.is_there,
+        "trouble": file.trouble or None,
+        "policy": described(file.policy),
+    }
+    if effective:
+        report["effective"] = _effective(loaded)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+    if file.trouble:
+        raise typer.Exit(1)
+
+
+policy_app.command("show")(with_declared_options(show))
+
+
+def _effective(loaded: LoadedConfig) -> dict[str, Any]:
+    # Not needed for the file alone, and slow to import.
+    from edgeagent.router.outside import Outside
+
+    outside = Outside(loaded.config)
+    try:
+        usable = {remote.name: remote for remote in outside.remotes}
+        allowed = outside.policy.policy
+        return {
+            "route": outside.mode.value,
+            "pulls": allowed.pulls,
+            "model_sha256": allowed.model_sha256,
+            "budget": described(allowed).get("budget"),
+            "remotes_trouble": outside.file.trouble or None,
+            "remotes": [
+                {
+                    "name": remote.name,
+                    "trouble": outside.policy.why_not(remote) or None,
+                    "ca_file": usable.get(remote.name, remote).tls.ca_file,
+                    "proxy": usable.get(remote.name, remote).proxy,
+                    "budget_trouble": outside.ledger.budget_left(remote.name, ""),
+                }
+                for remote in outside.file.remotes
+            ],
+        }
+    finally:
+        outside.close()
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    state = "" if report["is_there"] else " (does not exist: nothing is forbidden)"
+    typer.echo(wrapped(f"Machine policy: {report['file']}{state}"))
+    if report["trouble"]:
+        typer.echo(wrapped(report["trouble"]))
+    if report["policy"]:
+        typer.echo("\n" + table(("field", "value"), _rows(report["policy"]), left_columns=2))
+    if (effective := report.get("effective")) is None:
+        return
+    typer.echo("\n" + wrapped("What holds, with the options and remotes of this user:"))
+    remotes = effective.pop("remotes")
+    typer.echo(table(("what", "value"), _rows(effective), left_columns=2))
+    for remote in remotes:
+        why = remote["trouble"] or remote["budget_trouble"] or "may be used"
+        ways = [f"{name}: {remote[name]}" for name in ("ca_file", "proxy") if remote[name]]
+        typer.echo(wrapped("; ".join([f"{remote['name']}: {why}", *ways])))
+
+
+def _rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, _text(value)) for name, value in fields.items() if value is not None]
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return ", ".join(map(str, value)) or "none"
+        case dict():
+            return ", ".join(f"{name}={each:g}" for name, each in value.items())
+        case _:
+            return str(value)
