@@ -242,6 +242,8 @@ class RemoteBackend:
             return kind
         if unsupported(request) or self._speaks_no(request):
             return "unsupported"
+        if self._awaits_probe():
+            return "unreachable"
         room = self.remote.context_length
         if room and num_tokens > room:
             return "context"
@@ -252,6 +254,20 @@ class RemoteBackend:
         cluster, now_s = self._served(), self._clock()
         is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
         return "unreachable" if is_open else "backing_off"
+
+    def _awaits_probe(self) -> bool:
+        """Whether every endpoint hung when it was last asked, and has not answered a probe since; probe them.
+
+        Without leave for probes a request has to find it out.
+        """
+        cluster, now_s = self._served(), self._clock()
+        usable = [endpoint for endpoint in cluster.endpoints if endpoint.can_try(now_s)]
+        if not usable or not all(endpoint.breaker.wants_probe(now_s) for endpoint in usable):
+            return False
+        if self._probes() is None:
+            return False
+        self._note_use()
+        return True
 
     def _speaks_no(self, request: GenerateRequest) -> bool:
         """Whether the remote's protocol has no way to say this prompt."""

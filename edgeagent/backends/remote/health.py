@@ -21,7 +21,8 @@ class Breaker:
     """Opens after five failures in a row, or at once after a hang, since each of those costs a whole limit of time.
 
     Open, it lets nothing through for 30 s, twice as long each time that it opens again without a success between. Half
-    open, it lets one request through, whose end closes or opens it.
+    open, it lets one request through, whose end closes or opens it. After a hang a probe should go first, where there
+    may be probes: it costs nobody a limit of time.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class Breaker:
         self._num_openings = 0
         self._open_until_s: float | None = None
         self._is_trying = False
+        self._has_hung = False
         self.cause = ""
 
     def state(self, now_s: float) -> State:
@@ -41,6 +43,10 @@ class Breaker:
         """Whether a request may go there."""
         state = self.state(now_s)
         return state == "closed" or (state == "half_open" and not self._is_trying)
+
+    def wants_probe(self, now_s: float) -> bool:
+        """Whether it hung and has not answered since, so that a request might wait in vain."""
+        return self._has_hung and self.state(now_s) == "half_open"
 
     def begin(self, now_s: float) -> None:
         """Take note that a request goes there."""
@@ -67,6 +73,7 @@ class Breaker:
         if hung or was_trying or self._num_failures >= MAX_FAILURES:
             self._open_until_s = now_s + min(OPEN_S * 2**self._num_openings, MAX_OPEN_S)
             self._num_openings += 1
+            self._has_hung = hung
 
     def recover(self, now_s: float) -> None:
         """Take note that a probe was answered: after its time an open breaker closes, and the next failure opens it."""

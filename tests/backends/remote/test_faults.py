@@ -359,6 +359,24 @@ async def test_half_open_lets_one_through() -> None:
         assert len(server.asked) == 1
 
 
+async def test_after_a_hang_a_probe_goes_before_any_request() -> None:
+    clock = Clock()
+    async with (
+        faults(stream(answer("a")), gets={"/readiness": [Act.STALL]}) as server,
+        backend(server.url, clock=clock, probes=True) as remote,
+    ):
+        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        endpoint.breaker.fail(clock(), "hung", hung=True)
+        clock.now_s += OPEN_S
+        assert remote.estimate(REQUEST).obstacle == "unreachable"
+        await until(lambda: server.asked)
+        assert remote.estimate(REQUEST).obstacle == "unreachable", "it has not answered the probe"
+        server.gets["/readiness"] = plain(200)
+        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        assert remote.estimate(REQUEST).obstacle == ""
+        assert not server.posts
+
+
 async def test_a_probe_brings_an_endpoint_back() -> None:
     clock = Clock()
     async with (
