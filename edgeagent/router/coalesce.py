@@ -56,6 +56,10 @@ class SharedStreams:
             return backend.generate(request, permit, so_far)
         return self._follow(key, backend, request, permit, so_far)
 
+    def num_starting(self, backend: str) -> int:
+        """Return how many streams a backend is about to be given, which it does not count yet."""
+        return sum(stream.backend == backend and not stream.has_begun for stream in self._open.values())
+
     def cancel(self, backend: Backend, request_id: str) -> None:
         """End a request politely; a stream that another request reads goes on."""
         stream = self._read.get((backend.name, request_id))
@@ -76,7 +80,7 @@ class SharedStreams:
         stream = self._open.get(key)
         if stream is None or stream.is_over:
             steps = backend.generate(request, permit, so_far)
-            stream = self._open[key] = _Stream(key, request.id, steps, self._max_kept_steps)
+            stream = self._open[key] = _Stream(key, backend.name, request.id, steps, self._max_kept_steps)
         reader = _Reader(backend.name, request, so_far, self._clock, is_first=stream.request_id == request.id)
         self._read[backend.name, request.id] = stream
         try:
@@ -167,8 +171,10 @@ class _Stream:
     The remote is asked for more only while a reader waits, so the quickest one sets the pace.
     """
 
-    def __init__(self, key: Hashable, request_id: str, steps: Steps, max_kept_steps: int) -> None:
+    def __init__(self, key: Hashable, backend: str, request_id: str, steps: Steps, max_kept_steps: int) -> None:
         self.key = key
+        self.backend = backend
+        self.has_begun = False
         self.request_id = request_id
         self._last = _Link(Step(()))  # before the first step
         self.first: _Link | None = self._last  # None: no more readers are taken
@@ -228,6 +234,7 @@ class _Stream:
         await asyncio.wait([self._pulling, reader.left], return_when=asyncio.FIRST_COMPLETED)
 
     async def _pull(self) -> None:
+        self.has_begun = True
         try:
             step = await anext(self._steps)
         except StopAsyncIteration:

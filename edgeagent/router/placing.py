@@ -17,7 +17,7 @@ from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
 from edgeagent.router.policy import REMOTE_PREFIX, Order, Route, choose_routes, is_sooner
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import GenerateRequest, RouteMode
+from edgeagent.types import GenerateRequest, RouteMode, replace
 
 
 class Placing:
@@ -113,7 +113,9 @@ class Placing:
             if name in without or (is_bound and name.startswith(REMOTE_PREFIX)):
                 continue
             try:
-                estimates[name] = backend.estimate(request)
+                estimate = backend.estimate(request)
+                num_starting = self.streams.num_starting(name)
+                estimates[name] = replace(estimate, num_live=estimate.num_live + num_starting)
             except ModelNotFound as error:
                 unknown = unknown or error
             except BackendUnavailable as error:

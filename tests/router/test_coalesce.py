@@ -10,6 +10,7 @@ import pytest
 
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import EdgeAgentError, Overloaded, RemoteUnavailable
+from edgeagent.remotes import Limits
 from edgeagent.remotes.file import add_remote
 from edgeagent.router.coalesce import SharedStreams
 from edgeagent.router.router import Router
@@ -285,6 +286,21 @@ async def test_a_stream_that_has_gone_far_takes_no_more_readers() -> None:
     assert "".join(texts) == ALL
     await first.aclose(), await late.aclose()
     assert not streams._open and not streams._read
+
+
+async def test_a_burst_is_counted_exactly(tmp_path: Path) -> None:
+    """A stream that is about to begin takes its place, as one that nobody could follow does."""
+    limits = Limits(max_concurrent=2)
+    async with (
+        faults(stream(answer("far"))) as far,
+        router_at(tmp_path, Place("local"), route="prefer_remote") as router,
+    ):
+        add_remote(tmp_path, remote(far.url, limits=limits))
+        burst = [replace(ASKED, id=f"r{index}", sampling=GREEDY, max_tokens=index + 1) for index in range(5)]
+        answers = [await asking.whole() for asking in [Asking(router, each) for each in burst]]
+        assert [each.text == "far" for each in answers] == [True, True, False, False, False]
+        assert not any(each.end.timings.handovers for each in answers)
+        assert len(far.posts) == 2
 
 
 async def test_one_connection_one_row_and_one_body_for_two_requests(tmp_path: Path) -> None:
