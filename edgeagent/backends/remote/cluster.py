@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -112,11 +113,13 @@ class Cluster:
             endpoint.transport.renew()
             endpoint.breaker.forgive()
 
-    def note_failure(self, endpoint: Endpoint, failure: Failure) -> None:
-        """Record a failure of an endpoint, of a request or of a probe."""
+    def note_failure(
+        self, endpoint: Endpoint, failure: Failure, since_s: float = math.inf, *, had_begun: bool = False
+    ) -> None:
+        """Record a failure of an endpoint, of a probe or of a request, which waited from `since_s` on."""
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"
-        endpoint.note_failure(failure, now_s)
+        endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)
         if failure.kind is Kind.REFUSED_KEY:
             self.access.refuse(failure.status)
             logger.warning("%s: %s; it gets no requests until the key is changed", self.name, failure.message)

@@ -64,16 +64,18 @@ class Endpoint:
 
     def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
         """Take note of an answer's first content, after so many seconds."""
+        self.breaker.hear(now_s)
         self.breaker.succeed()
         self.pause.clear()
         self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
 
-    def note_failure(self, failure: Failure, now_s: float) -> None:
-        """Take note of a failure."""
+    def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
+        """Take note of a failure: after waiting from `since_s` on, of an answer that `had_begun` or had not."""
         if failure.kind is Kind.OVERLOADED:
             self.pause.refuse(now_s, failure.retry_after_s)
         elif failure.kind in COUNT_AGAINST_HEALTH and not failure.was_reused:
-            self.breaker.fail(now_s, failure.message, hung=failure.kind is Kind.TIMEOUT)
+            hung = failure.kind is Kind.TIMEOUT
+            self.breaker.fail(now_s, failure.message, hung=hung, since_s=since_s, had_begun=had_begun)
 
     def can_try(self, now_s: float) -> bool:
         """Whether a request may go there now."""

@@ -5,6 +5,7 @@ Pure: time and chance are handed in. Being full is no failure: it pauses, and do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,6 +13,7 @@ MAX_FAILURES = 5
 OPEN_S = 30.0
 MAX_OPEN_S = 600.0
 MAX_PAUSE_S = 120.0
+ONE_CUT_S = 1.0
 _FIRST_PAUSE_S = 0.5
 
 State = Literal["closed", "open", "half_open"]
@@ -19,6 +21,10 @@ State = Literal["closed", "open", "half_open"]
 
 class Breaker:
     """Opens after five failures in a row, or at once after a hang, since each of those costs a whole limit of time.
+
+    Several nodes may be behind one endpoint, and one of them may die. So running answers that are cut within a second
+    of each other are one failure, whatever their number; a hang is a failure like others where another answer went on
+    meanwhile; and the good end of an answer closes what such failures have opened, as the first content of one does.
 
     Open, it lets nothing through for 30 s, twice as long each time that it opens again without a success between. Half
     open, it lets one request through, whose end closes or opens it. After a hang a probe should go first, where there
@@ -31,6 +37,8 @@ class Breaker:
         self._open_until_s: float | None = None
         self._is_trying = False
         self._has_hung = False
+        self._heard_s = -math.inf
+        self._cut_s = -math.inf
         self.cause = ""
 
     def state(self, now_s: float) -> State:
@@ -56,18 +64,35 @@ class Breaker:
         """Take note that a request ended without saying anything about the endpoint."""
         self._is_trying = False
 
+    def hear(self, now_s: float) -> None:
+        """Take note that a running answer goes on."""
+        self._heard_s = now_s
+
+    def finish(self) -> None:
+        """Take note of an answer's good end. After a hang it says nothing: it may have begun before."""
+        if self._open_until_s is None or not self._has_hung:
+            self.succeed()
+
     def succeed(self) -> None:
-        """Take note of an answer's content."""
+        """Take note of an answer's first content."""
         self._num_failures = self._num_openings = 0
         self._open_until_s = None
         self._is_trying = False
         self.cause = ""
 
-    def fail(self, now_s: float, cause: str, *, hung: bool = False) -> None:
-        """Take note of a failure."""
-        was_trying, self._is_trying = self._is_trying, False
-        self._num_failures += 1
+    def fail(
+        self, now_s: float, cause: str, *, hung: bool = False, since_s: float = math.inf, had_begun: bool = False
+    ) -> None:
+        """Take note of a failure: of a request that waited from `since_s` on, or of an answer that had begun."""
         self.cause = cause
+        hung = hung and self._heard_s <= since_s
+        if had_begun:
+            if now_s - self._cut_s < ONE_CUT_S and not hung:
+                return
+            self._cut_s = now_s
+        was_trying = self._is_trying and not had_begun
+        self._is_trying = self._is_trying and had_begun
+        self._num_failures += 1
         if self._open_until_s is not None and not was_trying:
             return  # it is open already, and this request had begun before
         if hung or was_trying or self._num_failures >= MAX_FAILURES:

@@ -72,6 +72,7 @@ class Run:
         self._num_told = 0
         self._began_s = cluster.clock()
         self._first_s = 0.0
+        self._heard_s = self._began_s
         loop = asyncio.get_running_loop()
         limits = [self._remote.limits.total_s, *([request.timeout_s] if request.timeout_s is not None else [])]
         self._ends_at_s = loop.time() + min(limits)
@@ -102,6 +103,8 @@ class Run:
             self._blame(self._endpoint, failure)
             self._close_row(failure.kind.value)
             raise self._error(failure) from None
+        self._heard_s = self._cluster.clock()
+        self._endpoint.breaker.hear(self._heard_s)
         return self._step(deltas)
 
     async def close(self) -> None:
@@ -136,7 +139,7 @@ class Run:
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
         """Take note of a failure, unless it was only the request's own time that ended."""
         if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
-            self._cluster.note_failure(endpoint, failure)
+            self._cluster.note_failure(endpoint, failure, self._heard_s, had_begun=bool(self._first_s))
 
     def _is_out_of_time(self) -> bool:
         return asyncio.get_running_loop().time() >= self._ends_at_s
@@ -145,7 +148,7 @@ class Run:
         """Send the request to one endpoint; return its first content."""
         cluster = self._cluster
         headers = cluster.access.headers()
-        began_s = cluster.clock()
+        began_s = self._heard_s = cluster.clock()
         endpoint.begin(self._num_prompt_tokens, began_s)
         self._endpoint = endpoint
         if self._so_far is not None and not endpoint.is_identified:
@@ -162,7 +165,7 @@ class Run:
         self._row = cluster.ledger.begin(self._permit, endpoint.transport.host, self._model, len(body.content))
         deltas = await self._attempt.begin(self._permit, self._call(body, headers))
         self._check_model(endpoint, reader.tally)
-        now_s = self._first_s = cluster.clock()
+        now_s = self._first_s = self._heard_s = cluster.clock()
         endpoint.note_content(self._num_prompt_tokens, now_s - began_s, now_s)
         usage = reader.tally.usage or Usage()
         placement = Placement(
@@ -224,6 +227,8 @@ class Run:
         usage = tally.usage or Usage(num_output_tokens=tally.num_tokens)
         if self._endpoint is not None and self._first_s:
             self._endpoint.averages.note_tokens(tally.num_tokens - 1, now_s - self._first_s, now_s)
+            if reason is not FinishReason.CANCELLED:
+                self._endpoint.breaker.finish()
         self._close_row("cancelled" if reason is FinishReason.CANCELLED else "completed")
         timings = Timings(
             first_token_ms=1000 * (self._first_s - self._began_s) if self._first_s else 0.0,

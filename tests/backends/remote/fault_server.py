@@ -151,9 +151,9 @@ class FaultServer:
         if self._serving:
             await asyncio.wait(self._serving, timeout=10)
 
-    def cut(self) -> None:
-        """Close every connection."""
-        for writer in self._writers:
+    def cut(self, num_connections: int | None = None) -> None:
+        """Close so many connections; None: every one."""
+        for writer in list(self._writers)[:num_connections]:
             writer.close()
 
 

@@ -120,6 +120,37 @@ def test_the_breaker() -> None:
     assert breaker.state(now_s) == "closed" and not breaker.cause
 
 
+def test_answers_that_are_cut_at_one_time_are_one_failure() -> None:
+    breaker = Breaker()
+    for number in range(20):
+        breaker.fail(number / 100, "cut", had_begun=True)
+    assert breaker.state(1) == "closed"
+    for second in range(1, MAX_FAILURES):
+        breaker.fail(2.0 * second, "cut", had_begun=True)
+    assert breaker.state(10) == "open"
+    breaker.finish()
+    assert breaker.state(10) == "closed", "an answer that went on has ended well"
+
+
+def test_a_hang_beside_an_answer_that_goes_on_is_one_failure() -> None:
+    breaker = Breaker()
+    breaker.hear(3)
+    breaker.fail(5, "hung", hung=True, since_s=2)
+    assert breaker.state(5) == "closed"
+    breaker.fail(9, "hung", hung=True, since_s=4)
+    assert breaker.state(9) == "open"
+    breaker.finish()
+    assert breaker.state(9) == "open", "what ended well may have begun before"
+
+
+def test_an_answer_that_is_cut_ends_no_trial() -> None:
+    breaker = Breaker()
+    breaker.fail(0, "hung", hung=True)
+    breaker.begin(OPEN_S)
+    breaker.fail(OPEN_S, "cut", had_begun=True)
+    assert breaker.state(OPEN_S) == "half_open" and not breaker.can_try(OPEN_S)
+
+
 def test_a_pause_is_no_longer_than_can_be_meant() -> None:
     pause = Pause(lambda: 1.0)
     pause.refuse(0, 10_000)

@@ -22,6 +22,7 @@ from edgeagent.errors import (
     RequestTimeout,
 )
 from edgeagent.remotes import Limits
+from edgeagent.types import replace
 from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, faults, free_port, half, plain, stream
 from tests.backends.remote.streams import DONE, OVERLOADED, ROLE, answer, chunk, event
 from tests.backends.remote.support import REQUEST, Answer, Clock, Rows, ask, backend, permit, until
@@ -343,6 +344,26 @@ async def test_five_failures_open_the_breaker_and_one_probe_closes_it() -> None:
         await waiting
         assert remote.status().endpoints[0].breaker == "closed"
         await steps.aclose()
+
+
+async def test_a_node_that_dies_behind_the_url_rests_nothing() -> None:
+    """Six of eight running answers are cut at once; the endpoint takes the next request."""
+    script = half(chunk({"content": "x"}), Act.STALL)
+    async with faults(script) as server, backend(server.url) as remote:
+        requests = [replace(REQUEST, id=f"r{number}") for number in range(8)]
+        answers = [remote.generate(request, permit(request)) for request in requests]
+        await asyncio.gather(*map(anext, answers))
+        running = {asyncio.ensure_future(anext(answer_)) for answer_ in answers}
+        server.cut(6)
+        await until(lambda: sum(step.done() for step in running) == 6)
+        assert all(isinstance(step.exception(), RemoteUnavailable) for step in running if step.done())
+        assert remote.status().endpoints[0].breaker == "closed"
+        server.scripts[:] = [stream(answer("a"))]
+        assert (await ask(remote, id="next")).text == "a"
+        for request in requests:
+            remote.cancel(request.id)
+        await asyncio.wait(running)
+        await asyncio.gather(*(answer_.aclose() for answer_ in answers))
 
 
 async def test_half_open_lets_one_through() -> None:
