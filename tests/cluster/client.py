@@ -70,9 +70,10 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def ask(self, prompt: str, max_tokens: int, **fields: Any) -> Answer:
-        """Stream one greedy answer and return it; a failure is in it, not raised."""
-        answer = Answer(asked_s=time.monotonic())
+    async def ask(self, prompt: str, max_tokens: int, *, into: Answer | None = None, **fields: Any) -> Answer:
+        """Stream one greedy answer and return it, or fill in `into`; a failure is in it, not raised."""
+        answer = into or Answer()
+        answer.asked_s = time.monotonic()
         body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, **fields}
         try:

@@ -25,11 +25,18 @@ CONTEXT = 2048
 class Cluster:
     """A cluster on loopback; the parts can be killed one by one and started again."""
 
-    def __init__(self, engines: Path, model: Path, folder: Path) -> None:
-        """Prepare it; `engines` is the environment, `model` what is served, `folder` for logs and caches."""
+    name = "cluster"
+    served_name = SERVED_NAME
+
+    def __init__(self, engines: Path, model: Path, folder: Path, max_streams: int = MAX_STREAMS) -> None:
+        """Prepare it; `engines` is the environment, `model` what is served, `folder` for logs and caches.
+
+        `max_streams` is what each worker computes at a time, and what may wait for it.
+        """
         self._engines, self._model, self._folder = engines, model, folder
         self._router_port, self._metrics_port, self._proxy_port, *self._worker_ports = free_ports(5)
         self._programs: dict[str, Program] = {}
+        self._max_streams = max_streams
         self.key = secrets.token_hex(16)
         self.url = f"https://localhost:{self._proxy_port}"
         self.certificate = folder / "cert.pem"
@@ -112,15 +119,15 @@ class Cluster:
         command = [str(self._engines / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(self._model), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1"]
         command += ["--port", self._worker_url(worker).rpartition(":")[2], "--dtype", "float32", "--enforce-eager"]
-        command += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(MAX_STREAMS)]
-        command += ["--max-num-queued-reqs", str(MAX_STREAMS), "--kv-cache-memory-bytes", str(192 << 20)]
+        command += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(self._max_streams)]
+        command += ["--max-num-queued-reqs", str(self._max_streams), "--kv-cache-memory-bytes", str(192 << 20)]
         command += ["--block-size", "32", "--enable-prefix-caching", "--shutdown-timeout", "5"]
         self._start(worker, command, VLLM_API_KEY=self.key)
 
     def _start_router(self) -> None:
         command = [str(self._engines / "bin/vllm-router"), "--host", "127.0.0.1", "--port", str(self._router_port)]
         command += ["--worker-urls", *map(self._worker_url, self.workers), "--policy", "sticky_least_loaded"]
-        command += ["--max-concurrent-requests", str(MAX_STREAMS * 2), "--queue-size", "0"]
+        command += ["--max-concurrent-requests", str(self._max_streams * 2), "--queue-size", "0"]
         command += ["--cb-failure-threshold", "1000", "--health-check-interval-secs", "1"]
         command += ["--health-check-timeout-secs", "2", "--health-failure-threshold", "2"]
         command += ["--health-success-threshold", "1", "--worker-startup-check-interval", "1"]

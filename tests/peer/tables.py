@@ -11,8 +11,6 @@ from edgeagent.bench.measure import Measurement
 from tests.peer.rows import Figure, Row, figure_of, number
 from tests.peer.shape_folder import Found
 
-BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
-
 
 def heading(settings: Mapping[str, Any]) -> str:
     """Return what the figures depend on, in a line."""
@@ -48,12 +46,13 @@ def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) 
             yield f"| {shape}, {quant} | {' | '.join(_cell(row, figures.get(row.title), shape) for row in columns)} |"
 
 
-def put_between_marks(document: Path, text: str) -> None:
-    """Replace what stands between the marks of a document."""
-    before, begin, rest = document.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+def put_between_marks(document: Path, text: str, name: str = "shapes") -> None:
+    """Replace what stands between the marks of this name in a document."""
+    first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = document.read_text(encoding="utf-8").partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise SystemExit(f"{document} has no {BEGIN} and {END}")
+        raise SystemExit(f"{document} has no {first} and {last}")
     document.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 

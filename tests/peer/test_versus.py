@@ -17,7 +17,7 @@ from tests.peer.rows import QUICK, Bar, Row, Situation, Size, figure_of, measure
 from tests.peer.servers import Setup
 from tests.peer.shape_folder import ShapeFolder
 from tests.peer.shelf import TWINS, make_model
-from tests.peer.tables import BEGIN, END, one_model, over_shapes, put_between_marks
+from tests.peer.tables import one_model, over_shapes, put_between_marks
 
 SETTINGS = {"commit": "c0ffee", "rounds": 2}
 ONE_STREAM = Row("one stream", "decode", RATE, Bar("≥", 0.97))
@@ -128,9 +128,10 @@ def test_the_table_of_one_model_has_a_line_for_each_row() -> None:
 
 def test_only_what_is_between_the_marks_is_replaced(tmp_path: Path) -> None:
     document = tmp_path / "figures.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    begin, end = "<!-- shapes: begin -->", "<!-- shapes: end -->"
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
     put_between_marks(document, "new")
-    assert document.read_text(encoding="utf-8") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert document.read_text(encoding="utf-8") == f"before\n{begin}\nnew\n{end}\nafter\n"
     document.write_text("nothing", encoding="utf-8")
     with pytest.raises(SystemExit, match="has no"):
         put_between_marks(document, "new")
