@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo check-cluster test test-slow test-clients mutants soak check format documents golden eval-builtin clean
+.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -19,6 +19,7 @@ help:
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
 	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go over, all of it is broken"
+	@echo "make cluster-figures failover and overflow with real daemons, llama-server and vLLM, measured: a quarter of an hour; a quiet machine"
 	@echo "make check-cluster everything in packaging/cluster, read by the tools of its own ecosystem"
 	@echo "make mutants       which of 400 faults planted in the source no test notices: about an hour; SAMPLE=60, SEED=2"
 	@echo "make check         the same as make test"
@@ -54,6 +55,10 @@ test-clients: setup
 
 cluster-demo: setup
 	@$(BIN)/python -m tests.cluster $(ARGS)
+
+cluster-figures: setup
+	$(BIN)/python tests/peer/build.py
+	$(BIN)/python -m tests.cluster.figures --document docs/figures.md $(ARGS)
 
 check-cluster: setup
 	@$(BIN)/python packaging/cluster/check.py

@@ -130,10 +130,10 @@ async def _rounds(
             gaps += [silence(answer, done_s) for answer in answers if answer.handovers]
             found += answers
     title = f"{title}, under {len(kills)} x {len(prompts)} streams"
-    return _moved(title, found, gaps, list(undisturbed) * len(kills), num_again, has_bar=has_bar)
+    return judged(title, found, gaps, list(undisturbed) * len(kills), num_again, has_bar=has_bar)
 
 
-def _moved(
+def judged(
     title: str,
     found: Sequence[Answer],
     gaps: Sequence[float],
@@ -142,6 +142,7 @@ def _moved(
     *,
     has_bar: bool,
 ) -> list[Figure]:
+    """Return what holds of broken answers: their ends, the gaps of those that changed their place, and their texts."""
     num_right = sum(map(_is_whole, found))
     middle, most = percentile(gaps, 0.5), percentile(gaps, 0.95)
     for answer in found:
@@ -221,7 +222,7 @@ async def deciding(stage: Stage) -> list[Figure]:
             await client.ask_all(prompts, 1, **fields)
         after = await _buckets(stage)
     counts = {bound: after[bound] - before[bound] for bound in after}
-    middle, most = (_quantile(counts, share) for share in (0.5, 0.99))
+    middle, most = (quantile(counts, share) for share in (0.5, 0.99))
     measured = f"p50 {middle * 1000:.2f} ms, p99 {most * 1000:.2f} ms, of {max(counts.values()):.0f}"
     bar = f"p50 ≤ {MAX_DECISION_S * 1000:g} ms"
     values = {"p50_s": middle, "p99_s": most}
@@ -350,7 +351,7 @@ async def _buckets(stage: Stage) -> dict[float, float]:
     return {float(line.partition('le="')[2].partition('"')[0]): float(line.rpartition(" ")[2]) for line in lines}
 
 
-def _quantile(counts: dict[float, float], share: float) -> float:
+def quantile(counts: dict[float, float], share: float) -> float:
     """Return a quantile of a histogram with cumulative counts, between the bounds of its bucket."""
     wanted = share * max(counts.values())
     below, num_below = 0.0, 0.0

@@ -29,10 +29,11 @@ from tests.cluster.findings import (
     say,
     whole,
 )
+from tests.cluster.llama_server import LlamaServer
 from tests.integration.conftest import Daemon
 
 REMOTE = "cluster"
-KEY_VARIABLE = "CLUSTER_API_KEY"
+KEY_VARIABLE, LLAMA_KEY_VARIABLE = "CLUSTER_API_KEY", "LLAMA_SERVER_API_KEY"
 # What is asked where answers are compared. Two engines round differently, so greedy answers part at some token that is
 # nearly as likely as another; those that do not are the ones to break.
 NAMES = [
@@ -86,6 +87,8 @@ class Story:
     client: Client
     num_streams: int
     undisturbed: dict[str, str] = field(default_factory=dict)
+    # Another kind of remote, where it is built.
+    llama_server: LlamaServer | None = None
     # Parts of the cluster that are dead.
     killed: list[str] = field(default_factory=list)
 
@@ -109,6 +112,7 @@ class Story:
             self.cluster_back,
             self.cluster_hangs,
             self.consent_taken_back,
+            self.second_kind,
         )
         for number, step in enumerate(steps, 1):
             print(f"\n{number}. {str(step.__doc__).partition(chr(10))[0]}", flush=True)
@@ -200,12 +204,7 @@ class Story:
 
     async def worker_killed(self) -> None:
         """kill -9 of the model's process in the middle of its streams."""
-
-        def kill() -> None:
-            os.kill(self.daemon.worker_pid(), signal.SIGKILL)
-
-        prompts = self.prompts[:PARALLEL]
-        await self.broken(prompts, kill, edgeagent=LOCAL_FIRST)
+        await self.broken(self.prompts[:PARALLEL], self.kill_worker, edgeagent=LOCAL_FIRST)
 
     async def node_killed(self) -> None:
         """kill -9 of the busier of the two nodes in the middle of its streams."""
@@ -278,6 +277,29 @@ class Story:
         )
         answer = whole(await self.client.ask(self.prompts[0], SHORT), SHORT)
         expect(answer.route == "local", f"a request went to {answer.route} without consent")
+
+    async def second_kind(self) -> None:
+        """llama-server with the same file as the only remote: it is used, and dies."""
+        engine = self.llama_server
+        if engine is None:
+            say("It is not built, so this step is left out: python tests/peer/build.py builds it.")
+            return
+        say(f"It answered after {engine.start():.1f} s.")
+        self.command(
+            *("remote", "add", engine.name, engine.url, "--key-env", LLAMA_KEY_VARIABLE, "--yes"),
+            *("--model", f"{LOCAL_NAME}={engine.served_name}", "--ctx", str(CONTEXT)),
+        )
+        took = await self.until(lambda answer: answer.route == f"remote:{engine.name}")
+        say(f"The running daemon used it after {took:.1f} s.")
+        prompts = self.prompts[:PARALLEL]
+        say("The worker is killed:")
+        await self.broken(prompts, self.kill_worker, edgeagent=LOCAL_FIRST)
+        say("llama-server is killed:")
+        await self.broken(prompts, engine.kill, comes_home=True)
+
+    def kill_worker(self) -> None:
+        """Kill the model's process."""
+        os.kill(self.daemon.worker_pid(), signal.SIGKILL)
 
     async def broken(
         self, prompts: Sequence[str], destroy: Callable[[], None], *, comes_home: bool = False, **fields: object
