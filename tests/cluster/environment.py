@@ -14,6 +14,8 @@ import platformdirs
 HERE = Path(__file__).parent
 REQUIREMENTS, OVERRIDES = HERE / "requirements.txt", HERE / "overrides.txt"
 UV = "uv==0.13.8"
+# Some 700 MB are fetched; a registry that stalls must not hold up who waits for the demo.
+INSTALL_LIMIT_S = 600.0
 
 
 class CannotInstall(Exception):
@@ -55,6 +57,16 @@ def torch_source() -> list[str]:
 
 def run(*command: str) -> None:
     """Run an installer. Raises CannotInstall with the end of what it said."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=INSTALL_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotInstall(f"{Path(command[0]).name} did not end within {INSTALL_LIMIT_S:.0f} s") from None
     if done.returncode:
         raise CannotInstall(f"{Path(command[0]).name} failed:\n{done.stdout[-3000:]}")

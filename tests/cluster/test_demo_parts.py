@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cluster import __main__ as demo
+from tests.cluster import environment
 from tests.cluster.client import Answer
-from tests.cluster.environment import torch_source
+from tests.cluster.environment import CannotInstall, torch_source
 from tests.cluster.findings import StepFailed, is_same_but_its_end, moves, whole
 from tests.cluster.processes import DidNotStart, Program
 
@@ -49,6 +52,25 @@ def test_torch_comes_from_a_folder_of_wheels_where_there_is_one(
     assert torch_source() == ["--torch-backend", "cpu"]
     (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
     assert torch_source() == ["--find-links", str(tmp_path)]
+
+
+def test_without_engines_an_optional_demo_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare() -> Path:
+        raise CannotInstall("no such wheel")
+
+    monkeypatch.setattr(demo, "prepare", prepare)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert demo.main(["--optional"]) == 0
+    assert "no such wheel" in capsys.readouterr().out
+    assert demo.main([]) == 1
+
+
+def test_an_installer_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "INSTALL_LIMIT_S", 0.05)
+    with pytest.raises(CannotInstall, match="did not end"):
+        environment.run(sys.executable, "-c", "import time; time.sleep(60)")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sessions and signals of POSIX")
