@@ -26,20 +26,21 @@ from tests.cluster import measures
 from tests.cluster.client import Answer
 from tests.cluster.cluster import Cluster
 from tests.cluster.desk import Desk
-from tests.cluster.endless_model import LOCAL_NAME, write_endless_model
+from tests.cluster.endless_model import BUNDLED, LOCAL_NAME, write_endless_model
 from tests.cluster.environment import prepare
 from tests.cluster.hf_model import write_hf_model
 from tests.cluster.llama_server import LlamaServer
-from tests.cluster.measures import ARRIVAL_TOKENS, HANG_LIMIT_S, NUM_STREAMS, PARALLEL, Figure
+from tests.cluster.measures import HANG_LIMIT_S, NUM_STREAMS, PARALLEL, Figure
 from tests.cluster.scripted import Scripted
 from tests.cluster.stage import staged
 from tests.peer.build import binary, default_folder
 from tests.peer.servers import processor
 from tests.peer.tables import put_between_marks
 
+DRAFT = BUNDLED.with_name("edgeagent-mini-draft.gguf")
 CONTEXT = 256
 MANY = ("--parallel", str(NUM_STREAMS), "--max-waiting", str(NUM_STREAMS), "--ctx", str(NUM_STREAMS * CONTEXT))
-FEW = ("--parallel", str(PARALLEL), "--max-waiting", str(4 * PARALLEL), "--ctx", "4096")
+FEW = ("--parallel", str(PARALLEL), "--max-waiting", str(4 * PARALLEL), "--ctx", "8192")
 AWAY = ("--route", "prefer_remote")
 MANY_THERE = f"max_concurrent={2 * NUM_STREAMS}"
 KEPT = platformdirs.user_cache_path("edgeagent") / "peer" / "cluster.json"
@@ -118,8 +119,10 @@ def kill_vllm(setup: Setup) -> list[Figure]:
 
 
 def arrivals_llama_server(setup: Setup) -> list[Figure]:
-    """Three times what this machine can do, with llama-server on its other core."""
-    engine = setup.llama(32, context=2 * ARRIVAL_TOKENS)
+    """Three times what this machine can do; llama-server has the smaller bundled model on the other core."""
+    small = setup.folder / "small.gguf"
+    write_endless_model(small, DRAFT)
+    engine = LlamaServer(setup.llama_server, small, setup.folder, seats=16, context=1024)
     with staged([engine], setup.model, setup.folder, *FEW) as stage:
         stage.add(engine)
         return asyncio.run(measures.arrivals(stage, engine))
