@@ -166,6 +166,14 @@ remote_first_token_seconds = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
+remote_stage_seconds = Histogram(
+    "edgeagent_remote_stage_seconds",
+    "The stages of reaching a remote: name, connect and tls of each new connection; first_byte, from the sending of a "
+    "request to the head of its answer.",
+    ["remote", "stage"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
 log_lines_dropped_total = Counter(
     "edgeagent_log_lines_dropped_total",
     "Lines of output that were dropped because the output was not read.",

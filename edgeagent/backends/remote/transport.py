@@ -21,6 +21,7 @@ import h2.exceptions
 import httpcore
 from msgspec import Struct, field
 
+from edgeagent import metrics
 from edgeagent.backends.remote.errands import Errands
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.network import Network, Stages
@@ -151,12 +152,24 @@ class Transport:
             raise Failure(Kind.UNREACHABLE, f"the proxy refused: {error}") from None
         except _CUT:
             self._leave(used)
-            kind = Kind.CUT if stages.was_sent else Kind.UNREACHABLE
+            kind = Kind.CUT if stages.sent_s else Kind.UNREACHABLE
             raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
         except BaseException:
             self._leave(used)
             raise
+        self._measure(stages, is_request=bool(call.request_id))
         return Exchange(response, stages, self._errands, partial(self._leave, used))
+
+    def _measure(self, stages: CallStages, *, is_request: bool) -> None:
+        seconds: dict[str, float] = {}
+        if stages.is_new:
+            opened = stages.connection
+            seconds = {"name": opened.name_s, "connect": opened.connect_s}
+            seconds |= {"tls": opened.tls_s} if opened.tls_s else {}
+        if is_request:
+            seconds["first_byte"] = stages.answered_s - stages.sent_s
+        for stage, value in seconds.items():
+            metrics.remote_stage_seconds.labels(self._remote.name, stage).observe(value)
 
     def _headers(self, call: Call) -> list[tuple[str, str]]:
         headers = [("Host", self.host), ("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"), *call.headers]
@@ -186,7 +199,7 @@ class CallStages(Struct):
 
     began_s: float
     is_new: bool = False
-    was_sent: bool = False
+    sent_s: float = 0.0
     answered_s: float = 0.0
     connection: Stages = field(default_factory=Stages)
 
@@ -196,7 +209,7 @@ class CallStages(Struct):
         if stage in ("connect_tcp.complete", "start_tls.complete"):
             self.is_new, self.connection = True, connection
         elif stage == "send_request_headers.started":
-            self.was_sent = True
+            self.sent_s = time.monotonic()
         elif stage == "receive_response_headers.complete":
             self.answered_s = time.monotonic()
 

@@ -14,7 +14,9 @@ from edgeagent.backends.remote import transport
 from edgeagent.backends.remote.attempt import retry_after_s
 from edgeagent.backends.remote.transport import Call
 from edgeagent.errors import RemoteUnavailable
-from edgeagent.remotes import Tls
+from edgeagent.metrics import REGISTRY
+from edgeagent.remotes import Endpoint, Remote, Tls
+from edgeagent.types import Permit, ProbePermit, RouteMode
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
 from tests.backends.remote.streams import answer, chunk
@@ -203,11 +205,34 @@ async def test_stages_are_timed_apart(authority: Authority, good: Certificate) -
         for is_new in (True, False):
             exchange = await endpoint.transport.open(permit(), Call("/x", b"{}", request_id=REQUEST.id))
             stages = exchange.stages
-            assert (stages.is_new, stages.was_sent) == (is_new, True)
+            assert stages.is_new is is_new and stages.began_s <= stages.sent_s <= stages.answered_s
             assert (stages.connection.connect_s > 0 and stages.connection.tls_s > 0) is is_new
-            assert stages.answered_s >= stages.began_s
             await exchange.read_all(10_000)
             await exchange.close()
+
+
+async def test_the_stages_of_new_connections_and_of_requests_are_measured(
+    authority: Authority, good: Certificate
+) -> None:
+    """Connections count, whoever opened them; first bytes are those of requests alone."""
+
+    def counts(name: str) -> list[float]:
+        label = "edgeagent_remote_stage_seconds_count"
+        stages = ("name", "connect", "tls", "first_byte")
+        return [REGISTRY.get_sample_value(label, {"remote": name, "stage": stage}) or 0 for stage in stages]
+
+    tls = Tls(ca_file=str(authority.own.path))
+    probe = ProbePermit("staged", RouteMode.PREFER_LOCAL)
+    async with faults(stream(answer("a")), tls=server_context(good)) as server:
+        address = Endpoint(server.url)
+        staged = transport.Transport(Remote("staged", (address,), tls=tls), server.url, transport.tls_context(tls))
+        await (await staged.open(probe, Call("/models"))).read_all(10_000)
+        assert counts("staged") == [1, 1, 1, 0]
+        await staged.drop()
+        leave = Permit(REQUEST.id, "staged", RouteMode.PREFER_LOCAL, "queue")
+        await (await staged.open(leave, Call("/x", b"{}", request_id=REQUEST.id))).read_all(10_000)
+        assert counts("staged") == [2, 2, 2, 1]
+        await staged.drop()
 
 
 async def test_rows_and_requests_are_the_same_number() -> None:
