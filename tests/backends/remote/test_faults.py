@@ -123,9 +123,9 @@ async def test_events_without_content_show_that_it_goes_on() -> None:
     parts = [chunk({"content": "One"}), *(chunk({}) for _ in range(30)), chunk({"content": "Two"})]
     async with (
         faults(stream(*parts, chunk(finish="stop") + DONE)) as server,
-        backend(server.url, limits=SHORT) as remote,
+        backend(server.url, limits=replace(SHORT, first_token_s=1.5, idle_s=1.5)) as remote,
     ):
-        server.pace_s = 0.02
+        server.pace_s = 0.06
         assert (await ask(remote)).text == "OneTwo"
 
 
