@@ -223,7 +223,7 @@ class _Stream:
 
     async def stop(self) -> None:
         """End it at the remote."""
-        if self._pulling is not None and not self._pulling.done():
+        if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.wait([self._pulling])
         await self._steps.aclose()

@@ -200,11 +200,11 @@ def test_a_change_holds_at_once(machine_policy: Path, caplog: pytest.LogCaptureF
     seen = [file.revision]
     for text, route in (("pulls = false", None), ("route = 'local_only'", RouteMode.LOCAL_ONLY), ("?", CLOSED.route)):
         write(machine_policy, text)
-        assert file.policy.route is route
         seen.append(file.revision)
+        assert file.policy.route is route
     machine_policy.unlink()
-    assert file.policy == MachinePolicy()
     seen.append(file.revision)
+    assert file.policy == MachinePolicy()
     assert len(set(seen)) == len(seen)
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING", "WARNING"]
     assert "holds: pulls" in caplog.messages[0] and "is gone" in caplog.messages[-1]
@@ -216,6 +216,20 @@ def test_only_listed_models_may_be_loaded(machine_policy: Path) -> None:
     file.check_model(Path("a.gguf"), lambda _: HASH)
     with pytest.raises(ModelLoadFailed, match=rf"b.gguf has the sha256 {'00' * 32}, which is not among model_sha256"):
         file.check_model(Path("b.gguf"), lambda _: "00" * 32)
+
+
+@pytest.mark.parametrize(
+    ("platform", "folder"),
+    [
+        ("linux", "/etc/edgeagent"),
+        ("darwin", "/Library/Application Support/edgeagent"),
+        ("win32", "/programs/edgeagent"),
+    ],
+)
+def test_each_system_has_its_place(monkeypatch: pytest.MonkeyPatch, platform: str, folder: str) -> None:
+    monkeypatch.setattr(module, "_program_data", lambda: "/programs")
+    monkeypatch.setattr(sys, "platform", platform)
+    assert policy_path() == Path(folder) / "policy.toml"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there the system is asked")

@@ -91,6 +91,7 @@ TARGETS = (
     ),
     Target("edgeagent/engine/chain.py", ("tests/engine/test_chain.py",), ("tests/engine",)),
     Target("edgeagent/engine/backlog.py", ("tests/engine/test_backlog.py",), ("tests/engine",)),
+    Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
     Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/test_remote_checkup.py",)),
     Target("edgeagent/worker/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
     Target(

@@ -203,11 +203,25 @@ async def test_the_last_cancel_reaches_the_remote(order: tuple[str, str]) -> Non
         await asking.has("one two")
     for request_id in order:
         router.cancel(request_id)
+    # What is being cancelled is followed by nobody.
+    late = Asking(router, replace(FIRST, id="r3"))
     for asking in both:
         assert (await asking.whole()).end.reason is FinishReason.CANCELLED
-    assert gpu.cancelled == ["r1"] and gpu.num_live == 0
-    # What is being cancelled is followed by nobody.
-    assert (await Asking(router, replace(FIRST, id="r3")).whole()).text == ALL
+    assert gpu.cancelled == ["r1"]
+    assert (await late.whole()).text == ALL and gpu.num_live == 0
+
+
+async def test_two_cancels_at_once_leave_the_third_its_stream() -> None:
+    gate = Gate()
+    gpu = gated(gate)
+    router = router_of(gpu)
+    three = [Asking(router, replace(FIRST, id=name)) for name in ("r1", "r2", "r3")]
+    for asking in three:
+        await asking.has("one two")
+    router.cancel("r1"), router.cancel("r2")
+    assert gpu.cancelled == []
+    gate.opened.set()
+    assert [(await asking.whole()).text for asking in three] == ["one two", "one two", ALL]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -219,7 +233,8 @@ async def test_the_last_client_that_leaves_stops_the_remote(order: tuple[int, in
         await asking.has("one two")
     for index, num_closed in zip(order, (0, 1), strict=True):
         both[index].task.cancel()
-        await asyncio.gather(both[index].task, return_exceptions=True)
+        (ended,) = await asyncio.gather(both[index].task, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError)
         assert gpu.num_live == 1 - num_closed
     assert gpu.closed == ["r1"]
 
@@ -267,6 +282,42 @@ async def test_a_failure_is_told_to_each_and_to_nobody_later() -> None:
     assert [type(error) for error in errors] == [Overloaded, Overloaded] and errors[0] is not errors[1]
     assert len(gpu.requests) == 1
     assert (await Asking(router, replace(FIRST, id="r3")).whole()).text == ALL
+
+
+async def test_a_stream_that_broke_is_followed_by_nobody_while_a_slow_client_reads_it() -> None:
+    gpu, streams = Place("remote:gpu", (Started(7, 3), Overloaded("full"))), SharedStreams(time.monotonic)
+    permit = Permit("r1", "gpu", RouteMode.PREFER_REMOTE, "prefer_remote")
+    slow, quick = (streams.steps(gpu, each, permit, None) for each in (FIRST, SECOND))
+    await anext(slow), await anext(quick)
+    with pytest.raises(Overloaded):
+        await anext(quick)
+    late = [step async for step in streams.steps(gpu, replace(FIRST, id="r3"), permit, None)]
+    assert isinstance(late[-1].deltas[-1], Finished)
+    with pytest.raises(Overloaded):
+        await anext(slow)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_follower_is_timed_from_its_own_beginning(is_whole: bool) -> None:
+    now_s, gate = [100.0], Gate()
+    gpu, streams = gated(gate), SharedStreams(lambda: now_s[0])
+    permit = Permit("r1", "gpu", RouteMode.PREFER_REMOTE, "prefer_remote")
+    first, second = (streams.steps(gpu, each, permit, None) for each in (FIRST, SECOND))
+    for _ in range(3):
+        await anext(first)
+    await anext(second)
+    now_s[0] += 2.0
+    assert (await anext(second)).at_s == 102.0
+    now_s[0] += 1.0
+    await anext(second)
+    if is_whole:
+        gate.opened.set()
+    else:
+        streams.cancel(gpu, "r2")
+    *_, last = [step async for step in second]
+    assert isinstance(end := last.deltas[-1], Finished)
+    assert (end.timings.first_token_ms, end.timings.decode_ms) == (2000.0, 1000.0)
+    await first.aclose()
 
 
 async def test_a_stream_that_has_gone_far_takes_no_more_readers() -> None:
