@@ -69,10 +69,13 @@ class _Logprobs(Struct):
 
 
 class _Choice(Struct):
+    """One choice; `token_ids` are vLLM's, of the tokens that the chunk has."""
+
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
 
 
 class _PromptDetails(Struct):
@@ -166,7 +169,7 @@ class ChatReader(AnswerReader):
             self._read_call(position, call, deltas)
         if choice.finish_reason is not None:
             self._finish(choice.finish_reason)
-        self.tally.num_tokens += num_logprobs or (len(deltas) > num_before)
+        self.tally.num_tokens += num_logprobs or len(choice.token_ids or ()) or (len(deltas) > num_before)
 
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)

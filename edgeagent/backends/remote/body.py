@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edgeagent.backends.prompt_size import prompt_bytes
 from edgeagent.backends.remote.dialect import Dialect
 from edgeagent.errors import NotSupported
 from edgeagent.types import (
@@ -34,6 +35,9 @@ _GO_ON = (
     "Your last message was cut off. Go on with it exactly where it stopped, in the middle of a word if need be. "
     "Repeat nothing of it and say nothing about this."
 )
+
+# With the ids of an answer's tokens vLLM sends those of its prompt, which are not to delay a first token.
+_MAX_ECHOED_BYTES = 16 * 1024
 
 
 class Target(Struct, frozen=True):
@@ -126,6 +130,9 @@ def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | N
 def _common(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
     told = {"include_usage": True} | ({"continuous_usage_stats": True} if target.dialect.counts_tokens else {})
     fields: Fields = {"model": target.model, "stream": True, "stream_options": told}
+    if target.dialect.counts_tokens and prompt_bytes(request) <= _MAX_ECHOED_BYTES:
+        # vLLM's router passes this one on, and leaves continuous_usage_stats out.
+        fields["return_token_ids"] = True
     if target.dialect.times_tokens:
         fields["timings_per_token"] = True
     left = tokens_left(request, so_far)

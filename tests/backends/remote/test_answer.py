@@ -170,6 +170,15 @@ def test_a_chunk_of_several_tokens(counted: dict[str, object]) -> None:
     assert reader.tally.num_tokens == 4
 
 
+def test_a_chunk_with_the_ids_of_its_tokens() -> None:
+    """vLLM's router leaves continuous_usage_stats out."""
+    reader = ChatReader()
+    for text, ids in (("one two", [7, 8]), ("", [9]), ("!", [10])):
+        choice = {"index": 0, "delta": {"content": text}, "token_ids": ids}
+        reader.feed(event({"choices": [choice]}))
+    assert reader.tally.num_tokens == 4
+
+
 def test_text_completions() -> None:
     lists = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{"a": -0.1, "c": -3}, None]}
     body = {"object": "text_completion", "choices": [{"index": 0, "text": "ab", "logprobs": lists}]}

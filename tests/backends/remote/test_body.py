@@ -58,6 +58,13 @@ def body(request: GenerateRequest, dialect: Dialect = VLLM, so_far: AnswerSoFar 
     return {"path": written.path} | json.loads(written.content)
 
 
+def test_token_ids_are_asked_for_with_short_prompts_alone() -> None:
+    """The prompt's come with them."""
+    long = replace(PLAIN, prompt=ChatPrompt((Message("user", "Hi" * 16_384),)))
+    assert body(PLAIN)["return_token_ids"] and "return_token_ids" not in body(long)
+    assert "return_token_ids" not in body(PLAIN, UNKNOWN)
+
+
 def test_everything_that_a_request_asks() -> None:
     called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Köln"}'}}
     assert body(FULL, cache_salt="salt") == {
@@ -65,6 +72,7 @@ def test_everything_that_a_request_asks() -> None:
         "model": "tiny",
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "return_token_ids": True,
         "max_tokens": 50,
         "stop": ["\n\n"],
         "response_format": {
