@@ -51,7 +51,7 @@ class SharedStreams:
         self, backend: Backend, request: GenerateRequest, permit: Permit | None, so_far: AnswerSoFar | None
     ) -> Steps:
         """Return the steps of a request at a backend, as Backend.generate; from a stream that runs, if one does."""
-        key = None if permit is None else _key(backend.name, request, so_far)
+        key = None if permit is None else _key(backend, request, so_far)
         if key is None:
             return backend.generate(request, permit, so_far)
         return self._follow(key, backend, request, permit, so_far)
@@ -247,11 +247,11 @@ class _Stream:
             self._num_steps += 1
 
 
-def _key(backend: str, request: GenerateRequest, so_far: AnswerSoFar | None) -> Hashable | None:
+def _key(backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> Hashable | None:
     """Return what requests have in common that get the same answer at a backend; None for one that shares nothing.
 
-    What does not reach the remote may differ; the client and its partition may not. A request that is not to be kept,
-    or has a deadline of its own, shares nothing.
+    A changed remote has another backend of the same name. What does not reach the remote may differ; the client
+    and its partition may not. A request that is not to be kept, or has a deadline of its own, shares nothing.
     """
     sampling, cache = request.sampling, request.cache
     is_the_same_each_time = sampling.temperature == 0 or sampling.seed is not None

@@ -284,6 +284,16 @@ async def test_a_failure_is_told_to_each_and_to_nobody_later() -> None:
     assert (await Asking(router, replace(FIRST, id="r3")).whole()).text == ALL
 
 
+async def test_the_stream_of_a_remote_that_was_changed_is_followed_by_nobody() -> None:
+    old, new, streams = gated(Gate()), Place("remote:gpu"), SharedStreams(time.monotonic)
+    permit = Permit("r1", "gpu", RouteMode.PREFER_REMOTE, "prefer_remote")
+    first = streams.steps(old, FIRST, permit, None)
+    await anext(first)
+    assert [step async for step in streams.steps(new, SECOND, permit, None)]
+    assert [asked.id for asked in new.requests] == ["r2"]
+    await first.aclose()
+
+
 async def test_a_stream_that_broke_is_followed_by_nobody_while_a_slow_client_reads_it() -> None:
     gpu, streams = Place("remote:gpu", (Started(7, 3), Overloaded("full"))), SharedStreams(time.monotonic)
     permit = Permit("r1", "gpu", RouteMode.PREFER_REMOTE, "prefer_remote")
