@@ -71,6 +71,9 @@ class Endpoint:
 
     def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
         """Take note of a failure: after waiting from `since_s` on, of an answer that `had_begun` or had not."""
+        if failure.kind is Kind.TIMEOUT or failure.was_reused:
+            # The connection may lead nowhere, and those that are kept beside it too.
+            self.transport.renew()
         if failure.kind is Kind.OVERLOADED:
             self.pause.refuse(now_s, failure.retry_after_s)
         elif failure.kind in COUNT_AGAINST_HEALTH and not failure.was_reused:

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import math
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any, cast
@@ -65,7 +67,7 @@ class Network(httpcore.AsyncNetworkBackend):
         resolved_s = time.monotonic()
         try:
             async with asyncio.timeout(self._connect_s):
-                wire = await _connect_first(addresses)
+                wire = await _connect_first(addresses, self._connect_s)
         except TimeoutError:
             raise Failure(Kind.UNREACHABLE, f"no connection within {self._connect_s:g} s") from None
         except OSError as error:
@@ -259,7 +261,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
-async def _connect_first(addresses: list[tuple[str, int]]) -> _Wire:
+async def _connect_first(addresses: list[tuple[str, int]], connect_s: float) -> _Wire:
     """Try the addresses a quarter of a second apart, all at once in the end; return the first connection."""
     loop = asyncio.get_running_loop()
     running: set[asyncio.Task[_Wire]] = set()
@@ -269,7 +271,7 @@ async def _connect_first(addresses: list[tuple[str, int]]) -> _Wire:
         while waiting or running:
             if waiting:
                 host, port = waiting.pop(0)
-                running.add(loop.create_task(_connect(host, port)))
+                running.add(loop.create_task(_connect(host, port, connect_s)))
             done, running = await asyncio.wait(
                 running, timeout=_STAGGER_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
             )
@@ -293,13 +295,27 @@ def _close_late(task: asyncio.Task[_Wire]) -> None:
         task.result().close()
 
 
-async def _connect(host: str, port: int) -> _Wire:
+async def _connect(host: str, port: int, connect_s: float) -> _Wire:
     _, wire = await asyncio.get_running_loop().create_connection(_Wire, host, port)
     connection = wire.transport.get_extra_info("socket")
     if connection is not None:
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in ((socket.TCP_NODELAY, 1), *_lost_after(connect_s)):
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
     return wire
+
+
+def _lost_after(seconds: float) -> list[tuple[int, int]]:
+    """Return the option that ends a connection whose other side acknowledges nothing for so long.
+
+    Without it a pooled connection that leads nowhere, as after a change of network, takes requests for a quarter of an
+    hour. A server that is slow to answer acknowledges what it gets.
+    """
+    if sys.platform == "linux":
+        return [(socket.TCP_USER_TIMEOUT, round(seconds * 1000))]
+    if sys.platform == "darwin":
+        return [(0x80, math.ceil(seconds))]  # TCP_RXT_CONNDROPTIME
+    return [(5, math.ceil(seconds))] if sys.platform == "win32" else []  # TCP_MAXRT
 
 
 def _check_pin(wire: _Wire, pin: str) -> None:

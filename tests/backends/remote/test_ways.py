@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote import transport
+from edgeagent.backends.remote import network, transport
 from edgeagent.backends.remote.attempt import retry_after_s
 from edgeagent.backends.remote.transport import Call
 from edgeagent.errors import RemoteUnavailable
@@ -180,6 +182,38 @@ async def test_a_lost_address_and_a_sleep(what: str, monkeypatch: pytest.MonkeyP
             remote.cancel(REQUEST.id)
         got = await running
         assert (got.error is not None) is (what == "is_ours")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the option has another name elsewhere")
+async def test_a_connection_that_acknowledges_nothing_is_given_up() -> None:
+    async with faults(stream(answer("a"))) as server:
+        wire = await network._connect("127.0.0.1", server.port, 3.0)
+        connection = wire.transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        wire.close()
+
+
+async def test_of_connections_that_lead_nowhere_one_alone_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are kept, and both go silent; the system gives up the one that a request went out on."""
+    wires: list[network._Wire] = []
+    connect = network._connect
+
+    async def connect_noted(host: str, port: int, connect_s: float) -> network._Wire:
+        wires.append(await connect(host, port, connect_s))
+        return wires[-1]
+
+    monkeypatch.setattr(network, "_connect", connect_noted)
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        await asyncio.gather(*(ask(remote, id=f"r{number}") for number in range(2)))
+        assert server.num_connections == len(wires) == 2
+        server.scripts[:] = [[Act.STALL], stream(answer("b"))]
+        asking = asyncio.create_task(ask(remote, id="next"))
+        await until(lambda: len(server.posts) == 3)
+        (used,) = (wire for wire in wires if wire._arrival is not None and not wire._arrival.done())
+        used.connection_lost(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+        assert (await asking).text == "b"
+        assert server.num_connections == 3 and remote.status().endpoints[0].breaker == "closed"
 
 
 async def test_a_warm_remote() -> None:
