@@ -163,6 +163,7 @@ class _Wire(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._unread = bytearray()
         self._unsent: list[bytes] = []
+        self._num_turns = self._num_turns_left = 0
         self._is_paused = False
         self._is_over = False
         self._error: OSError | None = None
@@ -225,19 +226,21 @@ class _Wire(asyncio.Protocol):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the other side takes none.
-
-        What is written in one turn of the loop, as a head and its body are, goes out together.
-        """
+        """Send bytes, and wait while the other side takes none. A head and its body go out together."""
         if self._is_over or self.transport.is_closing():
             raise self._error or ConnectionResetError("the connection was closed")
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
+        self._num_turns_left = self._num_turns
         self._unsent.append(data)
         if self._drained is not None:
             await self._drained
 
     def _flush(self) -> None:
+        if self._num_turns_left:
+            self._num_turns_left -= 1
+            asyncio.get_running_loop().call_soon(self._flush)
+            return
         data, self._unsent = b"".join(self._unsent), []
         if not self._is_over:
             self.transport.write(data)
@@ -249,6 +252,9 @@ class _Wire(asyncio.Protocol):
         if secured is None:
             raise ConnectionResetError("the connection was closed")
         self.transport = secured
+        if secured.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
+            # httpcore writes each frame of a request in a turn of the loop of its own.
+            self._num_turns = 1
 
     def close(self) -> None:
         """Close at once; what was not sent yet is not."""

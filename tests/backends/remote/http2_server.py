@@ -27,7 +27,7 @@ class Http2Server:
         self.num_connections = 0
         self.asked: list[dict[str, str]] = []
         self.resets: list[int] = []
-        self.num_open = 0
+        self._open: dict[h2.connection.H2Connection, set[int]] = {}
         self.serving: dict[asyncio.Task[Any] | None, asyncio.StreamWriter] = {}
 
     @property
@@ -35,12 +35,18 @@ class Http2Server:
         """Its base URL."""
         return f"https://127.0.0.1:{self.port}/v1"
 
+    @property
+    def num_open(self) -> int:
+        """How many streams have not ended, of connections that have not."""
+        return sum(map(len, self._open.values()))
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.num_connections += 1
         self.serving[asyncio.current_task()] = writer
         state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         state.local_settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = self.max_streams
+        self._open[state] = set()
         state.initiate_connection()
         writer.write(state.data_to_send())
         try:
@@ -52,13 +58,13 @@ class Http2Server:
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            del self.serving[asyncio.current_task()]
+            del self.serving[asyncio.current_task()], self._open[state]
             writer.close()
 
     def _take(self, event: h2.events.Event, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
         match event:
             case h2.events.RequestReceived():
-                self.num_open += 1
+                self._open[state].add(event.stream_id)
                 assert event.headers is not None
                 self.asked.append({name.decode(): value.decode() for name, value in event.headers})
             case h2.events.DataReceived():
@@ -67,7 +73,7 @@ class Http2Server:
                 self._answer(event.stream_id, state, writer)
             case h2.events.StreamReset():
                 self.resets.append(event.stream_id)
-                self.num_open -= 1
+                self._open[state].discard(event.stream_id)
 
     def _answer(self, stream_id: int, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
         if self.script[0] is not Act.STALL:
@@ -86,7 +92,7 @@ class Http2Server:
                     writer.close()
                     return
         state.end_stream(stream_id)
-        self.num_open -= 1
+        self._open[state].discard(stream_id)
 
 
 @asynccontextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
+from edgeagent.backends.remote import network
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import replace
@@ -82,15 +84,51 @@ async def test_a_stream_that_breaks(act: Act, context: ssl.SSLContext, tls: Tls)
         assert got.error.num_delivered_tokens == got.num_tokens
 
 
-async def test_a_stall_ends_one_stream_alone(context: ssl.SSLContext, tls: Tls) -> None:
-    """A limit that passes for one answer leaves the connection to those that run; others get a new one."""
+async def test_a_request_goes_out_in_one_piece(
+    context: ssl.SSLContext, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame by itself would cost a system call and a TLS record, and wake the other side too early."""
+    sent: list[bytes] = []
+    start_tls = network._Wire.start_tls
+
+    async def start_tls_noted(wire: network._Wire, made: ssl.SSLContext, hostname: str | None) -> None:
+        await start_tls(wire, made, hostname)
+        wire.transport = Noted(wire.transport, sent)  # type: ignore[assignment]
+
+    monkeypatch.setattr(network._Wire, "start_tls", start_tls_noted)
+    async with http2(context, answer("a")) as server, backend(server.url, tls=tls) as remote:
+        for number in range(2):
+            sent.clear()
+            assert (await ask(remote, id=f"r{number}")).text == "a"
+    assert server.num_connections == 1
+    assert len(sent) == 1 and b"canary prompt" in sent[0]
+
+
+class Noted:
+    """A transport whose writes are noted."""
+
+    def __init__(self, transport: asyncio.Transport, sent: list[bytes]) -> None:
+        self._transport = transport
+        self._sent = sent
+
+    def write(self, data: bytes) -> None:
+        """Note what is written, and write it."""
+        self._sent.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_behind_a_stall_there_is_a_new_connection(context: ssl.SSLContext, tls: Tls) -> None:
+    """A limit that passes for one answer leaves the connection to those that run, if any; others get a new one."""
     limits = Limits(max_concurrent=8, first_token_s=LIMITS.first_token_s, idle_s=0.2)
-    async with http2(context, chunk({"content": "One"}), Act.STALL) as server:
-        async with backend(server.url, tls=tls, limits=limits) as remote:
-            got = await ask(remote)
-            assert isinstance(got.error, RemoteUnavailable) and "0.2 s" in got.error.message
-            server.script = [answer("a")]
-            remote._cluster.endpoints[0].breaker.succeed()  # type: ignore[union-attr]
-            assert (await ask(remote, id="two")).text == "a"
+    script = chunk({"content": "One"}), Act.STALL
+    async with http2(context, *script) as server, backend(server.url, tls=tls, limits=limits) as remote:
+        got = await ask(remote)
+        assert isinstance(got.error, RemoteUnavailable) and "0.2 s" in got.error.message
+        server.script = [answer("a")]
+        remote._cluster.endpoints[0].breaker.succeed()  # type: ignore[union-attr]
+        assert (await ask(remote, id="two")).text == "a"
         assert server.num_connections == 2
-        assert len(server.resets) == 1
+        await until(lambda: len(server.serving) == 1)

@@ -1,0 +1,107 @@
+"""A remote that answers at once, each token being the time at which it was sent: `python -m tests.peer.stamp_server`.
+
+It serves HTTP/1.1, or with a certificate HTTP/2 over TLS as well, prints its port, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import ssl
+import sys
+import time
+
+import h2.config
+import h2.connection
+import h2.events
+import uvloop
+
+NUM_TOKENS = 32
+PACE_S = 0.004
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+
+
+def token(index: int) -> bytes:
+    """Return the event of a token, sent at this moment; the last one is followed by the stream's end."""
+    delta = {"role": "assistant", "content": f"{time.perf_counter():.7f} "}
+    reason = "stop" if index == NUM_TOKENS - 1 else None
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "stamps"}
+    chunk |= {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+    return b"data: %s\n\n" % json.dumps(chunk).encode() + (b"data: [DONE]\n\n" if reason else b"")
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Serve one connection, whatever it speaks."""
+    secure = writer.get_extra_info("ssl_object")
+    speak = _serve_http2 if secure is not None and secure.selected_alpn_protocol() == "h2" else _serve_http1
+    try:
+        await speak(reader, writer)
+    except (ConnectionError, RuntimeError, asyncio.IncompleteReadError):  # uvloop's word for a closed connection
+        pass
+    finally:
+        writer.close()
+
+
+async def _serve_http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower():
+        if "content-length: " not in head:
+            writer.write(_NOT_FOUND)
+            continue
+        await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r\n")[0]))
+        for index in range(NUM_TOKENS):
+            data = token(index)
+            writer.write((b"" if index else _HEAD) + b"%x\r\n%s\r\n" % (len(data), data))
+            if index < NUM_TOKENS - 1:
+                await asyncio.sleep(PACE_S)
+        writer.write(b"0\r\n\r\n")
+
+
+async def _serve_http2(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    state.initiate_connection()
+    writer.write(state.data_to_send())
+    asked: set[int] = set()
+    streams: set[asyncio.Task[None]] = set()
+    while data := await reader.read(65_536):
+        for event in state.receive_data(data):
+            if isinstance(event, h2.events.RequestReceived) and dict(event.headers or ())[b":method"] == b"POST":
+                asked.add(event.stream_id)
+            elif isinstance(event, h2.events.DataReceived):
+                state.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.StreamEnded) and event.stream_id in asked:
+                streams.add(asyncio.create_task(_answer_http2(event.stream_id, state, writer)))
+            elif isinstance(event, h2.events.StreamEnded):
+                state.send_headers(event.stream_id, [(":status", "404")], end_stream=True)
+        writer.write(state.data_to_send())
+
+
+async def _answer_http2(stream_id: int, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
+    state.send_headers(stream_id, [(":status", "200"), ("content-type", "text/event-stream")])
+    for index in range(NUM_TOKENS):
+        is_last = index == NUM_TOKENS - 1
+        state.send_data(stream_id, token(index), end_stream=is_last)
+        writer.write(state.data_to_send())
+        if not is_last:
+            await asyncio.sleep(PACE_S)
+
+
+async def run(certificate: str, key: str) -> None:
+    """Serve until the standard input ends."""
+    context = None
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--certificate", default="")
+    parser.add_argument("--key", default="")
+    given = parser.parse_args()
+    uvloop.run(run(given.certificate, given.key))
