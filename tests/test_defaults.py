@@ -116,7 +116,10 @@ DEFAULTS: dict[str, object] = {
     "worker.renderer.REQUEST_CPU_S": 3.0,
 }
 # Defaults of parameters that tests patch as `__defaults__`.
-PARAMETERS: dict[str, tuple[object, ...]] = {"api.wire.limits.BodyLimit": (10.0,), "api.wire.sse.EventStream": (5.0,)}
+PARAMETERS: dict[str, tuple[object, ...]] = {
+    "api.gate.body_limit.BodyLimit": (10.0,),
+    "api.wire.sse.EventStream": (5.0,),
+}
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

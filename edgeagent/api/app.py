@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
 from edgeagent.api.context import Context
+from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
@@ -33,7 +34,6 @@ from edgeagent.api.responses.socket import connection as websocket
 from edgeagent.api.responses.store import ResponseStore, stored_limits
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
-from edgeagent.api.wire.limits import BodyLimit
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from edgeagent.api.wire import limits
+from edgeagent.api.gate import body_limit
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
@@ -243,7 +243,7 @@ async def test_a_slow_head_after_an_answer(daemon: Running, monkeypatch: pytest.
 
 
 async def test_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits.BodyLimit.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(body_limit.BodyLimit.__init__, "__defaults__", (0.05,))
     async with running(FakeBackend()) as daemon:
         reply = await exchange(daemon.port, request(daemon, CHAT, sized(HI), body=HI[:-1]))
         assert (reply.status, reply.headers["connection"]) == (400, "close")

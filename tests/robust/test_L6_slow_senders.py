@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edgeagent.api.wire.limits import BodyLimit
+from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, read_reply, running

@@ -15,7 +15,7 @@ from edgeagent.api.context import context_of
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.openai.text_body import read_tokens
 from edgeagent.api.wire.fields import Body, validate
-from edgeagent.api.wire.limits import read_body, read_json_object
+from edgeagent.api.wire.json_body import read_body, read_json_object
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import RequestTimeout
 from edgeagent.types import ChatPrompt, Detokenize, RenderPrompt, TextAnswer, TextQuery, Tokenize

@@ -18,8 +18,8 @@ from edgeagent.api.ollama.answer import OllamaAnswer, Shape, chat_shape, generat
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
 from edgeagent.api.wire.first_step import begun
+from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.limits import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import NotSupported

@@ -18,7 +18,7 @@ from edgeagent.api.openai.embeddings_body import (
     read_ollama_embed,
     read_ollama_embeddings,
 )
-from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.sse import unless_disconnected
 
 router = APIRouter(route_class=OllamaRoute)

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
-from edgeagent.api.wire.limits import read_json_object
+from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.store.cache import named_sha256

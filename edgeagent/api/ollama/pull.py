@@ -13,7 +13,7 @@ from starlette.responses import Response
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.models import asked_model
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line, untagged
-from edgeagent.api.wire.limits import read_json_object
+from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.hub import Puller

@@ -13,7 +13,7 @@ from edgeagent.api.gate.access import client_of
 from edgeagent.api.openai.choices import respond, run
 from edgeagent.api.openai.text_answer import TextChoices, TextChunks
 from edgeagent.api.openai.text_body import KNOWN, read_completion
-from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.json_body import read_body
 
 router = APIRouter()
 

@@ -16,7 +16,7 @@ from edgeagent import cache_folder
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.wire.fields import Body, validate
-from edgeagent.api.wire.limits import read_body, read_json_object
+from edgeagent.api.wire.json_body import read_body, read_json_object
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, Usage, WorkerState, replace
 

@@ -16,7 +16,7 @@ from edgeagent.api.responses.events import new_id
 from edgeagent.api.responses.item_json import item_body
 from edgeagent.api.responses.routes import open_turn
 from edgeagent.api.wire import sse
-from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.usage import responses_usage
 from edgeagent.errors import InvalidRequest
 

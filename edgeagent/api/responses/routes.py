@@ -22,7 +22,7 @@ from edgeagent.api.responses.turn import Turn, begin_turn, unexpected
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.first_step import begun
-from edgeagent.api.wire.limits import read_body
+from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 

@@ -19,6 +19,7 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.gate.envelope import WEBSOCKET
 from edgeagent.api.gate.grants import until_revoked
+from edgeagent.api.gate.pace import Pace
 from edgeagent.api.responses.events import set_delivery
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.open_items import Event
@@ -29,7 +30,7 @@ from edgeagent.api.responses.socket.outbox import Outbox
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.responses.turn import Turn, unexpected
 from edgeagent.api.wire.delivery_time import DeliveryTime
-from edgeagent.api.wire.limits import Pace, aside
+from edgeagent.api.wire.json_body import aside
 from edgeagent.errors import EdgeAgentError, InternalError
 
 # A request that is neither refused nor started by then is announced as begun: clients time out on silence. Before it,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
+from edgeagent.api.wire.json_body import parse_json
 from edgeagent.api.wire.known_fields import FieldWarning
-from edgeagent.api.wire.limits import parse_json
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 

@@ -1,4 +1,4 @@
-"""JSON text a hostile client may send, and how fast."""
+"""JSON text that a hostile client may send."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.api.wire.limits import MAX_JSON_VALUES, Pace, parse_json
+from edgeagent.api.wire.json_body import MAX_JSON_VALUES, parse_json
 from edgeagent.errors import InvalidRequest
-from tests.fakes import FakeClock
 
 BAD = {
     "empty": b"",
@@ -104,18 +103,3 @@ def test_a_hostile_body_costs_little() -> None:
     for body in (b'"' + b'\\",' * 2_000_000, b"[" * 8_000_000, b"[" + b"[]," * 2_500_000, b'{"' * 4_000_000):
         with pytest.raises(InvalidRequest):
             parse_json(body)
-
-
-def test_a_pace_lets_a_burst_through_and_then_so_many_a_second() -> None:
-    clock = FakeClock()
-    pace = Pace(10.0, 5, clock)
-    waits: list[float] = []
-    for _ in range(8):
-        waits.append(pace.take())
-        clock.advance(waits[-1])
-    assert waits == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.1, 0.1])
-    clock.advance(0.25)
-    waits = [pace.take() for _ in range(3)]
-    assert waits == pytest.approx([0, 0, 0.05]), "a quarter of a second's rest is worth two and a half"
-    clock.advance(60.0)
-    assert [pace.take() for _ in range(6)] == pytest.approx([0, 0, 0, 0, 0, 0.1]), "and no rest more than a burst"

@@ -1,4 +1,4 @@
-"""Bounds on what a client sends, checked before it costs anything: size and pace, then the JSON of a body."""
+"""The JSON of a body: parsed strictly and within bounds, in a thread where it is large."""
 
 from __future__ import annotations
 
@@ -6,45 +6,24 @@ import asyncio
 import json
 import math
 import re
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.api.context import context_of
 from edgeagent.api.wire.known_fields import SCOPE_KEY, KnownFields
-from edgeagent.errors import InvalidRequest, PayloadTooLarge
+from edgeagent.errors import InvalidRequest
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 250_000
 MAX_INTEGER = 2**63 - 1
-# A body may take this long, and a second more for each 64 KiB that has come.
-BODY_GRACE_S = 10.0
-MIN_BODY_BYTES_PER_S = 64 << 10
 # A body of this size takes the event loop some 3 ms at worst (measured: 40 ns a byte, of tools with many small values).
 MAX_INLINE_BYTES = 64 << 10
 
 T = TypeVar("T")
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
-
-
-class Pace:
-    """Lets a burst of things through, and then so many a second."""
-
-    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval_s = 1 / per_s
-        self._most_ahead_s = burst / per_s
-        self._clock = clock
-        self._due_s = clock()  # when what was taken would be done at an even pace
-
-    def take(self) -> float:
-        """Count one thing; return how many seconds to wait before it is dealt with."""
-        now_s = self._clock()
-        self._due_s = max(self._due_s, now_s) + self._interval_s
-        return max(0.0, self._due_s - now_s - self._most_ahead_s)
 
 
 def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
@@ -177,70 +156,3 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")
     return value
-
-
-class BodyLimit:
-    """The ASGI middleware that bounds a body's size and the time it takes; a connection that exceeds them is closed."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._grace_s = grace_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body = _Body(receive, send, self._max_bytes, self._grace_s, _announced_bytes(scope))
-        await self._app(scope, body.receive, body.send)
-
-
-class _Body:
-    """One request's body on its way in."""
-
-    def __init__(self, receive: Receive, send: Send, max_bytes: int, grace_s: float, announced: int | None) -> None:
-        self._receive = receive
-        self._send = send
-        self._max_bytes = max_bytes
-        self._announced = announced
-        self._num_bytes = 0
-        self._is_complete = announced == 0
-        self._grace_s = grace_s
-        self._started_at = asyncio.get_running_loop().time()
-
-    async def receive(self) -> Message:
-        if self._is_complete:
-            return await self._receive()
-        self._check_size(self._announced or 0)
-        deadline = self._started_at + self._grace_s + self._num_bytes / MIN_BODY_BYTES_PER_S
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await self._receive()
-        except TimeoutError as error:
-            raise InvalidRequest(f"the body came too slowly: {self._num_bytes} bytes in {self._grace_s:g} s") from error
-        if message["type"] == "http.request":
-            self._num_bytes += len(message.get("body", b""))
-            self._check_size(self._num_bytes)
-            self._is_complete = not message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        # The unread rest must not be taken for the next request, nor be read only to be thrown away.
-        if message["type"] == "http.response.start" and not self._is_complete:
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        await self._send(message)
-
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise PayloadTooLarge(f"the body is larger than {self._max_bytes} bytes (server.max_body_bytes)")
-
-
-def _announced_bytes(scope: Scope) -> int | None:
-    """Return the body length the headers announce; None for a body of unknown length."""
-    headers = {name.lower(): value for name, value in scope["headers"]}
-    if b"transfer-encoding" in headers:
-        return None
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit():
-        return None
-    return int(length) if len(length) < 20 else MAX_INTEGER

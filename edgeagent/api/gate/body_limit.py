@@ -1,0 +1,81 @@
+"""Bounds on a request's body before anything reads it: its size, and the time it may take to come."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgeagent.errors import InvalidRequest, PayloadTooLarge
+
+# A body may take this long, and a second more for each 64 KiB that has come.
+BODY_GRACE_S = 10.0
+MIN_BODY_BYTES_PER_S = 64 << 10
+
+
+class BodyLimit:
+    """The ASGI middleware that bounds a body's size and the time it takes; a connection that exceeds them is closed."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._grace_s = grace_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, send, self._max_bytes, self._grace_s, _announced_bytes(scope))
+        await self._app(scope, body.receive, body.send)
+
+
+class _Body:
+    """One request's body on its way in."""
+
+    def __init__(self, receive: Receive, send: Send, max_bytes: int, grace_s: float, announced: int | None) -> None:
+        self._receive = receive
+        self._send = send
+        self._max_bytes = max_bytes
+        self._announced = announced
+        self._num_bytes = 0
+        self._is_complete = announced == 0
+        self._grace_s = grace_s
+        self._started_at = asyncio.get_running_loop().time()
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        self._check_size(self._announced or 0)
+        deadline = self._started_at + self._grace_s + self._num_bytes / MIN_BODY_BYTES_PER_S
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise InvalidRequest(f"the body came too slowly: {self._num_bytes} bytes in {self._grace_s:g} s") from error
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            self._check_size(self._num_bytes)
+            self._is_complete = not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        # The unread rest must not be taken for the next request, nor be read only to be thrown away.
+        if message["type"] == "http.response.start" and not self._is_complete:
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await self._send(message)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise PayloadTooLarge(f"the body is larger than {self._max_bytes} bytes (server.max_body_bytes)")
+
+
+def _announced_bytes(scope: Scope) -> int | None:
+    """Return the body length the headers announce; None for a body of unknown length."""
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    if b"transfer-encoding" in headers:
+        return None
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit():
+        return None
+    return int(length) if len(length) < 20 else sys.maxsize
