@@ -98,14 +98,22 @@ class Client:
         return list(await asyncio.gather(*(self.ask(prompt, max_tokens, **fields) for prompt in prompts)))
 
     async def ask_and(
-        self, prompts: Sequence[str], max_tokens: int, when: float, then: Callable[[], None], **fields: Any
+        self, prompts: Sequence[str], max_tokens: int, num_pieces: int, then: Callable[[], None], **fields: Any
     ) -> tuple[list[Answer], float]:
-        """As `ask_all`, and do something meanwhile, `when` seconds later; return the answers and when it was done."""
-        streams = asyncio.create_task(self.ask_all(prompts, max_tokens, **fields))
-        await asyncio.sleep(when)
+        """As `ask_all`, and do something once each has so many pieces; return the answers, and when it was done."""
+        answers = [Answer() for _ in prompts]
+        asked = zip(prompts, answers, strict=True)
+        streams = [asyncio.create_task(self.ask(prompt, max_tokens, into=into, **fields)) for prompt, into in asked]
+        while True:
+            await asyncio.sleep(0.005)
+            if all(
+                len(answer.came_s) >= num_pieces or stream.done()
+                for answer, stream in zip(answers, streams, strict=True)
+            ):
+                break
         done_s = time.monotonic()
         await asyncio.to_thread(then)
-        return await streams, done_s
+        return await asyncio.gather(*streams), done_s
 
 
 def _take(answer: Answer, chunk: dict[str, Any]) -> None:

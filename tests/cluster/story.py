@@ -72,8 +72,8 @@ LOCAL_ONLY = {"route": "local_only"}
 FIRST_TOKEN_LIMIT_S = 4.0
 SHORT, LONG, LONGEST = 48, 320, 1500
 NUM_PAIRS = 15
-# When to break something: all streams have begun, none is near its end.
-MID_STREAM_S = 0.6
+# When to break something: all streams have so many pieces, and none is near its end.
+MID_STREAM_PIECES = 10
 # How long it may take until the daemon knows that something has changed: a remote added, a cluster back.
 NOTICE_LIMIT_S = 60.0
 
@@ -268,7 +268,7 @@ class Story:
         def remove() -> None:
             self.command("remote", "rm", REMOTE)
 
-        streams, done_s = await self.client.ask_and(self.prompts[:PARALLEL], LONGEST, MID_STREAM_S, remove)
+        streams, done_s = await self.client.ask_and(self.prompts[:PARALLEL], LONGEST, MID_STREAM_PIECES, remove)
         for answer in streams:
             whole(answer, LONGEST)
             expect(answer.route == "local", f"an answer went on at {answer.route} without consent")
@@ -305,7 +305,7 @@ class Story:
         self, prompts: Sequence[str], destroy: Callable[[], None], *, comes_home: bool = False, **fields: object
     ) -> None:
         """Break something under running streams, and hold each against its undisturbed text."""
-        streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_S, destroy, **fields)
+        streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_PIECES, destroy, **fields)
         same = ends = 0
         for prompt, answer in zip(prompts, streams, strict=True):
             undisturbed = self.undisturbed[prompt]
