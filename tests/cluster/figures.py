@@ -122,7 +122,7 @@ def arrivals_llama_server(setup: Setup) -> list[Figure]:
     """Three times what this machine can do; llama-server has the smaller bundled model on the other core."""
     small = setup.folder / "small.gguf"
     write_endless_model(small, DRAFT)
-    engine = LlamaServer(setup.llama_server, small, setup.folder, seats=16, context=1024)
+    engine = LlamaServer(setup.llama_server, small, setup.folder, seats=16, context=2048)
     with staged([engine], setup.model, setup.folder, *FEW) as stage:
         stage.add(engine)
         return asyncio.run(measures.arrivals(stage, engine))
