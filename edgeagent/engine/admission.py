@@ -85,6 +85,17 @@ class Admission:
         sequence.restore_started_s = started_s
         return True
 
+    def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
+        """Let idle prefixes leave the cells for a sequence that was just claimed, before its beginning is restored.
+
+        Those that are not in blocks yet are read out where that costs it least, and no stream waits meanwhile.
+        """
+        if is_alone:
+            restored = sequence.restoring.links[-1].end if sequence.restoring and sequence.restoring.links else 0
+            depth = max(sequence.num_computed, restored)
+            self._saver.make_way(len(sequence.tokens) - depth, depth)
+        self._saver.shed()
+
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore for about so long; True when the sequence may be computed. The first time its usage is recorded."""
         assert sequence.seq_id is not None
@@ -126,13 +137,9 @@ class Admission:
         self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
     def _find(self, sequence: Sequence) -> Found:
-        return self._restorer.find(sequence.spec.partition, sequence.tokens, sequence.num_usable, self._prefill_s)
-
-    def _prefill_s(self, num_tokens: int, depth: int) -> float | None:
-        """Return the expected seconds of computing so many tokens of a prompt from a depth on."""
-        per_step = min(num_tokens, self._runner.max_batch)
-        step_s = self._cost_model.predict(per_step, depth + num_tokens // 2)
-        return None if step_s is None else step_s * num_tokens / per_step
+        return self._restorer.find(
+            sequence.spec.partition, sequence.tokens, sequence.num_usable, self._cost_model.prefill_s
+        )
 
     def _add_stops(self, sequence: Sequence) -> None:
         """Choose where a prompt's chunks end, for a memory whose state can only be kept where it is.

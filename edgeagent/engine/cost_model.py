@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from edgeagent.engine.crowding import Crowding
+
 _WEIGHT = 0.2  # of a new measurement, at least
 _NUM_DEPTHS = 24
 # A measurement is old once so many others followed. An old one is doubted where a later one says that less is enough.
@@ -40,9 +42,14 @@ class CostModel:
         self._max_batch = max_batch
         self._table: dict[tuple[int, int], _Cost] = {}
         self._num_observed = 0
+        self._crowding = Crowding()
 
-    def observe(self, num_tokens: int, depth: int, seconds: float) -> None:
-        """Take in a measured step."""
+    def observe(self, num_tokens: int, depth: int, seconds: float, num_idle: int = 0) -> None:
+        """Take in a measured step, beside so many cells of idle sequences: what those added is no part of its cost."""
+        expected_s = self.predict(num_tokens, depth) if num_idle else None
+        if expected_s is not None:
+            self._crowding.observe(num_tokens, num_idle, seconds - expected_s)
+            seconds = max(seconds / 2, seconds - self.crowding_s(num_tokens, num_idle))
         key = (_bucket(num_tokens), _bucket(depth))
         known = self._table.get(key)
         num = 1
@@ -57,6 +64,16 @@ class CostModel:
     def predict(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step; None if nothing near was ever measured."""
         return self._find(_bucket(num_tokens), _bucket(depth)).seconds if self._table else None
+
+    def prefill_s(self, num_tokens: int, depth: int) -> float | None:
+        """Return the expected seconds of computing so many tokens of a prompt from a depth on; None as `predict`."""
+        per_step = min(num_tokens, self._max_batch)
+        step_s = self.predict(per_step, depth + num_tokens // 2)
+        return None if step_s is None else step_s * num_tokens / max(1, per_step)
+
+    def crowding_s(self, num_tokens: int, num_idle: int) -> float:
+        """Return the expected seconds that idle sequences' cells add to the computing of so many tokens."""
+        return self._crowding.seconds(num_tokens, num_idle)
 
     def measured(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step of so many tokens, or a few times more; None if none was measured."""

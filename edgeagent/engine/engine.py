@@ -75,7 +75,7 @@ class Engine:
             max_outputs=runner.max_outputs,
             row_cost=runner.row_cost,
         )
-        self._saver = Saver(runner, blocks or no_blocks(), clock)
+        self._saver = Saver(runner, blocks or no_blocks(), clock, self._cost_model)
         self._restorer = Restorer(runner, self._saver, clock)
         self._cells = self._saver.cells
         self._admission = Admission(runner, self._saver, self._restorer, self._cost_model, clock)
@@ -198,7 +198,7 @@ class Engine:
                 continue
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
-            self._saver.shed()  # before it is restored: into the lowest cells, then
+            self._admission.make_way(sequence, is_alone=len(self._running) == 1)
             outputs += self._advance_admission(sequence)
         return outputs
 
@@ -283,7 +283,7 @@ class Engine:
         self._was_interrupted = False
         self._unsettled_s = self._clock() - started_s
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
-        self._cost_model.observe(num_tokens, depth, self._unsettled_s)
+        self._cost_model.observe(num_tokens, depth, self._unsettled_s, self._saver.num_idle_cells)
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self._rates = self._measured_rates()
         return outputs + self._verify_all(works, started_s)
@@ -300,8 +300,9 @@ class Engine:
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
+        is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for work in self._background:
-            work.run_beside(self._unsettled_s)
+            work.run_beside(self._unsettled_s, is_awaited=is_awaited)
 
     def close(self) -> None:
         """Save what a tier can keep after the process ends; afterwards no method is called."""

@@ -56,6 +56,10 @@ class PrefixCache:
         """Return how many tokens a sequence has in cells."""
         return self._tree.length(seq_id)
 
+    def num_unshared(self, seq_id: int) -> int:
+        """Return how many cells a sequence alone holds."""
+        return self._cells.num_unshared(seq_id)
+
     @property
     def span(self) -> int:
         """About how far up the used cells reach."""

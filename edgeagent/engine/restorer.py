@@ -18,8 +18,8 @@ from edgeagent.engine.loader import BlockLoader
 from edgeagent.engine.prefix_cache import Source
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.saver import MAX_GAP, Saver
+from edgeagent.engine.transfer_rate import TransferRate
 
-_WEIGHT = 0.2  # of a new measurement
 # Bytes that are read ahead of being restored, for all sequences together; each may have one block beyond that.
 _MAX_AHEAD_BYTES = 64 << 20
 
@@ -58,20 +58,6 @@ class Found:
         return self.to_restore[-1].end if self.to_restore else self.source.length
 
 
-class _Rate:
-    """Measured bytes per second; optimistic until something was measured."""
-
-    def __init__(self) -> None:
-        self._seconds_per_byte = 0.0
-
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        weight = _WEIGHT if self._seconds_per_byte else 1.0
-        self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
-
-    def seconds(self, num_bytes: int) -> float:
-        return self._seconds_per_byte * num_bytes
-
-
 class Restorer:
     """Brings what a saver's blocks hold back into its cells."""
 
@@ -82,7 +68,7 @@ class Restorer:
         self._blocks = saver.blocks
         self._clock = clock
         self._loader = None if saver.blocks.below is None else BlockLoader(saver.blocks.below)
-        self._rate = _Rate()
+        self._rate = TransferRate()
 
     def find(
         self, partition: str, tokens: Sequence[int], max_length: int, prefill_s: Callable[[int, int], float | None]
@@ -122,6 +108,7 @@ class Restorer:
             return None
         links = found.to_restore if self._cells.length(seq_id) == found.source.length else []
         self._blocks.use(links)
+        self._saver.leaving.observe_prompt(len(tokens), found.end)
         restoring = Restoring(seq_id, tokens, deque(links), self._blocks.epoch(found.root))
         restoring.unasked.extend(link for link in links if link.tier is self._blocks.below)
         self._read_ahead(restoring)

@@ -2,8 +2,8 @@
 
 Every used cell slows every token of every sequence, so cells are for live sequences and for those about to be: an idle
 prefix is read out while there is time, and leaves the cells when another sequence computes. Reading out happens on the
-engine's thread between two steps, a block at a time. The saver decides what stays in the cells, not when there is time,
-nor which blocks are restored.
+engine's thread between two steps, a block at a time. The saver decides what stays in the cells (`engine.leaving` says
+at what cost), not when there is time, nor which blocks are restored.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from enum import Enum
 from edgeagent.engine.block_cache import BlockCache, Continuation, Link
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
 from edgeagent.engine.chain import Chain
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.leaving import Leaving
 from edgeagent.engine.prefix_cache import PrefixCache, Source
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
@@ -38,19 +40,27 @@ class _Saved(Enum):
 class Saver:
     """Between one runner's cells and the blocks that keep what leaves them; told of every sequence's start and end."""
 
-    def __init__(self, runner: Runner, blocks: BlockCache, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        blocks: BlockCache,
+        clock: Callable[[], float] = time.monotonic,
+        costs: CostModel | None = None,
+    ) -> None:
+        """`costs` are those of the runner's steps; without them every prefix is read out before it leaves the cells."""
         self.cells = PrefixCache(runner, blocks.tree, self._save_evicted)
         self.blocks = blocks
+        self.leaving = Leaving(costs)
         self._runner = runner
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
         self._chains: dict[int, Chain] = {}  # of live and idle sequences, where memory is attention
         self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
+        self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
-        self._cell_bytes = 0.0  # of a token, where the memory has a state beside its cells
+        self._cell_bytes = 0.0  # of a token, as of the last block
         self._state_bytes = 0
-        self._last_save_s = 0.0
 
     @property
     def has_unsaved(self) -> bool:
@@ -58,9 +68,14 @@ class Saver:
         return bool(self._unsaved)
 
     @property
+    def has_something(self) -> bool:
+        """Whether there is anything to read out, of idle or live sequences."""
+        return bool(self._unsaved or self._growing)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether nothing can be read out before the tier below has taken more of what was."""
-        return bool(self._unsaved) and self.blocks.host.is_waiting
+        return self.has_something and self.blocks.host.is_waiting
 
     @property
     def num_unsaved_tokens(self) -> int:
@@ -70,7 +85,15 @@ class Saver:
     @property
     def next_save_s(self) -> float:
         """Expected seconds of reading out one block."""
-        return self._last_save_s
+        seq_id = next(iter(self._unsaved), None)
+        if seq_id is None or not self._has_state:
+            return self.leaving.read_s(self._cell_bytes * self.blocks.block_tokens)
+        return self.leaving.read_s(self._unread_bytes(seq_id))
+
+    @property
+    def num_idle_cells(self) -> int:
+        """Cells that idle prefixes alone hold."""
+        return sum(map(self.cells.num_unshared, self.cells.idle_ids))
 
     def is_saved(self, seq_id: int) -> bool:
         """Whether an idle sequence may leave the cells at no loss."""
@@ -90,6 +113,7 @@ class Saver:
 
     def release(self, seq_id: int, *, keep: bool, priority: CachePriority) -> None:
         """End a live sequence; its prefix stays for others if `keep`."""
+        self._growing.pop(seq_id, None)
         self.cells.release(seq_id, keep=keep)
         if not self.cells.is_idle(seq_id):
             self._chains.pop(seq_id, None)
@@ -98,7 +122,12 @@ class Saver:
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
-        """Read one block of an idle sequence out of the cells."""
+        """Read one block out of the cells: of an idle sequence, which can leave them then, before a live one's."""
+        if not self._unsaved:
+            seq_id, priority = next(iter(self._growing.items()))
+            if self._save_next(seq_id, priority, is_whole=False) is not _Saved.MORE:
+                del self._growing[seq_id]
+            return
         seq_id = next(iter(self._unsaved))
         outcome = self._save_next(seq_id, self._priorities[seq_id], is_whole=True)
         if outcome in (_Saved.ALL, _Saved.REFUSED):
@@ -107,19 +136,35 @@ class Saver:
             self._saved.add(seq_id)
 
     def checkpoint(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
-        """Read out the part of a live sequence that cannot be read later; all of it at a boundary."""
+        """Read out the part of a live sequence that cannot be read later; all of it at a boundary.
+
+        Attention can be read at any time: only a tier that outlives the process wants it before the sequence ends, and
+        `save_one` does that when there is time.
+        """
         if not self.blocks.is_enabled:
             return
         match self._runner.memory_kind:
-            case MemoryKind.FULL_ATTENTION if self.blocks.below is None:
-                pass  # can be read at any time; only a tier that outlives the process wants it as soon as may be
-            case MemoryKind.FULL_ATTENTION | MemoryKind.SLIDING_WINDOW:
+            case MemoryKind.FULL_ATTENTION:
+                if self.blocks.below is not None:
+                    self._growing[seq_id] = priority
+            case MemoryKind.SLIDING_WINDOW:
                 while self._save_next(seq_id, priority, is_whole=is_boundary) is _Saved.MORE:
                     pass
             case _ if is_boundary:
                 self._save_next(seq_id, priority, is_whole=True)
             case _:
                 pass
+
+    def make_way(self, num_tokens: int, depth: int) -> None:
+        """Read out idle prefixes that would slow a prompt's next `num_tokens`, from a depth on, by more than that."""
+        started_s, num_idle = self._clock(), 0
+        for seq_id in tuple(self._unsaved):
+            num_idle += self.cells.num_unshared(seq_id)
+            allowance_s = self.leaving.allowance_s(num_tokens, depth, num_idle)
+            while seq_id in self._unsaved and not self.is_waiting:
+                if self._clock() - started_s + self.leaving.read_s(self._unread_bytes(seq_id)) > allowance_s:
+                    return
+                self.save_one()
 
     def shed(self) -> None:
         """Let idle prefixes that are in blocks leave the cells."""
@@ -148,6 +193,7 @@ class Saver:
     def purge(self, partition: str | None) -> int:
         """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
         root = None if partition is None else self.blocks.root(partition)
+        self._growing.clear()
         for seq_id in self.cells.idle_ids:
             if root in (None, self.cells.root(seq_id)):
                 self._drop(seq_id)
@@ -169,8 +215,19 @@ class Saver:
 
     def _save_evicted(self, seq_id: int) -> None:
         if seq_id in self._unsaved:
-            self._save_all(seq_id)
+            start, end, priority = self._chain_end(seq_id), self.cells.length(seq_id), self._priorities[seq_id]
+            if self.leaving.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
+                self._save_all(seq_id)
         self._forget(seq_id)
+
+    def _unread_bytes(self, seq_id: int) -> float:
+        """Return about how many bytes of an idle sequence are not in blocks."""
+        return self._state_bytes + self._cell_bytes * (self.cells.length(seq_id) - self._chain_end(seq_id))
+
+    def _chain_end(self, seq_id: int) -> int:
+        """Return how many of a sequence's tokens were in blocks at the last look."""
+        chain = self._chains.get(seq_id)
+        return 0 if chain is None else min(chain.end, self.cells.length(seq_id))
 
     def _save_all(self, seq_id: int) -> _Saved:
         while (outcome := self._save_next(seq_id, self._priorities[seq_id], is_whole=True)) is _Saved.MORE:
@@ -185,6 +242,7 @@ class Saver:
         self._chains.pop(seq_id, None)
         self._priorities.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
+        self._growing.pop(seq_id, None)
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:
@@ -206,11 +264,10 @@ class Saver:
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # no answer needs it
         block = self.blocks.make(self.cells.root(seq_id), chain.key, chain.end, own, payload)
-        if self._has_state:
-            self._state_bytes = self._runner.state_bytes(seq_id)
-            self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
+        self._state_bytes = self._runner.state_bytes(seq_id)
+        self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
         is_kept = self.blocks.add(block, priority.at(end))
-        self._last_save_s = self._clock() - started_s
+        self.leaving.observe_read(len(block.target), self._clock() - started_s)
         if is_kept:
             return _Saved.MORE
         # As it was then: there may be room by now.

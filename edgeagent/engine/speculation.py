@@ -54,12 +54,12 @@ class DraftModel:
         self._runner = runner
         self._length = length
         self._clock = clock
-        self.saver = Saver(runner, blocks or no_blocks(), clock)
+        self._costs = CostModel(min(_MAX_CATCH_UP, runner.max_batch))  # of catching up
+        self.saver = Saver(runner, blocks or no_blocks(), clock, self._costs)
         self._restorer = Restorer(runner, self.saver, clock)
         self._cache = self.saver.cells
         self._drafts: dict[str, _Draft] = {}
         self._acceptances: dict[str, Acceptance] = {}
-        self._costs = CostModel(min(_MAX_CATCH_UP, runner.max_batch))  # of catching up
 
     def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id for the sequences that want a token each."""

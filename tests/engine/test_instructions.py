@@ -110,7 +110,8 @@ def test_instructions_are_written_at_once_and_matter_more(kind: MemoryKind) -> N
     kept.engine.add(SequenceSpec("a", prompt, greedy(), max_tokens=9, num_system=300, boundaries=(300,)))
     while 300 not in kept.importances():
         kept.engine.step()
-    assert kept.engine.status().num_running == 1, "while the prompt is still being computed"
+    if kind is MemoryKind.RECURRENT:
+        assert kept.engine.status().num_running == 1, "a state is gone when the rest of the prompt is computed"
     run(kept.engine)
     kept.engine.close()
     ends = kept.importances()

@@ -1,0 +1,21 @@
+"""Measured bytes a second of something that is done over and over."""
+
+from __future__ import annotations
+
+_WEIGHT = 0.2  # of a new measurement
+
+
+class TransferRate:
+    """Predicts seconds from bytes; optimistic until something was measured."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte = 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Take in a measurement."""
+        weight = _WEIGHT if self._seconds_per_byte else 1.0
+        self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return the expected seconds for so many bytes."""
+        return self._seconds_per_byte * num_bytes
