@@ -110,6 +110,9 @@ class FakeRunner:
         kept = held[start:end] if self.memory_kind is MemoryKind.FULL_ATTENTION else held[:end]
         return memoryview(np.asarray([start, end, *kept], np.int32).tobytes())
 
+    def prepare(self, num_bytes: int, max_bytes: int) -> bool:
+        return False
+
     def state_bytes(self, seq_id: int) -> int:
         return 0 if self.memory_kind is MemoryKind.FULL_ATTENTION else 4 * len(self._sequences[seq_id])
 

@@ -29,10 +29,15 @@ class BackgroundWork:
         self._clock = clock
         self._credit_s = 0.0
         self._num_steps = 0
+        self._is_ready = not saver.blocks.token_bytes  # whether there is memory for what is read out next
 
     @property
     def is_done(self) -> bool:
         """Whether there is nothing to use a moment for now."""
+        return self._is_ready and self._is_saved
+
+    @property
+    def _is_saved(self) -> bool:
         return not self._saver.has_unsaved or self._saver.is_waiting
 
     def run_beside(self, step_s: float, *, is_awaited: bool) -> None:
@@ -49,6 +54,7 @@ class BackgroundWork:
             if self._saver.has_something and not self._saver.is_waiting:
                 self._credit_s = max(0.0, self._credit_s - self._saver.next_save_s)
                 self._saver.save_one()
+                self._is_ready = False
         if is_rare:
             self._credit_s = self._num_steps = 0
 
@@ -64,7 +70,10 @@ class BackgroundWork:
     def run_idle(self) -> None:
         """Use a moment in which nothing is to be computed."""
         started_s = self._clock()
-        while not self.is_done and self._clock() - started_s < _IDLE_BUDGET_S:
+        while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:
             self._saver.save_one()
+            self._is_ready = False
         if not self._saver.has_unsaved:
             self._saver.compact()
+        if self._is_saved and not self._is_ready:
+            self._is_ready = not self._saver.prepare()

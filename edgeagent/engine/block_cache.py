@@ -20,6 +20,7 @@ from edgeagent.engine.blocks import (
     Importance,
     Keyring,
     LowerTier,
+    choose_block_tokens,
 )
 from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.radix_tree import Place, RadixTree, Walk
@@ -73,9 +74,14 @@ class BlockCache:
         *,
         can_cut: bool,
         block_tokens: int = MAX_BLOCK_TOKENS,
+        token_bytes: float = 0.0,
     ) -> None:
-        """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block."""
+        """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block.
+
+        `token_bytes`: what a token takes of a block (0: not known, or all is a state).
+        """
         self.block_tokens = block_tokens
+        self.token_bytes = token_bytes
         self.host = host
         self.below = below
         self.tree = RadixTree()
@@ -234,9 +240,9 @@ def make_blocks(
     keyring: Keyring | None = None,
     below: LowerTier | None = None,
     share: float = 1.0,
-    block_tokens: int = MAX_BLOCK_TOKENS,
+    token_bytes: float = 0.0,
 ) -> BlockCache:
-    """Return the blocks of one model as configured, with a share of the memory.
+    """Return the blocks of one model as configured, with a share of the memory; for `token_bytes` see BlockCache.
 
     A tier `below` needs a keyring that outlives the process.
     """
@@ -244,7 +250,8 @@ def make_blocks(
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
     keyring = keyring or Keyring(b"", os.urandom(32))
-    return BlockCache(keyring, host, below, can_cut=can_cut, block_tokens=block_tokens)
+    block_tokens = choose_block_tokens(token_bytes)
+    return BlockCache(keyring, host, below, can_cut=can_cut, block_tokens=block_tokens, token_bytes=token_bytes)
 
 
 def no_blocks() -> BlockCache:

@@ -15,6 +15,7 @@ from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
 from edgeagent.engine.cores import num_usable_cores
 from edgeagent.engine.model import DEFAULT_MAX_CONTEXT, Model
+from edgeagent.engine.payload_pool import PayloadPool
 from edgeagent.engine.row_tiles import choose_tile, num_to_fill
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
@@ -67,6 +68,7 @@ class LlamaRunner:
             )
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
+        self._payloads = PayloadPool()
         self._make_batch()
         self._install_abort_flag()
 
@@ -261,14 +263,19 @@ class LlamaRunner:
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
         try:
             size = lib.llama_state_seq_get_size(self._context, self._spare)
-            payload = np.empty(size, np.uint8)
-            pointer = payload.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            payload = self._payloads.take(size)
+            pointer = np.frombuffer(payload, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
             written = lib.llama_state_seq_get_data(self._context, pointer, size, self._spare)
         finally:
             self.clear(self._spare)
         if written == 0:
             raise InternalError(f"llama.cpp could not read positions {start} to {end} of a sequence out of its cells")
-        return payload.data[:written].toreadonly()
+        return payload[:written].toreadonly()
+
+    def prepare(self, num_bytes: int, max_bytes: int) -> bool:
+        """Get memory ready for a later `save` of so many bytes; False if `max_bytes` are ready."""
+        self._payloads.max_free_bytes = max_bytes
+        return self._payloads.prepare(num_bytes)
 
     def state_bytes(self, seq_id: int) -> int:
         """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""

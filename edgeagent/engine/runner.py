@@ -88,6 +88,10 @@ class Runner(Protocol):
         """Return the bytes of positions [start, end), with the state at `end` where the memory has one."""
         ...
 
+    def prepare(self, num_bytes: int, max_bytes: int) -> bool:
+        """Get memory ready for a later `save` of so many bytes; False if it has `max_bytes` ready, or needs none."""
+        ...
+
     def state_bytes(self, seq_id: int) -> int:
         """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""
         ...

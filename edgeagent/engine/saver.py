@@ -26,6 +26,9 @@ from edgeagent.types import MemoryKind
 MAX_GAP = 512
 # Checkpoints of one full context take at most this part of host memory.
 _CHECKPOINT_SHARE = 8
+# Memory that is ready for what is read out next: for a part of the cells, at most a part of host memory's free bytes.
+_READY_CELLS = 4
+_READY_SHARE = 8
 
 
 class _Saved(Enum):
@@ -59,7 +62,7 @@ class Saver:
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
-        self._cell_bytes = 0.0  # of a token, as of the last block
+        self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
         self._state_bytes = 0
 
     @property
@@ -134,6 +137,15 @@ class Saver:
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
             self._saved.add(seq_id)
+
+    def prepare(self) -> bool:
+        """Get memory ready for a block that is read out later, in front of somebody; False if there is enough."""
+        if self._has_state or not self._cell_bytes:
+            return False
+        host = self.blocks.host.stats()
+        ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._cell_bytes) // _READY_CELLS)
+        block_bytes = int(self._cell_bytes * self.blocks.block_tokens)
+        return self._runner.prepare(block_bytes, min(ready, host.max_bytes - host.num_bytes))
 
     def checkpoint(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that cannot be read later; all of it at a boundary.

@@ -122,7 +122,8 @@ class Host:
         # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
         costs = CostModel(self._runner.max_batch)
-        self._block_tokens = choose_block_tokens(try_out(self.model, self._runner, on_try, costs))
+        self._token_bytes = try_out(self.model, self._runner, on_try, costs)
+        self._block_tokens = choose_block_tokens(self._token_bytes)
         self._name = load.name
         self._store = store
         self._settings: Mapping[str, str] = {}
@@ -291,9 +292,7 @@ class Host:
 
     def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
         share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
-        blocks = make_blocks(
-            self._runner.memory_kind, config, self._keyring, self._store, share, block_tokens=self._block_tokens
-        )
+        blocks = make_blocks(self._runner.memory_kind, config, self._keyring, self._store, share, self._token_bytes)
         if self._store is not None:
             self._store.expect(self._block_tokens, int(blocks.host.max_bytes * PENDING_SHARE))
         return blocks
@@ -329,8 +328,8 @@ class Host:
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
         self._runners.append(runner)
-        block_tokens = choose_block_tokens(try_out(draft, runner, on_try))
-        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, block_tokens=block_tokens)
+        token_bytes = try_out(draft, runner, on_try)
+        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, token_bytes=token_bytes)
         return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model), blocks)
 
     def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:

@@ -111,7 +111,7 @@ def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
 
 def no_tier_below(kind: MemoryKind) -> BlockCache:
     """Return an empty cache for a kind of memory."""
-    return make_blocks(kind, EngineConfig(cache_memory_bytes=1 << 20), block_tokens=32)
+    return make_blocks(kind, EngineConfig(cache_memory_bytes=1 << 20), token_bytes=128 << 10)
 
 
 def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own: array[int]) -> Block:

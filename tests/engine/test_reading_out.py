@@ -179,3 +179,25 @@ def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
     served.finish()
     run(served.engine)
     assert served.runner.num_read == 0
+
+
+def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> None:
+    served = Served(Machine())
+    blocks = served.engine._saver.blocks
+    blocks.token_bytes = 4.0
+    engine = Engine(served.runner, max_running=4, blocks=blocks, clock=served.runner.clock)
+    asked: list[tuple[int, int]] = []
+
+    def prepare(num_bytes: int, max_bytes: int) -> bool:
+        assert not engine.num_live
+        asked.append((num_bytes, max_bytes))
+        return len(asked) % 3 != 0
+
+    served.runner.prepare = prepare  # type: ignore[method-assign]
+    engine._saver._cell_bytes = 4.0
+    while engine.has_work:
+        engine.step()
+    assert asked == [(4 * BLOCK_TOKENS, 8192)] * 3, "a quarter of the cells' bytes"
+    engine.add(SequenceSpec("a", prompt_of(100), greedy(), max_tokens=3))
+    run(engine)
+    assert len(asked) == 6, "what was read out took some of it"

@@ -1,0 +1,64 @@
+"""Memory for payloads that is used again.
+
+A page that the process has not touched costs several times what copying into it does: measured, blocks of 4 MiB are
+read out of the cells in 1.5 to 6 ms each into fresh memory, in 0.5 ms into memory that was used before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GRAIN = 64 << 10
+_MIN_BYTES = 256 << 10  # smaller ones come from the allocator, which keeps their pages
+
+Buffer = NDArray[np.uint8]
+
+
+class PayloadPool:
+    """Hands out buffers, and takes them back when nothing refers to them any more, on whatever thread that happens.
+
+    `max_free_bytes` bounds what is kept for later.
+    """
+
+    def __init__(self) -> None:
+        self.max_free_bytes = 0
+        self._free: defaultdict[int, list[Buffer]] = defaultdict(list)  # by capacity
+
+    @property
+    def num_free_bytes(self) -> int:
+        """Bytes that are kept for later."""
+        return sum(capacity * len(buffers) for capacity, buffers in tuple(self._free.items()))
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return a buffer of so many bytes, of any content."""
+        if num_bytes < _MIN_BYTES:
+            return np.empty(num_bytes, np.uint8).data
+        capacity = _capacity(num_bytes)
+        try:
+            whole = self._free[capacity].pop()
+        except IndexError:
+            whole = np.empty(capacity, np.uint8)
+        buffer = whole[:num_bytes]
+        weakref.finalize(buffer, self._give_back, whole).atexit = False
+        # Not the array itself: numpy's views of it would hold `whole` alone.
+        return buffer.data
+
+    def prepare(self, num_bytes: int) -> bool:
+        """Have one more buffer of so many bytes for later, its pages touched; False if there are enough."""
+        capacity = _capacity(num_bytes)
+        if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
+            return False
+        self._free[capacity].append(np.ones(capacity, np.uint8))  # zeros would be pages that nobody has touched
+        return True
+
+    def _give_back(self, whole: Buffer) -> None:
+        if self.num_free_bytes + len(whole) <= self.max_free_bytes:
+            self._free[len(whole)].append(whole)
+
+
+def _capacity(num_bytes: int) -> int:
+    return -(-num_bytes // _GRAIN) * _GRAIN
