@@ -1,28 +1,31 @@
-"""The error tree. Each class has a stable `code`; which HTTP or WebSocket status it gets is the table in api/errors.py.
+"""The error tree. Each class has a stable `code`; `api.wire.errors` maps it to an HTTP or WebSocket status.
 
 EdgeAgentError
-├── InvalidRequest                 the client's mistake; names the field
-│   ├── ContextLengthExceeded      prompt (plus what was asked for) does not fit
-│   ├── TemplateTooSlow            the model's chat template was ended over this conversation
-│   └── NotSupported               a real feature that this model or build does not have
+├── InvalidRequest
+│   ├── ContextLengthExceeded
+│   ├── InvalidToolSchema
+│   ├── TemplateTooSlow
+│   ├── PayloadTooLarge
+│   └── NotSupported
 ├── NotFound
 │   ├── ModelNotFound
 │   └── ResponseNotFound
-├── Unauthorized · Forbidden       the client may not do it
-├── Overloaded                     a queue or a budget is full; may pass
-├── ModelLoading                   not ready yet; may pass
-├── RequestTimeout                 its own deadline passed
-├── ModelLoadFailed                the file cannot be loaded here
-├── WorkerCrashed                  the model's process ended under the request
-│   └── ModelChanged               and its file was replaced by another
-├── BackendUnavailable             nothing can serve it now
-│   ├── LocalUnavailable           this machine cannot, and the request must not leave it
-│   └── RemoteUnavailable          no remote answers
-├── InternalError                  a bug of ours
-├── ConfigError                    a setting is wrong
-└── StoreError                     model files: download, disk, checksum
+├── Unauthorized · Forbidden
+├── Overloaded
+├── ModelLoading
+├── RequestTimeout
+├── ModelLoadFailed
+├── WorkerCrashed
+│   └── ModelChanged
+├── BackendUnavailable
+│   ├── LocalUnavailable
+│   └── RemoteUnavailable
+├── InternalError
+├── ConfigError
+└── StoreError
 
-Errors cross the worker's pipe by code (`from_code`). A message says what happened, the value, and what to do.
+Errors cross the worker's pipe by code (`from_code`). A message says what happened, the value, and what to do. The
+docstring of a class is its line in the reference of errors.
 """
 
 from __future__ import annotations
@@ -57,94 +60,140 @@ class EdgeAgentError(Exception):
 
 
 class InvalidRequest(EdgeAgentError):
+    """The request is wrong. `param` names the field."""
+
     code = "invalid_value"
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """The prompt, with the tokens asked for, does not fit the context."""
+
     code = "context_length_exceeded"
 
 
 class InvalidToolSchema(InvalidRequest):
+    """The JSON schema of a tool cannot be followed."""
+
     code = "invalid_tool_schema"
 
 
 class TemplateTooSlow(InvalidRequest):
+    """The model's chat template took too long for this conversation and was stopped."""
+
     code = "template_too_slow"
 
 
 class NotSupported(InvalidRequest):
+    """The feature exists, but this model or this build does not have it."""
+
     code = "not_supported"
 
 
 class NotFound(EdgeAgentError):
+    """There is no such thing."""
+
     code = "not_found"
 
 
 class ModelNotFound(NotFound):
+    """No model of this name is served."""
+
     code = "model_not_found"
 
 
 class ResponseNotFound(NotFound):
+    """There is no stored response with this id, or it belongs to another client."""
+
     code = "previous_response_not_found"
 
 
 class Unauthorized(EdgeAgentError):
+    """A token is missing, unknown, removed or cannot be checked."""
+
     code = "invalid_api_key"
 
 
 class Forbidden(EdgeAgentError):
+    """The token is known, but does not have the scope."""
+
     code = "forbidden"
 
 
 class PayloadTooLarge(InvalidRequest):
+    """The body or the frame is larger than the limit."""
+
     code = "payload_too_large"
 
 
 class Overloaded(EdgeAgentError):
+    """The queue or a budget is full. It may pass."""
+
     code = "queue_full"
 
 
 class ModelLoading(EdgeAgentError):
+    """The model is not ready yet. It may pass."""
+
     code = "model_loading"
 
 
 class RequestTimeout(EdgeAgentError):
+    """The request's own deadline has passed."""
+
     code = "request_timeout"
 
 
 class ModelLoadFailed(EdgeAgentError):
+    """The model file cannot be loaded on this machine."""
+
     code = "model_load_failed"
 
 
 class WorkerCrashed(EdgeAgentError):
+    """The model's process ended while the request ran."""
+
     code = "worker_crashed"
 
 
 class ModelChanged(WorkerCrashed):
+    """The model's process ended, and another file has taken the place of its model file."""
+
     code = "model_changed"
 
 
 class BackendUnavailable(EdgeAgentError):
+    """Nothing can serve the request at this time."""
+
     code = "backend_unavailable"
 
 
 class LocalUnavailable(BackendUnavailable):
+    """This machine cannot serve the request, and the request must not leave it."""
+
     code = "local_unavailable"
 
 
 class RemoteUnavailable(BackendUnavailable):
+    """No remote answers."""
+
     code = "remote_unavailable"
 
 
 class InternalError(EdgeAgentError):
+    """A fault in edgeagent. The daemon's log has the details under the request's id."""
+
     code = "internal_error"
 
 
 class ConfigError(EdgeAgentError):
+    """A setting is wrong."""
+
     code = "config_error"
 
 
 class StoreError(EdgeAgentError):
+    """A model file could not be downloaded, written or verified."""
+
     code = "store_error"
 
 

@@ -1,7 +1,7 @@
 """The real values of what tests shorten: a test that patches a limit shows that it works, not how large it is.
 
 Every constant of edgeagent's that some test patches stands here with its value, and so do the limits of the modules in
-which faults are planted (tests/mutants). If you change a value, change it here too, and in README if it is there.
+which faults are planted (tests/mutants). If you change a value, change it here too, and in docs if it is there.
 """
 
 from __future__ import annotations

@@ -46,10 +46,7 @@ def path(config: ConfigFile = None) -> None:
 
 @config_app.command("options")
 def options() -> None:
-    """Print the table of options that README has.
-
-    Every option with its flag, default and meaning, in Markdown.
-    """
+    """Print a table of all options in Markdown: flag, default and meaning."""
     typer.echo(options_table())
 
 

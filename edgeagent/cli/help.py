@@ -29,11 +29,17 @@ class PlainCommand(TyperCommand):
             records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(heading):
-                    formatter.write_dl([(_plain_name(name, kind), _plain_range(text)) for name, text in records])
+                    formatter.write_dl([plain_record(record, kind) for record in records])
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return the parts of the usage line: a required argument is its name alone."""
         return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+def plain_record(record: tuple[str, str], kind: str) -> tuple[str, str]:
+    """Return the name and the text of a help line in plain words. `kind` is "argument" or "option"."""
+    name, text = record
+    return _plain_name(name, kind), _plain_range(text)
 
 
 def _plain_name(name: str, kind: str) -> str:

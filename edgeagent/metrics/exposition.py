@@ -51,6 +51,11 @@ def exposition(snapshot: Snapshot) -> bytes:
     return generate_latest(REGISTRY) + generate_latest(registry)
 
 
+def gauges(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the measurements that are read rather than counted, each with its labels."""
+    return _Gauges(snapshot).collect()
+
+
 class _Gauges(Collector):
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -56,6 +56,11 @@ class Tally(Collector):
         self._series: dict[str, Series] = {}
         registry.register(self)
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The name of its label, if it has one."""
+        return () if self._label is None else (self._label,)
+
     def labels(self, value: str = "") -> Series:
         """Return the series of a label value, made where there is none."""
         series = self._series.get(value)
@@ -65,9 +70,7 @@ class Tally(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what has been observed."""
-        family = HistogramMetricFamily(
-            self._name, self._documentation, labels=None if self._label is None else (self._label,)
-        )
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names or None)
         for value, series in self._series.items():
             family.add_metric(() if self._label is None else (value,), series.cumulative(), series.sum)
         yield family

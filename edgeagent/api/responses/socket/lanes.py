@@ -23,10 +23,14 @@ _DEFAULT_LANE = None
 
 
 class InvalidStreamId(InvalidRequest):
+    """`stream_id` is not 1 to 256 letters, digits, dots, dashes or underscores."""
+
     code = "invalid_stream_id"
 
 
 class ConnectionLimitReached(InvalidRequest):
+    """The WebSocket is as old as `server.max_websocket_age_s` allows. Open another one."""
+
     code = "websocket_connection_limit_reached"
 
     @classmethod
@@ -39,6 +43,8 @@ class ConnectionLimitReached(InvalidRequest):
 
 
 class StreamLimitReached(InvalidRequest):
+    """The WebSocket has as many lanes (`stream_id`) as it may have."""
+
     code = "websocket_stream_limit_reached"
 
 

@@ -1,0 +1,55 @@
+"""The pages of docs/reference are what the code says, and they are whole."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from edgeagent.cli.app import COMMANDS
+from edgeagent.config_sources import declared_options
+from edgeagent.errors import EdgeAgentError
+from edgeagent.metrics.exposition import Snapshot, exposition
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+_SPEC = importlib.util.spec_from_file_location("reference", ROOT / "packaging" / "reference.py")
+assert _SPEC is not None and _SPEC.loader is not None
+reference = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(reference)
+PAGES: dict[str, str] = reference.pages()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_committed_page_is_up_to_date(name: str) -> None:
+    assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name], "run `make documents`"
+
+
+def test_every_option_is_there() -> None:
+    assert all(f"| `{option.name}` |" in PAGES["options.md"] for option in declared_options())
+
+
+def test_every_command_is_there() -> None:
+    assert all(f"\n## {name}\n" in PAGES["command-line.md"] for name in COMMANDS)
+    assert "\n### remote add\n" in PAGES["command-line.md"]
+
+
+def test_every_error_is_there_with_its_meaning() -> None:
+    classes = EdgeAgentError.__subclasses__()
+    while classes:
+        error = classes.pop()
+        classes += error.__subclasses__()
+        assert error.__doc__, f"{error.__name__} needs a docstring: its meaning in the page"
+        assert f"| `{error.code}` |" in PAGES["errors.md"]
+
+
+def test_every_metric_is_there() -> None:
+    text = exposition(Snapshot([], 0)).decode()
+    exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE edgeagent_")}
+    assert len(exported) > 30
+    assert all(f"| `{name}` |" in PAGES["metrics.md"] for name in exported)
+
+
+def test_no_page_has_a_path_of_this_machine() -> None:
+    assert not [name for name, text in PAGES.items() if str(Path.home()) in text]
