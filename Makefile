@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents golden eval-builtin clean
+.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -24,7 +24,8 @@ help:
 	@echo "make mutants       which of 400 faults planted in the source no test notices: about an hour; SAMPLE=60, SEED=2"
 	@echo "make check         the same as make test"
 	@echo "make format        format and fix what can be fixed"
-	@echo "make documents     docs/openapi.json and docs/asyncapi.json, from the code"
+	@echo "make documents     what docs/ has from the code: openapi.json, asyncapi.json and the pages of docs/reference"
+	@echo "make docs          the site of docs/, built strictly into site/"
 	@echo "make golden        the golden files of event sequences, from what is sent now; look at what changed"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
 	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
@@ -83,9 +84,13 @@ golden: setup
 
 documents: setup
 	$(BIN)/python -m edgeagent.api.documents docs
+	$(BIN)/python packaging/reference.py docs/reference
+
+docs: setup
+	$(BIN)/python -m zensical build --strict
 
 eval-builtin: setup
 	$(BIN)/python -m models.builtin.recipe.evaluate
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

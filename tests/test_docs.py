@@ -1,0 +1,236 @@
+"""docs/ says what is so: the site builds strictly, and what the pages name exists."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from edgeagent.api.gate.access import NEEDS
+from edgeagent.cli import main
+from edgeagent.cli.app import COMMANDS
+from edgeagent.config_sources import declared_options
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+WRITTEN = [page for page in PAGES if page.parent != DOCS / "reference" or page.name == "compatibility.md"]
+CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+GROUPS = ("remote", "token", "cache", "config", "policy")
+BUILD_TIMEOUT_S = 60
+MAX_CHARS = 140
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the site, built strictly: a wrong link or anchor fails."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS, folder / "docs")
+    shutil.copy(ROOT / "zensical.toml", folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=BUILD_TIMEOUT_S,
+    )
+    assert done.returncode == 0, re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    return folder / CONFIG["site_dir"]
+
+
+def test_every_page_is_built(site: Path) -> None:
+    built = {path.relative_to(site).with_suffix(".md").as_posix() for path in site.rglob("*.html")}
+    assert {name_of(page) for page in PAGES} <= built
+    assert (site / "openapi.json").exists() and (site / "asyncapi.json").exists()
+
+
+class Loaded(HTMLParser):
+    """Gathers what a page loads by itself, and the classes that make the theme load more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        fields = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") or (tag == "link" and fields.get("rel") != "canonical"):
+            self.addresses += [value for key in ("src", "href") if (value := fields.get(key))]
+        if "mermaid" in (fields.get("class") or ""):
+            self.addresses.append("https:mermaid")
+
+
+def test_no_page_loads_anything_from_the_network(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        page = Loaded()
+        page.feed(path.read_text(encoding="utf-8"))
+        assert page.addresses
+        assert not [address for address in page.addresses if re.match(r"(https?:)?//|https:", address)], path
+
+
+def _targets(entries: object) -> list[str]:
+    match entries:
+        case str():
+            return [entries]
+        case dict():
+            return [target for value in entries.values() for target in _targets(value)]
+        case list():
+            return [target for value in entries for target in _targets(value)]
+    return []
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    targets = _targets(CONFIG["nav"])
+    assert len(set(targets)) == len(targets)
+    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", text_of(DOCS / "decisions" / "index.md")))
+    assert {*targets, *(f"decisions/{name}" for name in listed)} == {name_of(page) for page in PAGES}
+
+
+def test_decisions_have_one_form() -> None:
+    for number, page in enumerate(sorted((DOCS / "decisions").glob("0*.md")), 1):
+        text = text_of(page)
+        assert text.startswith(f"# {number}. ")
+        assert re.findall(r"^\*\*(\w+)[.:]\*\*", text, re.MULTILINE) == ["Status", "Context", "Decision", "Result"]
+        title, status = re.findall(r"^# \d+\. (.+)$|^\*\*Status:\*\* (.+)$", text, re.MULTILINE)
+        row = f"| {number} | [{title[0]}]({page.name}) | {status[1]} |"
+        assert row in text_of(DOCS / "decisions" / "index.md")
+
+
+@functools.cache
+def spans(page: Path) -> list[str]:
+    """Return what a page has between single backticks, and its prose lines' breaks as spaces."""
+    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+def commands(page: Path) -> set[str]:
+    blocks = "".join(re.findall(r"^```(?:text|sh)?\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL))
+    found = re.findall(r"(?:^|\| )edgeagent ([^#\n]+?) *(?:#.*)?$", blocks, re.MULTILINE)
+    return {*found, *(span.removeprefix("edgeagent ") for span in spans(page) if re.match(r"edgeagent [a-z-]", span))}
+
+
+ALL_COMMANDS = sorted({(name_of(page), command) for page in WRITTEN for command in commands(page)})
+
+
+@pytest.mark.parametrize(("page", "command"), ALL_COMMANDS)
+def test_every_command_is_understood(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command.replace("…", ""))
+    # Only --help is ever run: --install-completion, for example, would write to this user's shell files.
+    if words[0].startswith("--"):
+        assert main(["--help"]) == 0
+        assert words[0] in capsys.readouterr().out.split()
+        return
+    assert words[0] in COMMANDS
+    named = words[:2] if words[0] in GROUPS and len(words) > 1 else words[:1]
+    assert main([*named, "--help"]) == 0
+    options = capsys.readouterr().out.replace(",", "").split()
+    assert {word for word in words if word.startswith("--")} <= set(options)
+
+
+def test_every_option_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {option.flag for option in declared_options()} | {"--install-completion", "--help"}
+    known |= set(re.findall(r"--[a-z][a-z-]+", text_of(DOCS / "reference" / "command-line.md")))
+    known |= {f"--no-{option.flag.removeprefix('--')}" for option in declared_options() if option.is_switch}
+    for page in WRITTEN:
+        if page.name not in ("cluster.md", "figures.md"):  # other programs' options
+            named = {flag for span in spans(page) if span.startswith("--") for flag in re.findall(r"--[a-z-]+", span)}
+            assert named <= known, page
+
+
+PATHS = re.compile(r"(?:edgeagent|tests|packaging|models|docs)/[\w./-]+|(?:Makefile|README\.md|CONTRIBUTING\.md)")
+
+
+def test_every_path_that_is_named_exists() -> None:
+    checked = 0
+    for page in WRITTEN:
+        for span in spans(page):
+            if PATHS.fullmatch(span):
+                assert (ROOT / span).exists(), (page, span)
+                checked += 1
+    assert checked > 20
+
+
+NAMES = sorted(
+    {
+        span
+        for page in WRITTEN
+        for span in spans(page)
+        if re.fullmatch(r"(?:api|router|backends|worker|engine|text|types)\.[\w.]+", span)
+    }
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_architecture_names_exists(name: str) -> None:
+    parts = f"edgeagent.{name}".split(".")
+    for split in range(len(parts), 1, -1):
+        module = ".".join(parts[:split])
+        if importlib.util.find_spec(".".join(parts[: split - 1])) and _exists(module):
+            thing: object = importlib.import_module(module)
+            for attribute in parts[split:]:
+                thing = getattr(thing, attribute)
+            return
+    pytest.fail(f"{name} does not exist")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+IDENTIFIERS = ("MAX_BLOCK_TOKENS", "OPERATIONS", "DraftLength", "Scheduler", "Drafter", "BlockTier", "Backend")
+
+
+def test_what_the_guide_to_changes_names_is_in_the_source() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "edgeagent").rglob("*.py"))
+    named = set(spans(DOCS / "architecture" / "change.md"))
+    for identifier in IDENTIFIERS:
+        assert identifier in named
+        assert re.search(rf"^(class )?{identifier}\b", source, re.MULTILINE), identifier
+
+
+def test_every_route_and_target_that_is_named_exists() -> None:
+    makefile = text_of(ROOT / "Makefile")
+    for page in WRITTEN:
+        routes = [span for span in spans(page) if re.fullmatch(r"(GET|POST|DELETE) /[\w/{}-]+", span)]
+        if page.name != "cluster.md":
+            assert {route.split(" ")[1] for route in routes} <= set(NEEDS), page
+        for target in re.findall(
+            r"^(?:[A-Z_]+=\S+ )?make ([a-z][a-z-]+)", "\n".join([*spans(page), *_blocks(page)]), re.M
+        ):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page, target)
+
+
+def _blocks(page: Path) -> list[str]:
+    return re.findall(r"^```(?:text)?\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def test_enough_is_checked() -> None:
+    assert len(NAMES) > 15
+    assert len(ALL_COMMANDS) > 60
+
+
+def test_lines_of_prose_fit_a_window() -> None:
+    for page in WRITTEN:
+        code = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+        long = [line for line in code.splitlines() if len(line) > MAX_CHARS and not line.startswith("|")]
+        assert not long, (page, long)
