@@ -1,4 +1,4 @@
-"""README's examples, as they stand there, against the real daemon with the bundled model."""
+"""The examples of README and docs/howto/examples.md, as they stand there, against the real daemon."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README, EXAMPLES = "README.md", "docs/howto/examples.md"
 TIMEOUT_S = 60
 
 
-def blocks(title: str, language: str) -> list[str]:
-    """Return the code of a language in the section of this title."""
-    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", README, re.MULTILINE | re.DOTALL)
-    assert match, f"README has no section {title!r}"
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```\n", match[1], re.MULTILINE | re.DOTALL)
+def blocks(document: str, language: str) -> list[str]:
+    """Return the code of a language in a document."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
     return [code for name, code in fenced if name == language]
 
 
@@ -41,12 +41,17 @@ def run(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("title", ["The first five minutes", "Examples"])
-def test_python(daemon: Daemon, title: str) -> None:
-    code, *others = blocks(title, "python")
-    # The other one finds the daemon of this user's own state folder; tests/client has it.
-    assert all("edgeagent.client" in other for other in others)
+# The others find the daemon of this user's own state folder; tests/client has them.
+PYTHON = [code for document in (README, EXAMPLES) for code in blocks(document, "python") if "edgeagent" not in code]
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+def test_python(daemon: Daemon, code: str) -> None:
     assert len(run([sys.executable, "-c", of(daemon, code)]).split()) > 3
+
+
+def test_enough_python_is_run() -> None:
+    assert len(PYTHON) == 3
 
 
 def node() -> list[str]:
@@ -61,7 +66,7 @@ def node() -> list[str]:
 
 
 def test_javascript(daemon: Daemon, tmp_path: Path) -> None:
-    (code,) = blocks("Examples", "javascript")
+    (code,) = blocks(EXAMPLES, "javascript")
     script = tmp_path / "example.mjs"
     script.write_text(of(daemon, code), encoding="utf-8")
     assert len(run([*node(), str(script)]).split()) > 3
@@ -75,7 +80,7 @@ def locked(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_javascript_with_the_token(locked: Daemon, tmp_path: Path) -> None:
-    (code,) = blocks("Examples", "javascript")
+    (code,) = blocks(EXAMPLES, "javascript")
     script = tmp_path / "example.mjs"
     script.write_text(of(locked, code), encoding="utf-8")
     token = (locked.state_dir / "token").read_text().strip()
@@ -90,18 +95,20 @@ def shell_commands(code: str) -> list[str]:
 
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("sh"), reason="no curl or no shell")
 def test_curl(daemon: Daemon) -> None:
-    (code,) = blocks("Examples", "sh")
-    streamed, ollama = (run(["sh", "-c", of(daemon, command)]) for command in shell_commands(code))
+    chat, streamed, ollama = (
+        run(["sh", "-c", of(daemon, command)]) for code in blocks(EXAMPLES, "sh") for command in shell_commands(code)
+    )
+    assert chat.endswith("data: [DONE]\n\n")
     kinds = re.findall(r"^event: (.*)$", streamed, re.MULTILINE)
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     assert streamed.endswith("data: [DONE]\n\n")
     assert json.loads(ollama)["message"]["content"]
-    (chat,) = [command for code in blocks("The first five minutes", "") for command in shell_commands(code)]
+    (chat,) = [command for code in blocks(README, "") for command in shell_commands(code)]
     assert run(["sh", "-c", of(daemon, chat)]).endswith("data: [DONE]\n\n")
 
 
 def test_on_a_terminal(daemon: Daemon) -> None:
-    (code,) = blocks("Examples", "console")
+    (code,) = blocks(EXAMPLES, "console")
     command, typed = re.findall(r"^[$>] (.*)$", code, re.MULTILINE)
     words = [sys.executable if word == "python" else word for word in of(daemon, command).split()]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as terminal:
