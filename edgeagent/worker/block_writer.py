@@ -10,6 +10,7 @@ from edgeagent.engine.block_store.folder import Limits
 from edgeagent.engine.block_store.format import Seal
 from edgeagent.engine.block_store.ledger import Ledger
 from edgeagent.engine.block_store.store import BlockStore
+from edgeagent.worker.low_priority import give_way
 from edgeagent.worker.protocol import DiskCache
 
 
@@ -20,5 +21,10 @@ def start_block_store(disk: DiskCache) -> BlockStore:
     ledger = Ledger(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
     limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
     store = BlockStore(files, Seal(disk.secret), ledger, limits, close_s=disk.close_s)
-    threading.Thread(target=store.run, name="block writer", daemon=True).start()
+    threading.Thread(target=_run, args=(store,), name="block writer", daemon=True).start()
     return store
+
+
+def _run(store: BlockStore) -> None:
+    give_way()
+    store.run()
