@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs golden eval-builtin clean
+.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -26,6 +26,7 @@ help:
 	@echo "make format        format and fix what can be fixed"
 	@echo "make documents     what docs/ has from the code: openapi.json, asyncapi.json and the pages of docs/reference"
 	@echo "make docs          the site of docs/, built strictly into site/"
+	@echo "make hooks         checks before each commit: ruff, mypy, codespell, words that have confused readers"
 	@echo "make golden        the golden files of event sequences, from what is sent now; look at what changed"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
 	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
@@ -88,6 +89,9 @@ documents: setup
 
 docs: setup
 	$(BIN)/python -m zensical build --strict
+
+hooks: setup
+	$(BIN)/pre-commit install
 
 eval-builtin: setup
 	$(BIN)/python -m models.builtin.recipe.evaluate

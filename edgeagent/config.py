@@ -103,11 +103,11 @@ class ServerConfig(Section):
     max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Disk space of the stored responses, compressed."""
     max_stored_days: Annotated[float, Field(gt=0)] = 30.0
-    """Days after which a stored response is forgotten."""
+    """Delete a stored response after this many days."""
     max_websocket_age_s: Annotated[float, Field(ge=0)] = 0.0
-    """A WebSocket takes no more requests after this long (0: no limit)."""
+    """Age after which a WebSocket takes no more requests (0: no limit)."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
-    """How long live requests may go on after a stop was asked for, and then how long prompts are written to disk."""
+    """After a stop, time for live requests to finish; then as long again to write prompts to disk."""
 
     @field_validator("allowed_origins")
     @classmethod
@@ -116,7 +116,7 @@ class ServerConfig(Section):
         for origin in origins:
             if origin != "null" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin} is no Origin: a scheme and a host, as http://localhost:3000, and no path or *"
+                    f"{origin} is not an Origin: a scheme and a host, as http://localhost:3000, and no path or *"
                 )
         return origins
 
@@ -126,7 +126,7 @@ class ServerConfig(Section):
         for host in hosts:
             if set(host) & set("/*@ "):
                 raise ValueError(
-                    f"{host} is no Host: a name, and a port where it is not the default, as box.example:8127"
+                    f"{host} is not a Host: a name, and a port where it is not the default, as box.example:8127"
                 )
         return hosts
 
@@ -171,23 +171,23 @@ class EngineConfig(Section):
     kv_type_v: KvType = "f16"
     """Type of the V cache; quantized types need flash attention."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
-    """Host memory for prompts' beginnings that left the KV cache (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
+    """Host memory for prefixes that left the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     mmap: bool = True
     """Map the model file instead of reading it."""
     mlock: bool = False
     """Keep the model in RAM."""
     itl_budget_ms: Annotated[float, Field(gt=0)] = 100.0
-    """Longest step, predicted, while others are decoding; prompts are cut into chunks that keep it."""
+    """Longest predicted step while other requests decode; prompts are computed in chunks that fit."""
     draft_tokens: Annotated[int, Field(ge=0, le=32)] = 3
     """Most tokens the draft model proposes at a time (0: no speculation)."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """A load without progress for this long has failed; three times as long where it gets no CPU time."""
+    """Time without progress after which a load has failed; three times as long if it gets no CPU time."""
     sandbox: bool = True
     """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """A step that computes for longer (and 20 times what is usual or expected) is a hang: the worker is replaced."""
+    """Replace the worker if a step computes for longer than this, and for 20 times the expected time."""
 
     @field_validator("kv_type_v")
     @classmethod
@@ -201,20 +201,20 @@ class EngineConfig(Section):
 
 
 class CacheConfig(Section):
-    """The beginnings of prompts on disk, so that none is computed twice, not after a restart either."""
+    """Prefixes of prompts on disk, so that they are not computed again after a restart."""
 
     flag_prefix: ClassVar[str] = "cache-"
 
     disk_bytes: Annotated[int, Field(ge=0)] = 8 << 30
-    """Disk space for prompts' beginnings, of all models together (0: none is written)."""
+    """Disk space for cached prefixes, of all models together (0: none is written)."""
     dir: UserPath | None = None
-    """Folder for them, private to the user (default: `cache` in the state folder)."""
+    """Folder of cached prefixes, private to the user (default: `cache` in the state folder)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
     """Disk space to leave free; with less than that, the cache shrinks."""
     max_unused_days: Annotated[float, Field(gt=0)] = 7.0
-    """Days after which an unused beginning is deleted."""
+    """Delete a cached prefix after this many days without use."""
     max_bytes_per_hour: Annotated[int, Field(ge=0)] = 4 << 30
-    """Most that is written in an hour, since flash wears (0: no limit)."""
+    """Most bytes to write in an hour, because flash wears (0: no limit)."""
 
 
 class StoreConfig(Section):
@@ -276,7 +276,7 @@ class Config(BaseSettings):
 
     @property
     def cache_dir(self) -> Path:
-        """The folder of prompts' beginnings."""
+        """The folder of cached prefixes."""
         return self.cache.dir or self.state_dir / "cache"
 
     @classmethod

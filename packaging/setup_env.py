@@ -46,7 +46,7 @@ HINTS = {
         "The package index could not be reached: check the network or pip's settings, then run make again."
     ),
 }
-OTHERWISE = "Everything pip said is in {log}. Run make again once it is mended."
+OTHERWISE = "Everything pip said is in {log}. Run make again once it is fixed."
 
 
 class SetupError(Exception):

@@ -150,14 +150,14 @@ def test_what_the_worker_cannot_take_is_refused_before_it_starts(option: str, va
 
 @pytest.mark.parametrize("origin", ["*", "http://localhost:3000/", "localhost:3000", "https://*.example", "http://Box"])
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
-    with pytest.raises(ConfigError, match="is no Origin"):
+    with pytest.raises(ConfigError, match="is not an Origin"):
         load_config({"server.allowed_origins": f"http://a,{origin}"})
     assert load_config({"server.allowed_origins": "http://a:1,tauri://localhost,file://,null"}).config
 
 
 @pytest.mark.parametrize("host", ["http://box", "box/", "*.example"])
 def test_a_host_that_no_client_sends_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="is no Host"):
+    with pytest.raises(ConfigError, match="is not a Host"):
         load_config({"server.allowed_hosts": f"a,[::1]:80,{host}"})
 
 
@@ -178,7 +178,7 @@ def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_
         ("engine.tensor_split", "1,x", "--tensor-split: each must be a number, not 'x'"),
         ("engine.mmap", "perhaps", "--mmap: must be true or false, not 'perhaps'"),
         ("engine.flash_attention", "maybe", "--flash-attention: must be one of auto, on, off, not 'maybe'"),
-        ("server.allowed_hosts", "a b", "--allowed-hosts: a b is no Host"),
+        ("server.allowed_hosts", "a b", "--allowed-hosts: a b is not a Host"),
         ("model", ["a"], "--model: must be text, not ['a']"),
         ("state_dir", 5, "--state-dir: must be text, not 5"),
     ],

@@ -38,8 +38,9 @@ class Backend(Protocol):
     cancels the request; it then yields nothing more. `cancel` ends it politely: the iterator goes on to a
     Finished(cancelled) that carries what was used.
 
-    A backend on another machine needs a Permit, and sends nothing without. With `so_far` the answer goes on behind what
-    its client has, of which nothing is yielded again; a place that cannot go on exactly raises NotSupported.
+    A backend on another machine needs a Permit, and sends nothing without. With `so_far` the answer
+    continues the text that its client has; that text is not yielded again. A place that cannot continue exactly raises
+    NotSupported.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """What requests of one local model will take, learned from those that it had. It sees sizes and times, no content.
 
-Beginnings of prompts are remembered by their hashes, to tell what the prefix cache will have.
+Prefixes of prompts are remembered by their hashes, to predict what the prefix cache will have.
 """
 
 from __future__ import annotations

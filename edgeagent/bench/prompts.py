@@ -24,7 +24,7 @@ class Size:
     num_fixed_tokens: float = 0.0
 
     def words(self, num_tokens: int) -> int:
-        """Return how many words make a prompt of about so many tokens."""
+        """Return how many words make a prompt of about `num_tokens` tokens."""
         return max(1, round((num_tokens - self.num_fixed_tokens) / self.tokens_per_word))
 
 

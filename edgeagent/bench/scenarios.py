@@ -171,7 +171,7 @@ class Live:
                     raise BackendUnavailable("the model answers nothing to this prompt, so that no stream stays live")
 
     async def reach(self, num_events: int) -> None:
-        """Return when so many events have arrived."""
+        """Return when this number of events has arrived."""
         while self.num_events < num_events:
             self.arrival.clear()
             await self.arrival.wait()

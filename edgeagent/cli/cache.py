@@ -124,7 +124,7 @@ def _is_known(client: str, settings: Config) -> bool:
 def _stranger_note(client: str, settings: Config) -> str:
     """Return what to say of a client that has no token and of which nothing is on disk; empty for another.
 
-    It is no error: a client whose token was removed may still have prompts in memory.
+    This is not an error: a client whose token was removed may still have prompts in memory.
     """
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}
@@ -141,7 +141,7 @@ def _prompt(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no text in UTF-8 (its byte {error.start} is not)") from None
+        raise ConfigError(f"{file} is not UTF-8 text (see its byte {error.start})") from None
     if not text.strip():
         raise ConfigError(f"{file} is empty")
     if file.suffix.lower() != ".json":

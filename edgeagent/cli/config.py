@@ -46,7 +46,10 @@ def path(config: ConfigFile = None) -> None:
 
 @config_app.command("options")
 def options() -> None:
-    """Print a table of all options in Markdown: flag, default and meaning."""
+    """Print a Markdown table of all options.
+
+    Each row has the flag, the default and the meaning.
+    """
     typer.echo(options_table())
 
 

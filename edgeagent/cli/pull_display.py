@@ -117,7 +117,7 @@ class LineDisplay:
 
     def interrupted(self) -> None:
         kept = f"{size_text(self._kept_bytes)} of {size_text(self._total_bytes)} are kept. " if self._kept_bytes else ""
-        complain(f"interrupted. {kept}Go on with: edgeagent pull {self._name}")
+        complain(f"interrupted. {kept}To continue: edgeagent pull {self._name}")
 
     def _count(self, progress: Progress) -> None:
         # While a file is verified, all of it is here: only a download can take the count back.

@@ -74,7 +74,7 @@ def add(
         Literal["no", "exact", "inexact"],
         typer.Option(
             "--continues",
-            help="Whether it may go on with an answer that began elsewhere: exactly, or in its own words too. "
+            help="Whether it may continue an answer that began elsewhere: exactly, or in its own words too. "
             "[default exact]",
             show_default=False,
         ),
@@ -160,7 +160,7 @@ def add(
 def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Try a remote: its name, connection, TLS, models, and one token, with the time that each takes.
 
-    A greeting is sent, nothing of a client's. Exits with 1 where an endpoint does not do.
+    A greeting is sent, and nothing of a client's. Exits with 1 if an endpoint fails.
     """
     import asyncio
 
@@ -290,7 +290,7 @@ def _budget_text(remote: Remote) -> str:
 
 def _ask_for_consent() -> None:
     if not sys.stdin.isatty():
-        raise ConfigError("nobody can be asked here, and a remote needs a yes; read the above, and repeat with --yes")
+        raise ConfigError("a remote needs a yes, and this is not a terminal; read the above, and repeat with --yes")
     if not typer.confirm("Let requests go there?", default=False, err=True):
         raise ConfigError("nothing was added")
 

@@ -182,7 +182,7 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
 async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
     """Report the models' states; raise StartError, and stop, if none was ever ready and none can be loaded.
 
-    A daemon whose only model cannot be loaded is of no use, and its exit status should say so. If a model was ready
+    A daemon whose only model cannot be loaded cannot serve, and its exit status should say so. If a model was ready
     before and failed, the daemon goes on: the next request tries the model again.
     """
     told: dict[str, ModelStatus] = {}

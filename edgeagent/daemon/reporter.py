@@ -44,7 +44,7 @@ class Reporter(Protocol):
         ...
 
     def stopping(self, num_live: int) -> None:
-        """A stop was asked for, with so many requests running."""
+        """Report that a stop was asked for, and how many requests run."""
         ...
 
     def error(self, message: str) -> None:

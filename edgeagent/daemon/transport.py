@@ -218,7 +218,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
-        """Refuse a request that the WebSocket's protocol would not answer, but read on for ever.
+        """Refuse a request that the WebSocket's protocol would not answer, but would read forever.
 
         The parser waits for the end of a body before it hands over, and no code reads that body.
         """

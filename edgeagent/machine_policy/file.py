@@ -153,7 +153,7 @@ def load_policy(path: Path) -> MachinePolicy | None:
         return None if content is None else _checked(_parsed(content))
     except ConfigError as error:
         raise ConfigError(
-            f"the machine's policy {path}: {error.message}; until that is mended nothing leaves this machine and no "
+            f"the machine's policy {path}: {error.message}; until that is fixed nothing leaves this machine and no "
             "model is downloaded"
         ) from None
 
@@ -220,7 +220,9 @@ def _checked(policy: MachinePolicy) -> MachinePolicy:
             raise ConfigError(f"{name}: at most {MAX_ENTRIES}, not {len(entries)}")
     for host in hosts:
         if not (_HOST.fullmatch(host) and _has_port_or_none(host)):
-            raise ConfigError(f"remote_hosts: {host!r:.300} is no host: a name or an address, and :PORT if it matters")
+            raise ConfigError(
+                f"remote_hosts: {host!r:.300} is not a host: a name or an address, and :PORT if it matters"
+            )
     for digest in hashes:
         if not _SHA256.fullmatch(digest):
             raise ConfigError(f"model_sha256: {digest!r:.80} is not a sha256, 64 hexadecimal digits in small letters")

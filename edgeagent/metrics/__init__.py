@@ -29,7 +29,7 @@ _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 requests_total = Counter(
     "edgeagent_requests_total",
-    "What clients asked, by route and outcome: an HTTP status, or how a response on a WebSocket ended.",
+    "Requests of clients, by route and outcome: an HTTP status, or how a response on a WebSocket ended.",
     ["route", "method", "outcome"],
     registry=REGISTRY,
 )
@@ -108,14 +108,14 @@ for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
 loop_lag_seconds = Tally(
     "edgeagent_loop_lag_seconds",
-    "How late the daemon's event loop came to what was due, ten times a second.",
+    "How late the daemon's event loop ran a timer, ten times a second.",
     None,
     bounds=_LAG_SECONDS,
     registry=REGISTRY,
 )
 placement_seconds = Histogram(
     "edgeagent_placement_seconds",
-    "Deciding where a request runs.",
+    "Time to decide where a request runs.",
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
     registry=REGISTRY,
 )
@@ -127,7 +127,7 @@ placements_total = Counter(
 )
 handovers_total = Counter(
     "edgeagent_handovers_total",
-    "Answers that went on at another place, or with a worker's successor, by cause.",
+    "Answers that continued at another place or in a new worker, by cause.",
     ["source", "target", "reason"],
     registry=REGISTRY,
 )
@@ -155,7 +155,7 @@ remote_tokens_total = Counter(
 )
 remote_money_total = Counter(
     "edgeagent_remote_money_total",
-    "What remotes have taken at the prices that their owner gave, in the owner's currency.",
+    "Money spent at remotes, by the prices that the owner gave, in the owner's currency.",
     ["remote"],
     registry=REGISTRY,
 )

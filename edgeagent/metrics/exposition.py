@@ -19,19 +19,19 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_worker_running": ("Sequences the engine is computing.", lambda worker: worker.num_running),
     "edgeagent_worker_waiting": ("Requests that wait inside the worker.", lambda worker: worker.num_waiting),
     "edgeagent_kv_cells_used": ("KV cells in use, idle prefixes included.", lambda worker: worker.num_cells_used),
-    "edgeagent_kv_cells": ("KV cells there are.", lambda worker: worker.num_cells),
+    "edgeagent_kv_cells": ("All KV cells.", lambda worker: worker.num_cells),
     "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
 _BREAKERS = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
 _CACHE_GAUGES: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
-    "edgeagent_cache_bytes": ("What a tier of the prefix cache below the cells holds.", lambda cache: cache.num_bytes),
-    "edgeagent_cache_max_bytes": ("What it may hold.", lambda cache: cache.max_bytes),
+    "edgeagent_cache_bytes": ("Bytes in a tier of the prefix cache below the cells.", lambda cache: cache.num_bytes),
+    "edgeagent_cache_max_bytes": ("Most bytes that the tier may hold.", lambda cache: cache.max_bytes),
 }
 _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
-    "edgeagent_cache_hits": ("Blocks that were found in it.", lambda cache: cache.num_hits),
-    "edgeagent_cache_misses": ("Blocks that were looked for in vain.", lambda cache: cache.num_misses),
-    "edgeagent_cache_evicted": ("Blocks that made room for others.", lambda cache: cache.num_evicted),
+    "edgeagent_cache_hits": ("Blocks that were found in the tier.", lambda cache: cache.num_hits),
+    "edgeagent_cache_misses": ("Blocks that were looked for and not found.", lambda cache: cache.num_misses),
+    "edgeagent_cache_evicted": ("Blocks that were evicted.", lambda cache: cache.num_evicted),
 }
 
 

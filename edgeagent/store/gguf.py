@@ -100,7 +100,7 @@ def validate_model(path: Path) -> GgufHeader:
     header = read_header(path)
     if not header.architecture:
         raise ModelLoadFailed(
-            f"{path} cannot be loaded: it has no general.architecture, so it is no model", param="model"
+            f"{path} cannot be loaded: it has no general.architecture, so it is not a model", param="model"
         )
     if header.split is None or header.split.count <= 1:
         if header.num_tensors == 0:
@@ -184,7 +184,7 @@ def _header(
 
 
 def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
-    """Refuse more tensors than a model of so many layers can have; a further part of a split model names no layers."""
+    """Refuse more tensors than the layers can have; a further part of a split model names no layers."""
     num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
     if num_layers is None:
         return

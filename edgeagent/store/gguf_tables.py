@@ -114,7 +114,7 @@ def _skip_array(reader: ByteReader, key: str) -> Array:
 
 
 def shown(value: object) -> str:
-    """Return a value from a file for a message: short, on one line, in words where it is no number or text."""
+    """Return a value from a file for a message: short, on one line, in words unless it is a number or a text."""
     match value:
         case Array(element_type, count):
             kind = {STRING: "texts", 7: "truth values"}.get(element_type, "numbers")

@@ -52,7 +52,7 @@ def read_kv_shape(metadata: Metadata, architecture: str) -> KvShape:
 
 
 def _num_kv_heads(count: object, num_layers: int) -> int:
-    """Return the KV heads of so many layers together, from one number for all or from one for each."""
+    """Return the KV heads of this number of layers together, from one number for all or from one for each."""
     if isinstance(count, Array):
         heads = count.values[:num_layers]
         return sum(heads) if all(0 <= each <= _MAX_WIDTH for each in heads) else 0

@@ -109,7 +109,7 @@ class ChannelParser:
         return self._take_parts()
 
     def drop_opening(self) -> None:
-        """Forget a call that has its marker but no name yet: without a name it is of no use."""
+        """Forget a call that has its marker but no name yet: it cannot be run without a name."""
         call = self._call
         if call is not None and call.opening.strip() and not self._sink.is_open:
             self._call, self._buffer = None, ""

@@ -1,6 +1,6 @@
 """Closes the objects of a JSON schema: keys that the schema does not name must not be written.
 
-JSON Schema allows further keys wherever `additionalProperties` is absent. Most schemas that clients send leave it out
+JSON Schema allows further keys where `additionalProperties` is absent. Most schemas that clients send leave it out
 and mean a closed object; a model that may add keys adds them until its context is full. It knows nothing of grammars.
 """
 
@@ -101,7 +101,7 @@ class Effort:
         self._num_visits = self._num_names = 0
 
     def visit(self, num_followed: int) -> None:
-        """Count a schema that says something of an object, behind so many references; raise TooManyReferencesError."""
+        """Count a schema of an object, behind `num_followed` references; raise TooManyReferencesError."""
         self._num_visits += 1
         if self._num_visits > MAX_VISITS or num_followed > MAX_CHAIN:
             raise TooManyReferencesError(

@@ -1,6 +1,6 @@
 """The place where an answer that began elsewhere goes on, which may lie inside one of this model's tokens.
 
-The last few tokens of its text are generated again, as whatever tokens spell that text and go on behind it.
+The last few tokens of its text are generated again, as any tokens that spell that text and continue it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def num_open(pieces: Sequence[bytes]) -> int:
 
 
 def _is_inside_word(before: bytes, piece: bytes) -> bool:
-    """Whether a piece goes on with a word that `before` began; most words' tokens begin with their blank."""
+    """Whether a piece continues a word that `before` began; most words' tokens begin with their blank."""
     return (_is_of_word(before[-1:]) or before == b" ") and _is_of_word(piece[:1])
 
 
@@ -45,7 +45,7 @@ class Inner(Protocol):
 
 
 class Seam:
-    """A constraint: the next tokens spell `text`, and the last may go on behind it; from then on only `inner` holds."""
+    """A constraint: the next tokens spell `text`, and the last may continue it; from then on only `inner` holds."""
 
     def __init__(self, vocabulary: Vocabulary, text: bytes, inner: Inner | None) -> None:
         self._vocabulary = vocabulary
@@ -121,6 +121,6 @@ def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
 
 
 def _matches(piece: bytes, text: bytes, place: int) -> bool:
-    """Whether a piece is the text from a place on, or the beginning of that, or goes on behind it."""
+    """Whether a piece is the text from a place on, or the beginning of that, or continues it."""
     length = min(len(piece), len(text) - place)
     return length > 0 and piece[:length] == text[place : place + length]

@@ -41,7 +41,7 @@ class Usage(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """A stream went on at another place, or with its place's successor, after so many output tokens."""
+    """A stream continued at another place, or in a new worker, after `num_tokens` output tokens."""
 
     source: str
     target: str
@@ -102,7 +102,7 @@ class Interrupted(Struct, frozen=True, tag="interrupted"):
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):
-    """So many of the prompt's tokens are computed or were cached. Comes only where `reports_progress` is set."""
+    """How many of the prompt's tokens are computed or were cached. Comes only where `reports_progress` is set."""
 
     num_tokens: int
 

@@ -26,7 +26,7 @@ class Detokenize(Struct, frozen=True, tag="detokenize"):
 
 
 class RenderPrompt(Struct, frozen=True, tag="render"):
-    """The text that a model's chat template makes of a conversation, and its tokens."""
+    """The text that a model's chat template renders for a conversation, and its tokens."""
 
     prompt: ChatPrompt
 
@@ -40,7 +40,7 @@ class PurgeCache(Struct, frozen=True, tag="purge"):
 class Embed(Struct, frozen=True, tag="embed"):
     """The meaning of texts as vectors of length 1, one for each.
 
-    truncate: cut a text that is too long; else it is refused. dimensions: keep so many of a vector's first numbers.
+    truncate: cut a text that is too long; else it is refused. dimensions: how many of a vector's first numbers to keep.
     """
 
     inputs: tuple[TextPrompt | TokenPrompt, ...]

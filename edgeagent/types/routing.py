@@ -82,7 +82,7 @@ class ProbePermit(Struct, frozen=True):
 
 
 class AnswerSoFar(Struct, frozen=True):
-    """The part of an answer that its client has, for the place that goes on with it.
+    """The part of an answer that its client has, for the place that continues it.
 
     `num_tokens` is how many tokens that was. Open or whole tool calls are not in it: an answer that has begun a call
     does not change its place.

@@ -345,7 +345,7 @@ def rendered(*more: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @functools.cache
 def render(folder: str) -> list[dict[str, Any]]:
-    """Return the objects that kustomize makes of one folder."""
+    """Return the objects that kustomize builds from one folder."""
     import yaml
 
     return list(yaml.safe_load_all(run("kubectl", "kustomize", str(HERE / folder))))

@@ -148,7 +148,7 @@ def test_pull_interrupted_says_what_is_kept(shell: Shell, hub: HubServer, option
         last = json.loads(out.splitlines()[-1])
         assert (last["event"], last["done_bytes"], last["total_bytes"]) == ("interrupted", HELD, len(SMALL))
     else:
-        assert f"131.1 kB of 300.7 kB are kept. Go on with: edgeagent pull {REPO}" in err
+        assert f"131.1 kB of 300.7 kB are kept. To continue: edgeagent pull {REPO}" in err
     assert partial.stat().st_size == HELD
     hub.faults.hold_after = None
     hub.release.set()
@@ -220,7 +220,7 @@ def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     display.interrupted()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 12
-    assert lines[-1] == "error: interrupted. 1.0 kB of 1.0 kB are kept. Go on with: edgeagent pull m"
+    assert lines[-1] == "error: interrupted. 1.0 kB of 1.0 kB are kept. To continue: edgeagent pull m"
 
 
 def test_an_interrupt_before_the_first_byte(capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +228,7 @@ def test_an_interrupt_before_the_first_byte(capsys: pytest.CaptureFixture[str]) 
     JsonDisplay("m").interrupted()
     JsonDisplay("m").failed(StoreError("no"))
     out, err = capsys.readouterr()
-    assert err == "error: interrupted. Go on with: edgeagent pull m\n"
+    assert err == "error: interrupted. To continue: edgeagent pull m\n"
     assert json.loads(out.splitlines()[1]) == {"event": "error", "model": "m", "code": "store_error", "message": "no"}
 
 

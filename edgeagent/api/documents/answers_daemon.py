@@ -142,7 +142,7 @@ class EgressRows(Answer):
 
 
 class EgressPurged(Answer):
-    """The ledger's rows are deleted, of so many days."""
+    """The rows of the ledger were deleted: those of `num_days` days."""
 
     status: Literal["purged"]
     num_days: int
@@ -234,7 +234,7 @@ class Content(Answer):
 
 
 class RenderedPrompt(Answer):
-    """What the model's chat template makes of a conversation."""
+    """The prompt that the model's chat template renders for a conversation."""
 
     prompt: str
 

@@ -29,7 +29,7 @@ class Components:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Leave out the titles that pydantic makes of field names: they say nothing."""
+    """Leave out the titles that pydantic derives from field names: they add nothing."""
     match schema:
         case dict():
             kept = schema.items()

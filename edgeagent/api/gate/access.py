@@ -328,7 +328,7 @@ def bearer_tokens(scope: AsgiScope) -> list[bytes]:
 
 
 def _name_and_password(words: list[bytes]) -> list[bytes]:
-    """Return what Basic authentication holds, which clients make of `http://TOKEN@host`; nothing of another scheme."""
+    """Return the name and password of Basic authentication (clients send it for `http://TOKEN@host`), else nothing."""
     match words:
         case [scheme, encoded] if scheme.lower() == b"basic":
             with suppress(ValueError):

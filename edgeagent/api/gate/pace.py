@@ -1,4 +1,4 @@
-"""How often a client may do something: a burst first, then so many a second."""
+"""How often a client may do something: a burst first, then a rate per second."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Lets a burst of things through, and then so many a second."""
+    """Allow a burst, and then a rate per second."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = 1 / per_s

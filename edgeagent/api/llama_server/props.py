@@ -38,7 +38,7 @@ async def get_props(request: Request) -> JSONResponse:
 
 @router.get("/slots")
 async def get_slots(request: Request) -> JSONResponse:
-    """Return as many slots as requests can run at a time, so many of them busy."""
+    """Return one slot for each request that can run at a time, and which of them are busy."""
     status, info = _loaded(request)
     num_running = status.worker.num_running if status.worker else 0
     num_slots = context_of(request).config.engine.parallel

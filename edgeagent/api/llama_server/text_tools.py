@@ -68,7 +68,7 @@ async def detokenize(request: Request) -> JSONResponse:
 
 @router.post("/apply-template")
 async def apply_template(request: Request) -> JSONResponse:
-    """Return the prompt that the model's chat template makes of a chat completion's body."""
+    """Return the prompt that the model's chat template renders for a chat completion's body."""
     service = context_of(request).service
     read = partial(read_chat, completion_id="", default_model=service.default_model())
     completion = (await read_body(request, read)).requests[0]

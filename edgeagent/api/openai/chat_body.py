@@ -72,7 +72,7 @@ class ChatBody(ExtendedBody):
     parse_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     continue_final_message: bool | None = None
-    """Go on with the assistant's last message, and answer with what comes behind it."""
+    """Continue the assistant's last message. The answer is only what follows it."""
     add_generation_prompt: bool | None = None
 
 

@@ -49,7 +49,7 @@ class SummaryCancelled(Exception):
 
 
 async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
-    """Return how many tokens the model's template makes of a conversation."""
+    """Return how many tokens a conversation has once the model's template has rendered it."""
     assert isinstance(request.prompt, ChatPrompt)
     answer = await service.ask(request.model, RenderPrompt(request.prompt))
     return len(answer.tokens)

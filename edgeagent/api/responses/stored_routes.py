@@ -71,7 +71,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.post("/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Cancel a response that is being generated, wherever it was created, and return it; one that is over stays so."""
+    """Cancel a response that is being generated on any route, and return it; a finished one does not change."""
     turn = _live(request, response_id)
     if turn is None:
         return await _stored(request, response_id)

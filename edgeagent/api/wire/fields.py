@@ -95,7 +95,7 @@ TemplateKwargs = dict[str, bool | int | float | str | None]
 
 
 class Body(BaseModel):
-    """The fields of a body; unknown ones are ignored, and nothing is converted (true is no number, "1" neither)."""
+    """The fields of a body; unknown ones are ignored, and nothing is converted (true and "1" are not numbers)."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 

@@ -127,7 +127,7 @@ async def read_json_object(request: Request) -> dict[str, object]:
 
 
 async def read_body(request: Request, read: Callable[[dict[str, Any]], T], known: KnownFields | None = None) -> T:
-    """Return what `read` makes of the JSON object in a request's body; raise what it raises, or InvalidRequest.
+    """Parse the JSON object in a request's body and return `read` of it; raise what it raises, or InvalidRequest.
 
     The answer's headers and the log name fields that are not `known` (None: no field is named).
     """

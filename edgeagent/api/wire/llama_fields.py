@@ -1,6 +1,6 @@
 """llama-server's request fields that OpenAI's APIs do not have: each is honoured, or refused if it would matter.
 
-Harmless ones are taken and change nothing: `id_slot` (a prefix is found wherever it is), `n_keep` (no context is
+Harmless ones are taken and change nothing: `id_slot` (a prefix is found in any slot), `n_keep` (no context is
 shifted), `response_fields` (the body comes whole).
 """
 
