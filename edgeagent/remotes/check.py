@@ -66,6 +66,11 @@ def complete_url(text: str) -> str:
     return f"{parts.scheme}://{host}{port}{path}"
 
 
+def is_model_name(text: str) -> bool:
+    """Whether a remote's model can have this name."""
+    return 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
+
+
 def host_of(url: str) -> str:
     """Return the host of a checked URL, with its port where it names one."""
     return urlsplit(url).netloc
@@ -141,7 +146,7 @@ def _check_models(remote: Remote, where: str) -> None:
         raise ConfigError(f"{where}: models: at most {MAX_MODELS}, not {len(remote.models)}")
     for local, theirs in remote.models.items():
         for name in (local, theirs):
-            if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
+            if not is_model_name(name):
                 raise ConfigError(
                     f"{where}: models: a name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.80}"
                 )

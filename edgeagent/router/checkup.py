@@ -14,12 +14,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edgeagent.backends.remote.access import quotes_key
+from edgeagent.backends.remote.answer import usage_of
 from edgeagent.backends.remote.dialect import dialect_of
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import Call, Exchange, Transport, tls_context
 from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.remotes import Remote
+from edgeagent.remotes.check import is_model_name
 from edgeagent.types import Permit, ProbePermit, RouteMode
 
 MAX_ANSWER_BYTES = 4 << 20
@@ -109,9 +112,9 @@ async def _ask_for_models(this: _Try) -> str:
     checkup.tls_s = stages.tls_s if checkup.url.startswith("https:") else None
     checkup.models_s = time.monotonic() - began_s - stages.name_s - stages.connect_s - stages.tls_s
     checkup.is_http2 = exchange.is_http2
-    _check_status(exchange, content, this.remote)
+    _check_status(exchange, content, this)
     try:
-        rows = [row for row in msgspec.json.decode(content)["data"] if isinstance(row["id"], str)]
+        rows = [row for row in msgspec.json.decode(content)["data"] if _is_name(row["id"])]
     except (msgspec.DecodeError, KeyError, TypeError):
         raise Failure(Kind.GARBLED, "its /models is not OpenAI's list: is the base URL right?") from None
     checkup.models = tuple(row["id"] for row in rows)
@@ -145,7 +148,7 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
                 answer = await exchange.read_all(MAX_ANSWER_BYTES)
             finally:
                 await exchange.close(is_done=True)
-        _check_status(exchange, answer, this.remote)
+        _check_status(exchange, answer, this)
         usage = _usage(answer)
         outcome = "completed"
     except Failure as failure:
@@ -176,16 +179,18 @@ def _usage(content: bytes) -> tuple[int, int]:
         usage = answer.get("usage") or {}
         prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
         output = usage.get("completion_tokens", usage.get("output_tokens", 0))
-        return int(prompt), int(output)
+        counted = usage_of(int(prompt), 0, int(output))
+        return counted.num_prompt_tokens, counted.num_output_tokens
     except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
         raise Failure(Kind.GARBLED, "its answer is not OpenAI's") from None
 
 
-def _check_status(exchange: Exchange, content: bytes, remote: Remote) -> None:
-    status = exchange.status
+def _check_status(exchange: Exchange, content: bytes, this: _Try) -> None:
+    status, remote = exchange.status, this.remote
     if status < 300:
         return
     said = _quoted(content)
+    said = "" if quotes_key(said, this.headers) else said
     match status:
         case 401 | 403:
             where = "no key is sent" if remote.key is None else f"the key is that in {remote.key.source}"
@@ -195,6 +200,10 @@ def _check_status(exchange: Exchange, content: bytes, remote: Remote) -> None:
         case _ if status < 400:
             raise Failure(Kind.REDIRECT, f"it redirects (HTTP {status}), which is never followed; give the last URL")
     raise Failure(Kind.SERVER_ERROR, f"it answers with HTTP {status}{said}", status=status)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and is_model_name(value)
 
 
 def _quoted(content: bytes) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from edgeagent.backends.remote.answer import MAX_PROMPT_TOKENS
 from edgeagent.backends.remote.network import Stages
 from edgeagent.backends.remote.transport import Exchange, Transport
 from edgeagent.egress.ledger import Ledger
@@ -200,6 +201,19 @@ async def test_a_refused_key_is_told_with_its_place(tmp_path: Path) -> None:
         remote = Remote("gpu", (Endpoint(server.url),), Key("env", "GPU_KEY"))
         (found,) = await check(remote, RouteMode.PREFER_LOCAL, SECRET, Ledger(tmp_path, RemotesFile(tmp_path)))
     assert found["problem"] == "it refuses the key (HTTP 401); the key is that in env"
+
+
+async def test_a_remote_that_quotes_the_key_or_names_no_name(tmp_path: Path) -> None:
+    """What is printed is pasted into reports, and moves no cursor."""
+    gets = {"/v1/models": models("\x1b[2J", "small")}
+    counts = {"prompt_tokens": 10**400, "completion_tokens": -3}
+    scripts = [said({"error": {"message": f"no such key: {SECRET}"}}, 400), said(CHAT | {"usage": counts})]
+    async with faults(*scripts, gets=gets) as server:
+        (refused,) = await checked(tmp_path, server.url, key=SECRET)
+        (found,) = await checked(tmp_path, server.url, key=SECRET)
+    assert refused["problem"] == "it answers with HTTP 400"
+    assert found["models"] == ("small",) and found["model"] == "small"
+    assert outcomes(tmp_path)[1] == ("completed", MAX_PROMPT_TOKENS, 0)
 
 
 @pytest.mark.parametrize(

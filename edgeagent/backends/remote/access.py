@@ -9,9 +9,21 @@ from edgeagent.errors import ConfigError
 from edgeagent.remotes import Key
 
 Headers = tuple[tuple[str, str], ...]
+_SCHEME = "Bearer "
 FindKey = Callable[[Key], str]
 
 _ASK_AGAIN_S = 5.0
+_MIN_KEY_PART = 8
+
+
+def quotes_key(text: str, headers: Headers) -> bool:
+    """Whether a remote's words quote the key that these headers carry, or a part of it that says something."""
+    keys = [value.removeprefix(_SCHEME) for _, value in headers]
+    return any(
+        key[start : start + _MIN_KEY_PART] in text
+        for key in keys
+        for start in range(max(1, len(key) - _MIN_KEY_PART + 1))
+    )
 
 
 class Access:
@@ -28,7 +40,7 @@ class Access:
 
     def headers(self) -> Headers:
         """Return the headers that carry the key; raise ConfigError where it is not found."""
-        return () if self._key is None else (("Authorization", f"Bearer {self._find(self._key)}"),)
+        return () if self._key is None else (("Authorization", f"{_SCHEME}{self._find(self._key)}"),)
 
     def refuse(self, status: int) -> None:
         """Take note that the remote refused the key, or that it wants one where there is none."""

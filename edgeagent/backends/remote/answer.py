@@ -12,10 +12,14 @@ import msgspec
 
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.sse import Event, EventReader
+from edgeagent.remotes.check import is_model_name
 from edgeagent.types import Delta, FinishReason, TextDelta, TokenLogprob, ToolCallStarted, Usage
 
 MAX_DETAIL_CHARS = 500
 MAX_CALLS = 128
+# More than any model takes or gives. What a remote counts ends budgets, and takes memory here.
+MAX_PROMPT_TOKENS = 1 << 24
+MAX_OUTPUT_TOKENS = 1 << 20
 Json = TypeVar("Json")
 # The token's id in the vocabulary of a model that is elsewhere.
 NO_TOKEN = -1
@@ -37,6 +41,15 @@ class Tally:
         self.num_calls = 0
         self.fault: Failure | None = None
         self._num_chars = 0
+
+    def note_model(self, name: str | None) -> None:
+        """Take note of who answers; a name that no model can have is ignored."""
+        if name and is_model_name(name):
+            self.model = name
+
+    def note_tokens(self, total: int) -> None:
+        """Take note of how many tokens the answer has by now, as the remote says; the number never falls."""
+        self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
 
     def skip(self, num_chars: int) -> None:
         """Place what follows behind so many characters of content, which came from elsewhere."""
@@ -114,6 +127,20 @@ def read_json(data: bytes, kind: type[Json]) -> Json:
         raise Failure(Kind.GARBLED, f"it sent an event that is not the protocol's ({type(error).__name__})") from None
 
 
+def usage_of(
+    prompt: int | None = None, cached: int | None = None, output: int | None = None, reasoning: int | None = None
+) -> Usage:
+    """Return a remote's counts, held within what can be: budgets and measurements are sums of them."""
+    num_prompt = _held(prompt, MAX_PROMPT_TOKENS)
+    return Usage(
+        num_prompt, _held(cached, num_prompt), _held(output, MAX_OUTPUT_TOKENS), _held(reasoning, MAX_OUTPUT_TOKENS)
+    )
+
+
+def _held(count: int | None, most: int) -> int:
+    return min(max(0, count or 0), most)
+
+
 def failure_from(error: Any, status: int = 0, retry_after_s: float | None = None) -> Failure:
     """Return what an error object, in a body or in a stream, says; any shape will do."""
     said = error if isinstance(error, dict) else {"message": error}
@@ -146,7 +173,7 @@ _STATUS_OF_TYPE = {
 
 
 def failure_of_status(status: int, retry_after_s: float | None = None, detail: str = "") -> Failure:
-    """Return what an HTTP status means. The detail is cut, and left out where it may quote a key."""
+    """Return what an HTTP status means. The detail is cut; it may quote the request, with its key."""
     detail = detail[:MAX_DETAIL_CHARS]
     match status:
         case 401 | 403:

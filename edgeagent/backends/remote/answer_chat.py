@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, failure_from, read_json
+from edgeagent.backends.remote.answer import MAX_CALLS, NO_TOKEN, AnswerReader, failure_from, read_json, usage_of
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.sse import Event
 from edgeagent.types import (
@@ -20,6 +20,7 @@ from edgeagent.types import (
 )
 
 _DONE = b"[DONE]"
+_MAX_NAMELESS_CHARS = 64 * 1024
 _FINISHES = {
     "stop": FinishReason.STOP,
     "eos": FinishReason.STOP,
@@ -128,6 +129,8 @@ class ChatReader(AnswerReader):
         self._logprobs: list[TokenLogprob] = []
 
     def _last_deltas(self) -> list[Delta]:
+        if any(call.pending for call in self._calls.values()):
+            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
         if self.tally.num_calls and self.tally.finish is FinishReason.STOP:
             # vLLM says stop where the request named the function.
             self.tally.finish = FinishReason.TOOL_CALLS
@@ -146,15 +149,14 @@ class ChatReader(AnswerReader):
             raise failure_from(chunk.error)
         if chunk.object == "error" or event.name == "error":
             raise failure_from(read_json(event.data, dict))
-        self.tally.model = chunk.model or self.tally.model
+        self.tally.note_model(chunk.model)
         if chunk.usage is not None:
             self.tally.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
             # A chunk has the tokens of several steps where its reader is slow, and all those of one character.
-            counts = [self.tally.usage.num_output_tokens if self.tally.usage is not None else 0]
-            counts.append((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
-            self.tally.num_tokens = max(self.tally.num_tokens, *counts)
+            self.tally.note_tokens(self.tally.usage.num_output_tokens if self.tally.usage is not None else 0)
+            self.tally.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
 
     def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
         num_before = len(deltas)
@@ -169,7 +171,8 @@ class ChatReader(AnswerReader):
             self._read_call(position, call, deltas)
         if choice.finish_reason is not None:
             self._finish(choice.finish_reason)
-        self.tally.num_tokens += num_logprobs or len(choice.token_ids or ()) or (len(deltas) > num_before)
+        num_new = num_logprobs or len(choice.token_ids or ()) or (len(deltas) > num_before)
+        self.tally.note_tokens(self.tally.num_tokens + num_new)
 
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)
@@ -179,6 +182,8 @@ class ChatReader(AnswerReader):
 
     def _read_call(self, position: int, said: _Call, deltas: list[Delta]) -> None:
         key = said.index if said.index is not None else position
+        if key not in self._calls and len(self._calls) >= MAX_CALLS:
+            raise Failure(Kind.GARBLED, f"it began more than {MAX_CALLS} calls")
         call = self._calls.setdefault(key, _OpenCall())
         call.id = call.id or said.id or ""
         function = said.function or _Function()
@@ -191,6 +196,8 @@ class ChatReader(AnswerReader):
         if call.index is not None and call.pending:
             deltas.append(ToolCallDelta(call.index, call.pending))
             call.pending, call.has_arguments = "", True
+        if len(call.pending) > _MAX_NAMELESS_CHARS:
+            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
 
     def _take_logprobs(self, said: _Logprobs | None) -> int:
         if said is None:
@@ -210,7 +217,7 @@ def _as_text(arguments: Any) -> str:
 def _usage(said: _Usage) -> Usage:
     cached = said.prompt_tokens_details.cached_tokens if said.prompt_tokens_details else 0
     reasoning = said.completion_tokens_details.reasoning_tokens if said.completion_tokens_details else 0
-    return Usage(said.prompt_tokens or 0, cached or 0, said.completion_tokens or 0, reasoning or 0)
+    return usage_of(said.prompt_tokens, cached, said.completion_tokens, reasoning)
 
 
 def _chat_tokens(said: _Logprobs) -> list[TokenLogprob]:

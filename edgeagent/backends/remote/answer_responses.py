@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, failure_from, read_json
+from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, failure_from, read_json, usage_of
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.sse import Event
-from edgeagent.types import Delta, FinishReason, ReasoningDelta, TokenLogprob, ToolCallDelta, Usage
+from edgeagent.types import Delta, FinishReason, ReasoningDelta, TokenLogprob, ToolCallDelta
 
 _DONE = b"[DONE]"
 _TEXT = ("response.output_text.delta", "response.refusal.delta")
@@ -107,16 +107,16 @@ class ResponsesReader(AnswerReader):
                 details = said.response.incomplete_details if said.response is not None else None
                 is_length = details is None or details.reason in _TOO_LONG
                 self._finish(FinishReason.LENGTH if is_length else FinishReason.STOP)
-        self.tally.num_tokens += len(said.logprobs or ()) or (len(deltas) > num_before)
+        self.tally.note_tokens(self.tally.num_tokens + (len(said.logprobs or ()) or (len(deltas) > num_before)))
 
     def _note(self, response: _Response | None) -> None:
         if response is None:
             return
-        self.tally.model = response.model or self.tally.model
+        self.tally.note_model(response.model)
         if (usage := response.usage) is not None:
             cached = usage.input_tokens_details.cached_tokens if usage.input_tokens_details else 0
             reasoning = usage.output_tokens_details.reasoning_tokens if usage.output_tokens_details else 0
-            self.tally.usage = Usage(usage.input_tokens, cached, usage.output_tokens, reasoning)
+            self.tally.usage = usage_of(usage.input_tokens, cached, usage.output_tokens, reasoning)
 
     def _finish(self, reason: FinishReason) -> None:
         self.tally.finish, self.tally.is_whole = reason, True

@@ -120,7 +120,7 @@ def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
             return float(text) * factor
     try:
         date = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)

@@ -19,6 +19,7 @@ class EchoGuard:
     def __init__(self, before: str) -> None:
         self._before = before
         self._held: list[TextDelta] = []
+        self._num_same = 0  # characters of `before` that were repeated so far
         self._is_decided = not before
 
     def take(self, deltas: list[Delta]) -> list[Delta]:
@@ -43,13 +44,15 @@ class EchoGuard:
 
     def _judge(self, delta: TextDelta) -> list[Delta]:
         self._held.append(delta)
-        text = "".join(held.text for held in self._held)
-        if self._before.startswith(text) and text != self._before:
+        text, num_same = delta.text, self._num_same
+        left = len(self._before) - num_same
+        if len(text) < left and self._before.startswith(text, num_same):
+            self._num_same += len(text)
             return []
-        if not text.startswith(self._before):
+        if not text.startswith(self._before[num_same:]):
             return self.release()
         if len(self._before) < MIN_CERTAIN_CHARS:
             raise Failure(Kind.REPEATED, "it cannot be told whether it went on with the answer or began it again")
         self.release()
-        rest = text[len(self._before) :]
+        rest = text[left:]
         return [TextDelta(rest, delta.logprobs)] if rest else []

@@ -66,12 +66,15 @@ def _may_be(host: str, address: str) -> bool:
     """Whether a remote may be at the address that a name has.
 
     A name that leads to this machine, or to a link's own addresses (a cloud's metadata), is a resolver's mistake or a
-    rebinding; the owner who means them writes the address, or localhost. Private networks are where clusters are.
+    rebinding; the owner who means them writes the address, or localhost. That leads nowhere else, since it needs no
+    TLS. Private networks are where clusters are.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
+    # The system connects to ::ffff:127.0.0.1 as to 127.0.0.1.
+    ip = getattr(ip, "ipv4_mapped", None) or ip
     if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
         return False
-    return not ip.is_loopback or host == "localhost" or host.endswith(".localhost")
+    return ip.is_loopback == (host == "localhost" or host.endswith(".localhost"))
 
 
 def _alternating(addresses: list[str]) -> list[str]:

@@ -17,10 +17,12 @@ from edgeagent.backends.remote.dialect import VLLM, dialect_of
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import Call
+from edgeagent.remotes.check import is_model_name
 from edgeagent.types import Permit, ProbePermit
 
 _PROBE_S = 5.0
 _MAX_BYTES = 1 << 20
+_MAX_WAITING = 1_000_000
 # vllm-router's /health fails as soon as one of its workers does; its /readiness says whether it can serve.
 _HEALTH_PATHS = ("/readiness", "/health")
 _METRIC = re.compile(
@@ -86,7 +88,7 @@ class Prober:
             models = msgspec.json.decode(body, type=_Models).data
         except (ValueError, RecursionError):
             raise Failure(Kind.GARBLED, "what it lists as its models is no list of models") from None
-        endpoint.models = tuple(model.id for model in models)
+        endpoint.models = tuple(model.id for model in models if is_model_name(model.id))
         endpoint.dialect = dialect_of(models[0].owned_by if models else "")
 
     async def _health(self, permit: ProbePermit) -> int | None:
@@ -110,8 +112,9 @@ class Prober:
         values: dict[bytes, list[float]] = {}
         for name, value in found:
             values.setdefault(name, []).append(float(value))
-        self._endpoint.num_waiting = int(sum(values.get(b"num_requests_waiting", [0])))
-        self._endpoint.kv_usage = max(values.get(b"kv_cache_usage_perc", [0.0]))
+        # It may say any number, even one that is infinite as a float.
+        self._endpoint.num_waiting = int(min(sum(values.get(b"num_requests_waiting", [0])), _MAX_WAITING))
+        self._endpoint.kv_usage = min(max(values.get(b"kv_cache_usage_perc", [0.0])), 1.0)
 
     async def _get(self, permit: Permit | ProbePermit, call: Call, control: Control | None = None) -> tuple[int, bytes]:
         until_s = asyncio.get_running_loop().time() + _PROBE_S

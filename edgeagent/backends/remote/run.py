@@ -8,7 +8,7 @@ import re
 import time
 from functools import partial
 
-from edgeagent.backends.remote.access import Headers
+from edgeagent.backends.remote.access import Headers, quotes_key
 from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, Tally
 from edgeagent.backends.remote.answer_chat import ChatReader
 from edgeagent.backends.remote.answer_responses import ResponsesReader
@@ -70,6 +70,7 @@ class Run:
         self._endpoint: Endpoint | None = None
         self._row: int | None = None
         self._num_told = 0
+        self._key_headers: Headers = ()
         self._began_s = cluster.clock()
         self._first_s = 0.0
         self._heard_s = self._began_s
@@ -147,7 +148,7 @@ class Run:
     async def _try(self, endpoint: Endpoint, prober: Prober) -> Step:
         """Send the request to one endpoint; return its first content."""
         cluster = self._cluster
-        headers = cluster.access.headers()
+        headers = self._key_headers = cluster.access.headers()
         began_s = self._heard_s = cluster.clock()
         endpoint.begin(self._num_prompt_tokens, began_s)
         self._endpoint = endpoint
@@ -285,7 +286,8 @@ class Run:
             message = f"the request did not end within its {self._request.timeout_s:g} s"
             return RequestTimeout(message, served_by=name, num_delivered_tokens=num_told)
         if failure.kind is Kind.REJECTED and not num_told:
-            detailed = f"{message}: {failure.detail}" if failure.detail else message
+            is_told = failure.detail and not quotes_key(failure.detail, self._key_headers)
+            detailed = f"{message}: {failure.detail}" if is_told else message
             if failure.status == 413:
                 return PayloadTooLarge(message, served_by=name)
             kind = ContextLengthExceeded if _TOO_LONG.search(failure.detail) else InvalidRequest

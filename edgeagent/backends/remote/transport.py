@@ -28,12 +28,14 @@ from edgeagent.backends.remote.network import Network, Stages
 from edgeagent.backends.remote.way import is_ours, seconds_asleep, source_of
 from edgeagent.errors import ConfigError, Forbidden
 from edgeagent.remotes import Remote, Tls
+from edgeagent.remotes.check import is_loopback
 from edgeagent.types import Permit, ProbePermit, RouteMode
 
 MAX_STREAM_BYTES = 256 << 20
 _KEEP_ALIVE_S = 60.0
 _MAX_DRAINED_BYTES = 64 * 1024
 _DRAIN_S = 1.0
+_MAX_PROXY_CHARS = 100
 _SLEPT_S = 5.0
 # Beyond those for requests: probes, and what is being closed.
 _SPARE_CONNECTIONS = 4
@@ -65,6 +67,7 @@ class Transport:
         self._root = self._path.removesuffix("/v1")
         self._pinned = context if remote.tls.pin is not None else None
         self._context = context
+        self._proxy = _proxy_of(remote, url)
         self._errands = Errands()
         self._num_sleeps = int(seconds_asleep() / _SLEPT_S)
         self._connections = self._new_connections()
@@ -75,7 +78,7 @@ class Transport:
         num_connections = remote.limits.max_concurrent + _SPARE_CONNECTIONS
         pool = httpcore.AsyncConnectionPool(
             ssl_context=self._context,
-            proxy=httpcore.Proxy(remote.proxy) if remote.proxy else None,
+            proxy=httpcore.Proxy(self._proxy) if self._proxy else None,
             max_connections=num_connections,
             max_keepalive_connections=num_connections,
             keepalive_expiry=_KEEP_ALIVE_S,
@@ -149,7 +152,7 @@ class Transport:
             response = await self._errands.run(pool.handle_async_request(request), httpcore.Response.aclose)
         except httpcore.ProxyError as error:
             self._leave(used)
-            raise Failure(Kind.UNREACHABLE, f"the proxy refused: {error}") from None
+            raise Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}") from None
         except _CUT:
             self._leave(used)
             kind = Kind.CUT if stages.sent_s else Kind.UNREACHABLE
@@ -299,6 +302,12 @@ class Exchange:
                 await self._response.aclose()
         finally:
             self._leave()
+
+
+def _proxy_of(remote: Remote, url: str) -> str | None:
+    """Return the proxy on the way to an endpoint; none for one of this machine, which another machine would read."""
+    is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
+    return None if is_needless else remote.proxy
 
 
 async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:

@@ -1,0 +1,175 @@
+"""A remote that says what cannot be so: counts, names and words that would cost its owner memory, money or the key."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from edgeagent.backends.remote import names, transport
+from edgeagent.backends.remote.answer import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
+from edgeagent.backends.remote.answer_chat import ChatReader
+from edgeagent.backends.remote.answer_responses import ResponsesReader
+from edgeagent.backends.remote.attempt import retry_after_s
+from edgeagent.backends.remote.echo import EchoGuard
+from edgeagent.backends.remote.network import Network
+from edgeagent.errors import RemoteUnavailable
+from edgeagent.types import Delta, TextDelta, Usage
+from tests.backends.remote.fault_server import Script, faults, models, plain, stream
+from tests.backends.remote.streams import DONE, ROLE, answer, chunk, event, read
+from tests.backends.remote.support import KEY, ask, backend
+
+MOST = Usage(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "output", "counted"),
+    [
+        (-5, -5, -5, Usage()),
+        (5, 500, 1, Usage(5, 5, 1, 1)),
+        (10**18, 10**18, 10**18, MOST),
+        (10**400, 10**400, 10**400, MOST),
+    ],
+)
+def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: Usage) -> None:
+    """Budgets and measurements are sums of them: none is less than nothing, or more than any model takes."""
+    chat = {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": output},
+    }
+    reader = ChatReader()
+    read(reader, [answer("a")[: -len(DONE)] + event({"choices": [], "usage": chat}) + DONE])
+    assert reader.tally.usage == counted
+    responses = {
+        "input_tokens": prompt,
+        "output_tokens": output,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens_details": {"reasoning_tokens": output},
+    }
+    other = ResponsesReader()
+    read(other, [event({"type": "response.completed", "response": {"usage": responses}})])
+    assert other.tally.usage == counted
+
+
+@pytest.mark.parametrize("said", [{"timings": {"predicted_n": 10**12}}, {"usage": {"completion_tokens": 10**12}}])
+def test_an_answer_of_more_tokens_than_any(said: dict[str, Any]) -> None:
+    """Each counted token takes memory here."""
+    reader = ChatReader()
+    read(reader, [ROLE + chunk({"content": "a"}, **said)])
+    assert reader.tally.num_tokens == MAX_OUTPUT_TOKENS
+
+
+@pytest.mark.parametrize("name", ["m" * 513, "big\r\nset-cookie: a=b", "\x1b[31mred", "\u202egpt"])
+async def test_a_model_whose_name_no_model_has(name: str) -> None:
+    """It would be a header of the answer, and a line on a terminal."""
+    script = stream(chunk({"content": "a"}, model=name), chunk(finish="stop", model=name), DONE)
+    gets = {"/v1/models": models(name, "tiny")}
+    async with faults(script, gets=gets) as server, backend(server.url, probes=True) as remote:
+        got = await ask(remote)
+        assert got.started.placement is not None and got.started.placement.model == "tiny"
+        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        assert [model.name for model in remote.models()] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{"index": number} for number in range(129)],
+        [{"index": 0, "function": {"arguments": "x" * 65_537}}],
+    ],
+)
+def test_calls_that_never_get_a_name(calls: list[Any]) -> None:
+    """What they keep waiting is bounded."""
+    _, failure = read(ChatReader(), [chunk({"tool_calls": calls})])
+    assert failure is not None and "call" in failure.message
+
+
+def test_arguments_without_a_name_are_no_answer() -> None:
+    calls = [{"index": 0, "function": {"arguments": "{}"}}]
+    _, failure = read(ChatReader(), [chunk({"tool_calls": calls}) + chunk(finish="tool_calls") + DONE])
+    assert failure is not None and "without its name" in failure.message
+
+
+@pytest.mark.parametrize("quoted", [f"Bearer {KEY}", f"...{KEY[:9]}***", "x" * 490 + KEY])
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_key_that_the_remote_quotes_reaches_no_client(quoted: str, is_stream: bool) -> None:
+    def script(text: str) -> Script:
+        body = {"error": {"message": text, "code": 400}}
+        return stream(event(body)) if is_stream else plain(400, json.dumps(body).encode())
+
+    async with faults(script(quoted), script("too many tools")) as server, backend(server.url) as remote:
+        got = await ask(remote)
+        assert got.error is not None and got.error.message == "remote:gpu: it rejected the request (HTTP 400)"
+        got = await ask(remote, id="other")
+        assert got.error is not None and got.error.message.endswith("too many tools")
+
+
+@pytest.mark.parametrize(
+    "text", [f"Mon, 01 Jan {'9' * 20} 00:00:00 GMT", f"Mon, 01 Jan 2000 00:00:00 +{'9' * 30}", "1e309", "Infinity"]
+)
+async def test_a_time_to_ask_again_that_is_none(text: str) -> None:
+    assert retry_after_s({"retry-after": text}, 0) is None
+    async with faults(plain(429, headers=f"Retry-After: {text}\r\n")) as server, backend(server.url) as remote:
+        assert isinstance((await ask(remote)).error, RemoteUnavailable)
+
+
+async def test_measurements_that_are_infinite() -> None:
+    page = b"vllm:num_requests_waiting 1e999\nvllm:kv_cache_usage_perc 1e999\n"
+    gets = {"/v1/models": models("tiny"), "/metrics": plain(200, page, kind="text/plain")}
+    async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
+        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        (endpoint,) = remote.status().endpoints
+        assert endpoint.kv_usage == 1.0 and endpoint.num_waiting is not None and math.isfinite(endpoint.num_waiting)
+
+
+def test_what_is_repeated_letter_by_letter_is_compared_once() -> None:
+    """Comparing all of it at each letter would hold up every other request for minutes, of a long answer."""
+    num_compared = 0
+
+    class Counted(str):
+        def startswith(self, prefix: Any, *place: Any) -> bool:
+            nonlocal num_compared
+            num_compared += len(prefix)
+            return super().startswith(prefix, *place)
+
+    before = Counted("ab" * 100)
+    guard = EchoGuard(before)
+    letters: list[Delta] = [TextDelta(letter) for letter in before]
+    assert guard.take(letters) == []
+    assert guard.take([TextDelta(" and on")]) == [TextDelta(" and on")]
+    assert num_compared <= len(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("box.example", "::ffff:127.0.0.1"),
+        ("box.example", "::ffff:169.254.169.254"),
+        ("box.example", "::ffff:0.0.0.0"),
+        ("localhost", "192.0.2.1"),
+        ("a.localhost", "::ffff:192.0.2.1"),
+    ],
+)
+async def test_a_name_that_leads_astray(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An IPv4 address may come as IPv6; localhost, to which plain HTTP is sent, may lead to another machine."""
+    monkeypatch.setattr(names.socket, "getaddrinfo", lambda *_, **__: [(10, 1, 6, "", (address, 80))])
+    assert await names.resolve(name, 80) == []
+
+
+async def test_what_is_for_this_machine_goes_through_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy's proxy is for all of a remote's endpoints, and could read what is not encrypted."""
+    asked: list[str] = []
+    connect = Network.connect_tcp
+
+    async def noted(self: Network, host: str, *rest: Any, **more: Any) -> Any:
+        asked.append(host)
+        return await connect(self, host, *rest, **more)
+
+    monkeypatch.setattr(transport.Network, "connect_tcp", noted)
+    async with faults(stream(answer("a"))) as server, backend(server.url, proxy="http://192.0.2.1:3128") as remote:
+        assert (await ask(remote)).text == "a"
+    assert asked == ["127.0.0.1"]
