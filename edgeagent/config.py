@@ -153,7 +153,7 @@ class EngineConfig(Section):
     ctx: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
     """Tokens of KV cache, shared by all requests of a model (0: what the model was trained for, at most 8192)."""
     parallel: Annotated[int, Field(ge=1, le=64)] = 4
-    """Requests that run at the same time; more wait. Above 4 attention is computed in the form for many streams."""
+    """Requests that run at the same time; more wait."""
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads (0: one per performance core, within a container's limit; fewer while other programs use them)."""
     batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
@@ -165,11 +165,13 @@ class EngineConfig(Section):
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    """Flash attention (auto: on the CPU only for `parallel` above 4, or where plain attention takes much memory)."""
+    """Flash attention (auto: on a CPU whichever is measured to be quicker, elsewhere what llama.cpp decides)."""
     kv_type_k: KvType = "f16"
     """Type of the K cache."""
     kv_type_v: KvType = "f16"
     """Type of the V cache; quantized types need flash attention."""
+    calibration_s: Annotated[float, Field(ge=0, le=60)] = 2.0
+    """Most time to measure, at a model's first load, what suits it on this machine (0: nothing is measured)."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
     """Host memory for prefixes that left the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     mmap: bool = True

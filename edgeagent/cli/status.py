@@ -13,6 +13,7 @@ import psutil
 import typer
 
 from edgeagent.cli.display import duration, size_text, table, wrapped
+from edgeagent.cli.explained_choices import explained_choices
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.config_sources import load_config
@@ -29,7 +30,17 @@ StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", hel
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+ExplainChoices = Annotated[
+    bool, typer.Option("--explain-choices", help="Show what was chosen for each model on this machine, and why.")
+]
+
+
+def status(
+    as_json: AsJson = False,
+    explain_choices: ExplainChoices = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
     """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 when none runs."""
     state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
     found = find_daemon(state_dir)
@@ -41,6 +52,11 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     report = ask(address_of(found), "/edgeagent/status")
     if as_json:
         typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
+        return
+    if explain_choices:
+        for model in report["models"]:
+            for line in explained_choices(model):
+                typer.echo(line)
         return
     up = f"up {duration(report['uptime_s'])}"
     typer.echo(wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}"))
@@ -140,6 +156,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{model['name']}: {_place(facts)}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
         )
+        if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in facts.get("choices") or []):
+            lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     worker = model.get("worker") or {}
     for tier in ("memory", "disk"):

@@ -13,6 +13,7 @@ import os
 import sys
 import types
 from collections import deque
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,18 @@ def commit() -> str:
     function = _ggml("ggml-base").ggml_commit
     function.restype = ctypes.c_char_p
     return str(function().decode().removesuffix("-dirty"))
+
+
+@cache
+def _name_of() -> Any:
+    function = _ggml("ggml-base").ggml_get_name
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    return function
+
+
+def node_name(node: int) -> bytes:
+    """Return the name of a graph's node, e.g. l_out-0 for what the first layer gives."""
+    return bytes(_name_of()(node))
 
 
 def system_description() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import platform as platform_names
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -41,6 +42,15 @@ def num_usable_cores(
             return quick
     # On Windows efficient cores count too: nothing that Python reaches tells them apart.
     return max(1, psutil.cpu_count(logical=False) or os.cpu_count() or 1)
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """Return the processor's name, as far as the system tells it."""
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform_names.processor() or platform_names.machine()
 
 
 def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:

@@ -50,7 +50,7 @@ def make_fingerprint(
             "block format": str(_BLOCKS_VERSION),
             "block size": str(block_tokens),
             "llama.cpp": commit(),
-            "llama.cpp library": _library_stamp(),
+            "llama.cpp library": library_stamp(),
             "context length": str(num_cells),
             "K type": config.kv_type_k,
             "V type": config.kv_type_v,
@@ -102,7 +102,7 @@ def _add_file(update: Callable[[bytes], None], path: Path) -> None:
             update(file.read(_SAMPLE_BYTES))
 
 
-def _library_stamp() -> str:
+def library_stamp() -> str:
     """Return what tells a build of llama.cpp from another of the same commit, with other flags or patches."""
     status = Path(lib._lib._name).stat()
     return f"{status.st_size}:{status.st_mtime_ns}"

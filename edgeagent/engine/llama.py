@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.attention import choose_attention
+from edgeagent.engine.attention import Attention, possible_attention
 from edgeagent.engine.bindings import abort_flags, last_error, lib
 from edgeagent.engine.blocks import Payload
 from edgeagent.engine.cores import num_usable_cores
@@ -33,12 +33,34 @@ _MAX_ROW_COST = 64.0  # of models that are little but a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
 
 
+def num_cells_of(model: Model, config: EngineConfig) -> int:
+    """Return the cells that a model's context will have."""
+    return config.ctx or min(model.context_length_trained or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
+
+
+def attention_candidates(model: Model, config: EngineConfig, num_cells: int | None = None) -> tuple[Attention, ...]:
+    """Return the forms of attention that a model's context may have, first the default."""
+    return possible_attention(
+        config,
+        # llama.cpp tells the first layer's, which in a hybrid may have none; heads are rarely narrower than 64.
+        num_heads=int(lib.llama_model_n_head(model.handle)) or model.embedding_length // 64,
+        num_cells=num_cells or num_cells_of(model, config),
+        is_on_gpu=model.num_gpu_layers != 0,
+    )
+
+
 class LlamaRunner:
     """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, num_cells: int | None = None) -> None:
-        """Make the context. Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options)."""
+    def __init__(
+        self, model: Model, config: EngineConfig, *, num_cells: int | None = None, attention: Attention | None = None
+    ) -> None:
+        """Make the context, with the default attention where none was chosen.
+
+        Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options).
+        """
         self.model = model
+        self.attention = attention or attention_candidates(model, config, num_cells)[0]
         self.memory_kind = model.memory_kind
         self.num_vocab = model.num_tokens
         self.num_threads = config.threads or num_usable_cores()
@@ -74,15 +96,7 @@ class LlamaRunner:
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
         params = lib.llama_context_default_params()
-        trained = self.model.context_length_trained or DEFAULT_MAX_CONTEXT
-        params.n_ctx = num_cells or config.ctx or min(trained, DEFAULT_MAX_CONTEXT)
-        self.attention = choose_attention(
-            config,
-            # llama.cpp tells the first layer's, which in a hybrid may have none; heads are rarely narrower than 64.
-            num_heads=int(lib.llama_model_n_head(self.model.handle)) or self.model.embedding_length // 64,
-            num_cells=params.n_ctx,
-            is_on_gpu=self.model.num_gpu_layers != 0,
-        )
+        params.n_ctx = num_cells or num_cells_of(self.model, config)
         params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
         params.n_seq_max = self.num_sequences + 1
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.

@@ -22,6 +22,7 @@ def build(config: Config) -> Router:
     from edgeagent.store.resolve import resolve
     from edgeagent.store.split import split_paths
     from edgeagent.worker.disk_cache import prepare_disk_cache
+    from edgeagent.worker.kept_choices import KeptChoices
     from edgeagent.worker.pool import Pool
 
     outside = Outside(config)
@@ -38,5 +39,6 @@ def build(config: Config) -> Router:
         lambda name: resolve(name, config.store, config.state_dir),
         validate,
         disk_cache=lambda: prepare_disk_cache(config),
+        kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
     )
     return Router([LocalBackend(config.engine, pool)], outside)

@@ -7,6 +7,7 @@ is the client's business (tool parameters, schemas, arguments) travel as JSON te
 
 from msgspec.structs import replace  # these values with some fields changed
 
+from edgeagent.types.choices import Alternative, Choice
 from edgeagent.types.deltas import (
     Delta,
     Finished,
@@ -76,10 +77,12 @@ from edgeagent.types.routing import (
 
 __all__ = [
     "UNUSABLE",
+    "Alternative",
     "AnswerSoFar",
     "CachePolicy",
     "CacheStatus",
     "ChatPrompt",
+    "Choice",
     "Delta",
     "Detokenize",
     "DeviceInfo",

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from edgeagent.types.choices import Choice
 from edgeagent.types.requests import SamplingParams
 
 
@@ -61,6 +62,7 @@ class ModelInfo(Struct, frozen=True):
     chat_template: str = ""
     supports_infill: bool = False
     embedding_length: int = 0
+    choices: tuple[Choice, ...] = ()
 
 
 class CacheStatus(Struct, frozen=True):

@@ -27,7 +27,7 @@ from edgeagent.engine.sampling import Sampler, resolve
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import DraftModel
 from edgeagent.engine.threads import ThreadGovernor
-from edgeagent.engine.trial import try_out
+from edgeagent.engine.trial import FIRST_STEPS, try_out
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.long_text import LongTextVocabulary
@@ -45,6 +45,7 @@ from edgeagent.types import (
     TextAnswer,
     TextQuery,
 )
+from edgeagent.worker.choosing import choose
 from edgeagent.worker.continuation import Continuation, read_continuation
 from edgeagent.worker.fit import check_memory
 from edgeagent.worker.prompt import PromptReader, ReadPrompt, answer_query, make_template
@@ -117,7 +118,9 @@ class Host:
         self.model = Model(Path(load.path), config, on_progress)
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        self._runner = LlamaRunner(self.model, config)
+        chosen = choose(self.model, config, load.kept, lambda: on_try(f"{FIRST_STEPS} of {load.path}"))
+        self._choices, self.to_keep = chosen.choices, chosen.to_keep
+        self._runner = LlamaRunner(self.model, config, attention=chosen.attention)
         self._runners = [self._runner]
         # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
@@ -326,7 +329,7 @@ class Host:
                 f"{len(draft.end_tokens)} end an answer, and {load.path} has {self.model.num_tokens} and "
                 f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
             )
-        runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells)
+        runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
         self._runners.append(runner)
         token_bytes = try_out(draft, runner, on_try)
         blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, token_bytes=token_bytes)
@@ -360,6 +363,7 @@ class Host:
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
+            choices=self._choices,
         )
 
 

@@ -18,6 +18,7 @@ from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, ModelNotFound
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.fit import Header, check_draft, kv_bytes_per_token, num_cells_wanted
+from edgeagent.worker.kept_choices import KeptChoices
 from edgeagent.worker.ledger import Sink
 from edgeagent.worker.model_files import GivenFolder, ModelFiles, identity
 from edgeagent.worker.pressure import read_pressure
@@ -47,7 +48,7 @@ class Pool:
 
     `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded, and
     returns its header, if it could be read; `disk_cache` prepares the part of the disk that a worker may use. They run
-    in a thread, before each load.
+    in a thread, before each load. `kept` are the calibrations of former loads; None: of this process alone.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Pool:
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience | None = None,
         disk_cache: Callable[[], DiskCache | None] = lambda: None,
+        kept: KeptChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._disk_cache = disk_cache
+        self._kept = kept or KeptChoices()
         self._resolve = resolve
         self._validate = validate
         self._command = command
@@ -74,6 +77,7 @@ class Pool:
         self.pressure = ""
         """What the machine is short of, in a word, as it was a moment ago."""
         self._watches: list[asyncio.Task[None]] = []
+        self._writes: set[asyncio.Task[None]] = set()
 
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
@@ -106,7 +110,7 @@ class Pool:
         """End all workers and their requests."""
         for watch in self._watches:
             watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await asyncio.gather(*self._watches, *self._writes, return_exceptions=True)
         await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors.values()))
 
     def models(self) -> list[ModelStatus]:
@@ -155,7 +159,15 @@ class Pool:
             finally:
                 checked.set()
 
-        supervisor = Supervisor(found.name, prepare, command=self._command, patience=self._patience, clock=self._clock)
+        def keep(content: bytes) -> None:
+            if content:
+                write = asyncio.create_task(asyncio.to_thread(self._kept.write, found.path, content))
+                self._writes.add(write)
+                write.add_done_callback(self._writes.discard)
+
+        supervisor = Supervisor(
+            found.name, prepare, command=self._command, patience=self._patience, clock=self._clock, keep=keep
+        )
         self._supervisors[found.name] = supervisor
         self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), found.name)
         supervisor.start()
@@ -198,6 +210,7 @@ class Pool:
             num_cells=0 if model is None else num_cells_wanted(model, self._config.engine),
             kv_bytes_per_token=kv_bytes_per_token(tuple(headers.values()), self._config.engine),
             num_trained=0 if model is None else model.context_length or 0,
+            kept=self._kept.read(found.path),
         )
 
     def _supervisor(self, model: str) -> Supervisor:

@@ -239,7 +239,7 @@ def main() -> int:
     worker = Worker(host, outlet)
     if store is not None:
         store.yield_to(lambda: worker.status.num_running > 0)
-    writer.frames.put(Ready(host.info, host.notes))
+    writer.frames.put(Ready(host.info, host.notes, host.to_keep))
     _Preparer(host, worker).start()
     questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
     questions.start()

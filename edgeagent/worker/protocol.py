@@ -52,7 +52,8 @@ class Load(Struct, frozen=True, tag="load"):
 
     `identity` tells the model's file from another that took its place. `writable` are folders of the worker's own: in
     its sandbox it can write nowhere else. The context will have `num_cells` tokens of `kv_bytes_per_token`;
-    `num_trained` are what the model was trained for; 0 where the headers do not tell.
+    `num_trained` are what the model was trained for; 0 where the headers do not tell. `kept` is what the last worker's
+    Ready had to keep.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Load(Struct, frozen=True, tag="load"):
     num_cells: int = 0
     kv_bytes_per_token: float = 0.0
     num_trained: int = 0
+    kept: bytes = b""
 
 
 class Delivered(Struct, frozen=True, array_like=True):
@@ -139,10 +141,11 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded and warm. `notes` are lines for the daemon's log."""
+    """The model is loaded and warm. `notes` are lines for the daemon's log, `to_keep` is for the next worker's Load."""
 
     info: ModelInfo
     notes: tuple[str, ...] = ()
+    to_keep: bytes = b""
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):

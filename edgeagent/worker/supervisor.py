@@ -69,8 +69,11 @@ class Supervisor:
         patience: Patience | None = None,
         flood: FloodLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:
+        """`keep` is given what a worker that is ready wants to be kept for the next one."""
         self.name = name
+        self._keep = keep
         self._prepare = prepare
         self._command = command
         self._patience = patience or Patience()
@@ -362,8 +365,9 @@ class Supervisor:
                 self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
                 self._vitals.on_load_progress(message)
-            case Ready(info, notes):
+            case Ready(info, notes, to_keep):
                 self._on_ready(info)
+                self._keep(to_keep)
                 for note in read_notes(notes):
                     logger.info("%s: %s", self.name, note)
             case LoadFailed(code, text):

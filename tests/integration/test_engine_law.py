@@ -85,7 +85,7 @@ KINDS_AND_CELLS = [
     for config in (CONFIG, F16, Q8)
     if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
 ]
-# What a CPU computes by default.
+# What a CPU may be chosen to compute.
 PLAIN = F16.model_copy(update={"flash_attention": "off"})
 KINDS_AND_CELLS += [
     pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MemoryKind if kind is not MemoryKind.RECURRENT

@@ -146,7 +146,7 @@ def test_blocks_of_another_file_under_its_name_are_not_found(kept: Kept, change:
     ("name", "value", "words"),
     [
         ("commit", lambda: "another", "llama.cpp ("),
-        ("_library_stamp", lambda: "another", "llama.cpp library ("),
+        ("library_stamp", lambda: "another", "llama.cpp library ("),
         ("_BLOCKS_VERSION", 1, "block format (2, now 1)"),
     ],
 )

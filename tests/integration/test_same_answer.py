@@ -1,6 +1,6 @@
 """A request alone gets the same answer, to the last bit of its log probabilities, wherever its tokens come from.
 
-With a CPU's defaults (plain attention): computed whole, found in cells, restored from blocks, or gone on with after the
+With plain attention, on a CPU: computed whole, found in cells, restored from blocks, or gone on with after the
 worker's death at any token. So says what llama.cpp computes: chunks of two tokens or more give the same bits whatever
 their size, single tokens others.
 """
@@ -53,7 +53,7 @@ class Life:
 
     def __init__(self, model: Path, folder: Path | None, threads: int) -> None:
         disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, 1.0)
-        config = EngineConfig(threads=threads, ctx=2048).model_dump_json().encode()
+        config = EngineConfig(threads=threads, ctx=2048, flash_attention="off").model_dump_json().encode()
         store = None if disk is None else start_block_store(disk)
         self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)
         self._num_requests = 0

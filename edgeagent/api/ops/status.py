@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from edgeagent import __version__
 from edgeagent.api.context import context_of
 from edgeagent.api.ops.remotes import route_report
-from edgeagent.types import CacheStatus, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
+from edgeagent.types import CacheStatus, Choice, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
 
@@ -98,6 +98,17 @@ def _info(info: ModelInfo) -> Fields:
         "llama_cpp_commit": info.llama_cpp_commit,
         "system_description": info.system_description,
         "load_ms": round(info.load_ms, 1),
+        "choices": [_choice(choice) for choice in info.choices],
+    }
+
+
+def _choice(choice: Choice) -> Fields:
+    return {
+        "name": choice.name,
+        "value": choice.value,
+        "by": choice.by,
+        "why": choice.why,
+        "alternatives": [{"value": each.value, "work_ms": dict(each.work_ms)} for each in choice.alternatives],
     }
 
 

@@ -1,0 +1,27 @@
+"""What was chosen for a model on its machine, and by which measurements, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edgeagent.cli.display import table, wrapped
+
+_HOW = {"option": "asked for", "measurement": "measured", "default": "the default"}
+
+
+def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each choice, and a table of the milliseconds that each of its values would take."""
+    choices = (model.get("info") or {}).get("choices")
+    if not choices:
+        yield wrapped(f"{model['name']}: nothing was chosen yet")
+    for choice in choices or ():
+        how = _HOW.get(choice["by"], choice["by"])
+        yield wrapped(f"{model['name']}: {choice['name']} {choice['value']} ({how}): {choice['why']}")
+        works = list(dict.fromkeys(work for each in choice["alternatives"] for work in each["work_ms"]))
+        if works:
+            rows = [
+                [f"  {work}, ms", *(f"{each['work_ms'].get(work, 0):,.1f}" for each in choice["alternatives"])]
+                for work in works
+            ]
+            yield table(["", *(each["value"] for each in choice["alternatives"])], rows)

@@ -1,0 +1,69 @@
+"""The daemon's files of calibrations, one for each model: what a worker's Ready had to keep, for the next one's Load.
+
+The daemon does not read what is in them: a worker may have been taken over by its model's file, and then harms nobody
+but the next worker of the same file, which checks what it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from pathlib import Path
+
+from edgeagent.cache_folder import ensure_private
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import read_private, write_private
+
+MAX_BYTES = 64 << 10
+_MAX_FILES = 64
+
+logger = logging.getLogger(__name__)
+
+
+class KeptChoices:
+    """Files in a private folder, None: no files. Each method reads or writes the disk: call it in a thread.
+
+    What this process has seen stays in memory too: a worker that replaces another must choose as that one did.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._latest: dict[Path, bytes] = {}
+
+    def read(self, model: Path) -> bytes:
+        """Return what was kept for a model's file; nothing where that cannot be read, or is too large."""
+        if model in self._latest or self._folder is None:
+            return self._latest.get(model, b"")
+        try:
+            content = read_private(_file(self._folder, model), MAX_BYTES + 1) or b""
+        except ConfigError as error:
+            logger.warning("the model is measured again: %s", error.message)
+            return b""
+        return content if len(content) <= MAX_BYTES else b""
+
+    def write(self, model: Path, content: bytes) -> None:
+        """Keep what a worker sent for a model's file, unless it is kept already; a full disk is no trouble."""
+        if not content or len(content) > MAX_BYTES or content == self.read(model):
+            return
+        self._latest[model] = content
+        if self._folder is None:
+            return
+        try:
+            ensure_private(self._folder)
+            write_private(_file(self._folder, model), content)
+            _remove_oldest(self._folder)
+        except (ConfigError, OSError) as error:
+            logger.info("what suits the model could not be kept, and is measured again by the next load: %s", error)
+
+
+def _file(folder: Path, model: Path) -> Path:
+    digest = hashlib.blake2b(str(model.absolute()).encode("utf-8", "surrogateescape"), digest_size=16)
+    return folder / f"{digest.hexdigest()}.json"
+
+
+def _remove_oldest(folder: Path) -> None:
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[_MAX_FILES:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
