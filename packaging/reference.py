@@ -103,7 +103,8 @@ def _command(path: str, command: Any) -> Iterator[str]:
         record = param.get_help_record(context)
         if record is not None and param.name != "help" and not (is_with_all and param.opts[0] in declared):
             name, text = plain_record(record, param.param_type_name)
-            rows.append([f"`{name}`", text])
+            flag, _, choices = name.partition(" ") if "|" in name else (name, "", "")
+            rows.append([f"`{flag}` {choices.replace('|', ', ')}", text])
     if rows:
         yield table(["argument or flag", "meaning"], rows)
     if is_with_all:

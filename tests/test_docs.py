@@ -19,7 +19,7 @@ import pytest
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.cli import main
 from edgeagent.cli.app import COMMANDS
-from edgeagent.config_sources import declared_options
+from edgeagent.config_sources import declared_options, load_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -224,9 +224,25 @@ def _blocks(page: Path) -> list[str]:
     return re.findall(r"^```(?:text)?\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
 
 
+SETTINGS = [
+    (name_of(page), block)
+    for page in WRITTEN
+    if page.name != "remote.md"  # which has the machine's policy; tests/test_remote_guide.py checks it
+    for block in re.findall(r"^```toml\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), SETTINGS)
+def test_every_config_file_that_is_shown_is_valid(page: str, block: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(block, encoding="utf-8")
+    assert load_config({}, file).file == file
+
+
 def test_enough_is_checked() -> None:
     assert len(NAMES) > 15
     assert len(ALL_COMMANDS) > 60
+    assert SETTINGS
 
 
 def test_lines_of_prose_fit_a_window() -> None:
