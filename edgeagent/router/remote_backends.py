@@ -70,14 +70,16 @@ class RemoteBackends:
 
     def refresh(self) -> None:
         """Do what a change of a file asks for; a few microseconds where there is none."""
+        if self._revision != (revision := self._outside.revision):
+            self._revision = revision
+            self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes})
         mode = self._outside.mode
         if mode is RouteMode.LOCAL_ONLY and self._mode is not mode:
             self._end(list(self._own.values()), "the machine's mode is local_only")
         self._mode = mode
-        if self._revision == (revision := self._outside.revision):
-            return
-        self._revision = revision
-        wanted = {f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes}
+
+    def _follow(self, wanted: dict[str, Remote]) -> None:
+        """End the remotes that were changed or removed; make those that are new."""
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
             logger.info("%s was changed or removed", backend.name)

@@ -231,6 +231,19 @@ async def test_streams_are_cut_off_at_once_where_the_mode_becomes_local_only_and
         assert cut_off == ["remote:gpu: the machine's mode is local_only"], "once"
 
 
+async def test_the_removal_of_the_only_remote_ends_its_streams_once(tmp_path: Path, cut_off: list[str]) -> None:
+    owner = Owner(tmp_path, remote("http://127.0.0.1:1/v1"))
+    backends: dict[str, Backend] = {}
+    followed = RemoteBackends(owner, backends)  # type: ignore[arg-type]
+    followed.refresh()
+    # Without a remote the machine's mode is local_only.
+    owner.remotes, owner.revision, owner.mode = (), 2, RouteMode.LOCAL_ONLY
+    followed.refresh()
+    await asyncio.sleep(0)
+    assert len(cut_off) == 1 and "removed this remote" in cut_off[0]
+    assert backends == {}
+
+
 async def test_a_change_of_one_remote_leaves_the_streams_of_the_others(tmp_path: Path, cut_off: list[str]) -> None:
     kept, changed = remote("http://127.0.0.1:1/v1", "kept"), remote("http://127.0.0.1:1/v1", "changed")
     owner = Owner(tmp_path, kept, changed)

@@ -280,7 +280,11 @@ class Exchange:
             # The little that follows the end is read beside everything else, so that the connection can be reused.
             self._errands.begin(self._read_off())
         else:
-            await asyncio.shield(self._errands.begin(self._end()))
+            # `drop` may cancel that work; whoever closes the exchange was not cancelled, and goes on.
+            ending = self._errands.begin(self._end())
+            await asyncio.wait([ending])
+            if not ending.cancelled():
+                ending.result()
 
     async def _next(self) -> bytes:
         return await anext(self._chunks, b"")

@@ -63,6 +63,30 @@ async def test_a_stop_before_the_head_resets_too(context: ssl.SSLContext, tls: T
         await until(lambda: server.resets)
 
 
+@pytest.mark.parametrize("num_turns", range(1, 6))
+async def test_leave_that_is_withdrawn_twice_ends_each_stream_in_an_error(
+    num_turns: int, context: ssl.SSLContext, tls: Tls
+) -> None:
+    """The second withdrawal may meet streams that the first is closing."""
+    script = (chunk({"content": "One"}), Act.STALL)
+    async with http2(context, *script) as server, backend(server.url, tls=tls) as remote:
+        streams = []
+        for number in range(4):
+            request = replace(REQUEST, id=f"r{number}")
+            streams.append(remote.generate(request, permit(request)))
+            await anext(streams[-1])
+        running = [asyncio.create_task(anext(steps)) for steps in streams]  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        first = asyncio.create_task(remote.close_streams("removed"))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await remote.close_streams("local_only")
+        await first
+        errors = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(error) for error in errors] == [RemoteUnavailable] * 4
+    assert all("removed" in str(error) for error in errors)
+
+
 async def test_stopped_streams_do_not_use_up_the_connection(context: ssl.SSLContext, tls: Tls) -> None:
     """More stops than the connection may have streams, each with data that nobody has read."""
     script = (chunk({"content": "One"}), *(chunk({"content": "x" * 1500}) for _ in range(8)), Act.STALL)
