@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 
 from edgeagent.api.documents.openapi import OPERATIONS
-from tests.api.wire.test_limits import BAD
+from tests.api.wire.test_json_body import BAD
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
 from tests.examples import examples
