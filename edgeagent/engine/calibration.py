@@ -20,7 +20,9 @@ from edgeagent.engine.choices import Room, Work, decide
 from edgeagent.types.choices import CandidateTimes, Measurements
 
 PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
-MAX_DEPTH = 1024
+MAX_DEPTH = 512
+MAX_PROBES = 3
+"""At a time: as many as there are sizes of a micro-batch."""
 MAX_STREAMS = 8
 """Of the streams that are measured; more would take more time."""
 # Rounds are done for as long as there is time, at most so many; a work of few tokens is done several times in each.
@@ -29,7 +31,7 @@ _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
 # Of the time, for attention's form; the rest is for the micro-batch. So many layers are computed that two rounds of the
 # first and one of the second should fit into the part that is planned.
-_FORM_SHARE, _PLANNED_SHARE = 0.6, 0.6
+_FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
 # The share of the cores that a sample must have had: threads wait for each other by spinning, so that one which loses
 # its core makes all of them slow. Systems count what the threads use by ticks of up to 10 ms.
 _UNDISTURBED = 0.8

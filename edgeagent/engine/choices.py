@@ -149,7 +149,7 @@ class _Judge:
         situations: Mapping[Work, Work | None],
         kept: str | None,
     ) -> Choice:
-        """Choose by the works in which all candidates were measured.
+        """Choose by the works in which all candidates were measured; at least half of them, or they are one-sided.
 
         What is `kept`, or else the default (the first), wins unless another is clearly better.
         """
@@ -167,7 +167,7 @@ class _Judge:
             Alternative(value, {str(work): round(1000 * took_s, 3) for work, took_s in predicted[value].items()})
             for value in measured
         )
-        if usual not in measured or len(measured) == 1 or not works:
+        if usual not in measured or len(measured) == 1 or 2 * len(works) < len(situations):
             return Choice(name, usual, "default", "too little could be measured in the time for it", alternatives)
         scores = _scores(predicted, works)
         best = min(scores, key=lambda value: scores[value])

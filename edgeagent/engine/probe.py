@@ -18,6 +18,11 @@ _LAYER_OUTPUT = b"l_out-"
 _SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded
 
 
+def num_probe_cells(depth: int) -> int:
+    """Return the cells of a probe with room for so many used ones."""
+    return depth + BATCH_TOKENS + _SPARE_CELLS
+
+
 class LlamaProbe:
     """One candidate's context. It gives no logits: what is behind the first layers is not computed."""
 
@@ -30,7 +35,7 @@ class LlamaProbe:
         self._deadline_s = 0.0
         self._is_late = False
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
-        self._runner = _ProbeRunner(model, config, attention, depth + BATCH_TOKENS + _SPARE_CELLS, self._callback)
+        self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
 
     def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
         """See calibration.Probe."""

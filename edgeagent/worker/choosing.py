@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import psutil
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention
-from edgeagent.engine.calibration import MAX_DEPTH, Calibration
+from edgeagent.engine.calibration import MAX_DEPTH, MAX_PROBES, Calibration
 from edgeagent.engine.choices import Room, decide
 from edgeagent.engine.conditions import make_conditions
 from edgeagent.engine.cores import num_usable_cores
 from edgeagent.engine.llama import attention_candidates, num_cells_of
 from edgeagent.engine.model import Model
-from edgeagent.engine.probe import LlamaProbe
+from edgeagent.engine.probe import LlamaProbe, num_probe_cells
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
@@ -29,6 +30,8 @@ from edgeagent.types.choices import Choice, Kept, Measurements
 _PATTERN = 6
 # A calibration that its budget cuts off is tried again by so many loads.
 _MAX_TRIES = 3
+# The probes may take this share of the memory that is free; on a machine with less nothing is measured.
+_MEMORY_SHARE = 0.25
 
 _decoder = msgspec.json.Decoder(Kept)
 
@@ -42,7 +45,15 @@ class Chosen:
     to_keep: bytes
 
 
-def choose(model: Model, config: EngineConfig, kept: bytes, on_measure: Callable[[], None]) -> Chosen:
+def choose(
+    model: Model,
+    config: EngineConfig,
+    kept: bytes,
+    on_measure: Callable[[], None],
+    *,
+    kv_bytes_per_token: float = 0.0,
+    free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
+) -> Chosen:
     """Choose by what was kept, or measure now where that was made under other conditions; `on_measure` is told."""
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.parallel)
@@ -54,7 +65,9 @@ def choose(model: Model, config: EngineConfig, kept: bytes, on_measure: Callable
     if former is not None and former.conditions == conditions:
         measurements, num_tries = former.measurements, former.num_tries
     is_enough = measurements is not None and measurements.is_whole
-    if config.calibration_s and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES:
+    needed_bytes = MAX_PROBES * num_probe_cells(_depth(room)) * kv_bytes_per_token
+    is_wanted = config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES
+    if is_wanted and needed_bytes <= _MEMORY_SHARE * free_bytes():
         on_measure()
         measurements = _measure(model, config, candidates, room) or measurements
         num_tries += 1
@@ -68,6 +81,10 @@ def choose(model: Model, config: EngineConfig, kept: bytes, on_measure: Callable
     return Chosen(decision.attention, decision.choices, to_keep)
 
 
+def _depth(room: Room) -> int:
+    return max(1, min(MAX_DEPTH, room.num_cells // 2))
+
+
 def read_kept(content: bytes) -> Kept | None:
     """Return what was kept; None where it is nothing of ours."""
     try:
@@ -77,7 +94,7 @@ def read_kept(content: bytes) -> Kept | None:
 
 
 def _measure(model: Model, config: EngineConfig, candidates: Sequence[Attention], room: Room) -> Measurements | None:
-    depth = max(1, min(MAX_DEPTH, room.num_cells // 2))
+    depth = _depth(room)
     is_uniform = model.memory_kind is MemoryKind.FULL_ATTENTION
     calibration = Calibration(
         lambda attention: LlamaProbe(model, config, attention, depth),

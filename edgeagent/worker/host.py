@@ -118,7 +118,13 @@ class Host:
         self.model = Model(Path(load.path), config, on_progress)
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        chosen = choose(self.model, config, load.kept, lambda: on_try(f"{FIRST_STEPS} of {load.path}"))
+        chosen = choose(
+            self.model,
+            config,
+            load.kept,
+            lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
+            kv_bytes_per_token=load.kv_bytes_per_token,
+        )
         self._choices, self.to_keep = chosen.choices, chosen.to_keep
         self._runner = LlamaRunner(self.model, config, attention=chosen.attention)
         self._runners = [self._runner]

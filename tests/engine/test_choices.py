@@ -38,9 +38,17 @@ def kept(*, is_flash: bool) -> Kept:
     return Kept({}, None, is_flash, 128, 1)
 
 
+# Half of the works by which a form is chosen.
+HALF = (Work.PROMPT_ALONE, Work.TURN_ALONE, Work.TURN_BEHIND, Work.TOKEN_ALONE, Work.TOKEN_BEHIND, Work.TOKEN_BESIDE)
+
+
+def alike(seconds: float) -> dict[Work, float]:
+    return dict.fromkeys(HALF, seconds)
+
+
 def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
     def found(off_s: float) -> Measurements:
-        return measured({Work.PROMPT_ALONE: 1.0}, {Work.PROMPT_ALONE: off_s})
+        return measured(alike(1.0), alike(off_s))
 
     assert chosen(found(0.97)) == "on"
     assert chosen(found(0.9)) == "off"
@@ -52,14 +60,15 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
     """Plain attention is quicker behind a text and slower beside others: what counts is how many share the cells."""
-    on = {Work.TOKEN_ALONE: 1.0, Work.TOKEN_BEHIND: 1.5, Work.TOKEN_BESIDE: 1.0}
-    off = {Work.TOKEN_ALONE: 1.0, Work.TOKEN_BEHIND: 1.2, Work.TOKEN_BESIDE: 1.2}
+    on = alike(1.0) | {Work.TURN_BEHIND: 1.5, Work.TOKEN_BEHIND: 1.5}
+    off = alike(1.0) | {Work.TURN_BEHIND: 1.2, Work.TOKEN_BEHIND: 1.2, Work.TOKEN_BESIDE: 1.5}
     assert chosen(measured(on, off), room=Room(8192, 1)) == "off"
     assert chosen(measured(on, off), room=Room(8192, 8)) == "on"
 
 
 def test_without_measurements_the_default_or_what_was_chosen_before() -> None:
-    for found in (None, measured({}, {}), measured({Work.PROMPT_ALONE: 1.0}, {Work.TURN_ALONE: 1.0})):
+    one_sided = measured({Work.PROMPT_ALONE: 9.0}, {Work.PROMPT_ALONE: 1.0})
+    for found in (None, measured({}, {}), measured(alike(9.0), {Work.PROMPT_ALONE: 1.0}), one_sided):
         decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
         assert decision.attention == CANDIDATES[0]
         assert [choice.by for choice in decision.choices] == ["default", "default"]
@@ -74,11 +83,11 @@ def test_an_option_overrides() -> None:
 
 
 def test_the_reasons_name_numbers() -> None:
-    found = measured({Work.PROMPT_ALONE: 0.1, Work.TURN_ALONE: 0.1}, {Work.PROMPT_ALONE: 0.3, Work.TURN_ALONE: 0.3})
+    found = measured(alike(0.1), alike(0.3))
     [form, size] = decide(CANDIDATES, found, ROOM, num_layers=2 * NUM_LAYERS).choices
-    assert form.why == "mean time over 1 kinds of work, on being 1: off 3.00"
+    assert form.why == "mean time over 4 kinds of work, on being 1: off 3.00"
     assert [(each.value, each.work_ms) for each in form.alternatives] == [
-        ("on", {"prompt alone": 200.0}),
-        ("off", {"prompt alone": 600.0}),
+        ("on", dict.fromkeys(("prompt alone", "turn behind", "token behind", "token beside"), 200.0)),
+        ("off", dict.fromkeys(("prompt alone", "turn behind", "token behind", "token beside"), 600.0)),
     ]
     assert size.why == "too little could be measured in the time for it"

@@ -125,6 +125,14 @@ def test_options_override_and_a_choice_may_be_left_out(load: Load) -> None:
     assert {choice.by for choice in left_out.choices} == {"default"}
 
 
+def test_a_machine_without_free_memory_measures_nothing(model: Model) -> None:
+    def fail() -> None:
+        raise AssertionError
+
+    chosen = choose(model, CONFIG, b"", fail, kv_bytes_per_token=1e6, free_bytes=lambda: 1 << 30)
+    assert {choice.by for choice in chosen.choices} == {"default"}
+
+
 def test_a_model_that_fails_is_left_to_its_trial(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise choosing.OutOfCells
