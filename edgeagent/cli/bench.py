@@ -72,7 +72,7 @@ def bench(
     edgeagent bench --json > before.json
 
     A ws:// URL is measured over the WebSocket whatever --transport says. Rates are of what the server produced: answers
-    that it ends early shorten a round and are counted. Ctrl-C prints what has been measured so far.
+    that it ends early shorten a round and are counted. Ctrl-C prints what was measured so far.
     """
     import asyncio
 

@@ -73,9 +73,9 @@ def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: Conf
 
 @cache_app.command("purge")
 def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Forget all prompts, or one client's.
+    """Delete all cached prompts, or one client's.
 
-    In memory and on disk. Running requests go on.
+    In memory and on disk. Running requests continue.
     """
     settings = _settings(state_dir, config)
     note = _stranger_note(client, settings) if client else ""

@@ -36,7 +36,7 @@ def pull(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Download models into the shared Hugging Face cache, or find that they are there.
+    """Download models into the shared Hugging Face cache, unless they are there.
 
     Resumes what was interrupted; checks free disk space first and every file's sha256 afterwards. HF_TOKEN opens gated
     and private repositories; HF_ENDPOINT names another hub.

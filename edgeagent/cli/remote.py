@@ -203,7 +203,7 @@ def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: Co
 
 @remote_app.command("rm")
 def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Take a remote back. A running daemon sends nothing more there, and ends what runs there, within a second."""
+    """Remove a remote. A running daemon sends nothing more there, and stops what runs there, within a second."""
     remove_remote(_settings(state_dir, config).state_dir, name)
     typer.echo(f"Removed {name}.")
 

@@ -82,7 +82,7 @@ def reload(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Load a model again: one that failed or crashed too often is tried once more, a running one's requests go on."""
+    """Load a model again, also one that failed or crashed too often. Requests of a running one continue."""
     state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
     found = find_daemon(state_dir)
     if found is None:
@@ -93,7 +93,7 @@ def reload(
 
 
 def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Stop the daemon; live requests may finish first (server.drain_s). Returns when it is gone."""
+    """Stop the daemon; live requests may finish first (server.drain_s). Returns when it has stopped."""
     settings = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
     if found is None:

@@ -40,7 +40,7 @@ Route = Annotated[
 
 @token_app.command("rotate")
 def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Replace the owner's token. The old one is refused at once, what it opened ends; clients' own stay."""
+    """Replace the owner's token. The old one is refused at once, and what it opened ends. Tokens of clients stay."""
     folder = _made(_folder(state_dir, config))
     rotate_token(folder)
     typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
@@ -54,7 +54,7 @@ def add(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print a new token for a client; only its digest is kept. A client that had one has this one instead."""
+    """Print a new token for a client; only its digest is kept. It replaces the token that the client had."""
     folder = _made(_folder(state_dir, config))
     is_known = any(client.name == name for client in clients(folder))
     token = add_client(folder, name, scope, route)

@@ -52,7 +52,7 @@ async def get_slots(request: Request) -> JSONResponse:
 
 @router.post("/slots/{slot_id}")
 async def change_slot(slot_id: str) -> JSONResponse:
-    """Refuse to save, restore or erase a slot: prefixes are kept and found by themselves."""
+    """Refuse to save, restore or erase a slot: the prefix cache needs no such commands."""
     raise NotSupported(
         f"slot {slot_id[:32]!r} cannot be saved, restored or erased: prompts that were computed are kept, and found "
         "again by their text",

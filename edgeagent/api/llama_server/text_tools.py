@@ -48,7 +48,7 @@ class DetokenizeBody(Body):
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of a text; control tokens' texts are those tokens unless parse_special is false."""
+    """Return the tokens of a text; the texts of control tokens become those tokens, unless parse_special is false."""
     body = validate(TokenizeBody, await read_json_object(request))
     with_pieces = bool(body.with_pieces)
     query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False, with_pieces)

@@ -33,13 +33,13 @@ Steps = AsyncGenerator[Step, None]
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
-    """Answer a conversation, streamed unless told otherwise; the client's leaving cancels it."""
+    """Answer a conversation, streamed unless told otherwise; cancelled if the client disconnects."""
     return await _answer(request, read_chat, KNOWN_CHAT, chat_shape)
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
-    """Answer a prompt, streamed unless told otherwise; the client's leaving cancels it."""
+    """Answer a prompt, streamed unless told otherwise; cancelled if the client disconnects."""
     return await _answer(request, read_generate, KNOWN_GENERATE, generate_shape)
 
 

@@ -26,7 +26,7 @@ router = APIRouter(route_class=OllamaRoute)
 
 @router.post("/api/embed")
 async def create(request: Request) -> Response:
-    """Return a vector for each text, with durations in nanoseconds; the client's leaving cancels it.
+    """Return a vector for each text, with durations in nanoseconds; cancelled if the client disconnects.
 
     Without a text the model is only loaded.
     """
@@ -49,7 +49,7 @@ async def create(request: Request) -> Response:
 
 @router.post("/api/embeddings")
 async def create_one(request: Request) -> Response:
-    """Return one text's vector, an empty one where there is no text; the client's leaving cancels it."""
+    """Return one text's vector, an empty one where there is no text; cancelled if the client disconnects."""
     context = context_of(request)
     body, query = await read_body(request, read_ollama_embeddings, KNOWN_OLLAMA_OLDER)
     model = known_name(context.service, body.model)

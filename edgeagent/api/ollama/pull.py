@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 
 @router.post("/api/pull")
 async def pull(request: Request) -> Response:
-    """Download a model, or find that it is here; the client's leaving cancels it, and the next pull goes on."""
+    """Download a model, or find that it is here; cancelled if the client disconnects; the next pull continues it."""
     context = context_of(request)
     fields = await read_json_object(request)
     stream = fields.get("stream")

@@ -27,7 +27,7 @@ for module in (ollama_chat, ollama_embed, ollama_models, ollama_pull):
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def greet() -> PlainTextResponse:
-    """Return the greeting that clients look for first."""
+    """Return Ollama's greeting, which its clients look for first."""
     return PlainTextResponse("Ollama is running")
 
 
@@ -43,6 +43,6 @@ async def version() -> JSONResponse:
 @router.delete("/api/delete")
 @router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"])
 async def change() -> JSONResponse:
-    """Refuse: the owner makes and removes models by other means."""
+    """Refuse: this daemon does not create, copy, push or delete models."""
     text = "edgeagent does not make, copy, push or delete models; see /api/pull, and the Hugging Face cache"
     return JSONResponse({"error": text}, status_code=HTTPStatus.NOT_IMPLEMENTED)

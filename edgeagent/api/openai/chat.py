@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
-    """Answer a conversation, streamed or whole; the client's leaving cancels it."""
+    """Answer a conversation, streamed or whole; cancelled if the client disconnects."""
     service = context_of(request).service
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
     read = partial(

@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 @router.post("/v1/embeddings")
 async def create_embeddings(request: Request) -> Response:
-    """Return a vector for each text; the client's leaving cancels it."""
+    """Return a vector for each text; cancelled if the client disconnects."""
     service = context_of(request).service
     body, query = await read_body(request, read_embeddings, KNOWN)
     model = body.model or service.default_model()

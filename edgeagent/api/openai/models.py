@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    """Return every model that is served, loaded or not."""
+    """List the models that are served, loaded or not."""
     context = context_of(request)
     models = [_model_body(status, context) for status in context.service.models()]
     return JSONResponse({"object": "list", "data": models})
@@ -53,7 +53,7 @@ def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Say whether the default model is loaded, in llama-server's words, and nothing else: every client may ask."""
+    """Say whether the default model is loaded, in llama-server's format. Every client may ask."""
     service = context_of(request).service
     states = {status.name: status.state for status in service.models()}
     state = states.get(service.default_model())
@@ -69,7 +69,7 @@ async def health(request: Request) -> JSONResponse:
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> JSONResponse:
-    """Say whether a token can be generated, having generated one in the last few seconds."""
+    """Say whether a token can be generated. The result of a trial is kept for a few seconds."""
     error = await context_of(request).probe.result()
     if error is None:
         return JSONResponse({"status": "ready"})

@@ -20,7 +20,7 @@ router = APIRouter()
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """Complete one or more texts, streamed or whole; the client's leaving cancels it."""
+    """Complete one or more texts, streamed or whole; cancelled if the client disconnects."""
     service = context_of(request).service
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     read = partial(

@@ -43,7 +43,7 @@ class WarmBody(Body):
 
 @router.get("")
 async def get_cache(request: Request) -> JSONResponse:
-    """Return what the folder holds, by model and client; counts of the running tiers are in the status."""
+    """List what the cache folder holds, by model and client; counts of the running tiers are in the status."""
     folder = context_of(request).config.cache_dir
     try:
         parts = await asyncio.to_thread(cache_folder.list_parts, folder)
@@ -54,7 +54,7 @@ async def get_cache(request: Request) -> JSONResponse:
 
 @router.post("/purge")
 async def purge(request: Request) -> JSONResponse:
-    """Forget prompts in memory and on disk; what is being computed goes on."""
+    """Delete cached prompts in memory and on disk; running requests continue."""
     body = validate(PurgeBody, await read_json_object(request))
     context = context_of(request)
     await _purge_workers(context, body.client)

@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 @router.get("")
 async def get_egress(request: Request, since_s: str = "0", limit: str = "100") -> JSONResponse:
-    """Return the newest rows of the ledger, the oldest of them first: what left since a time, without its content."""
+    """Return rows of the ledger since a time, the oldest first: what left this machine, without its content."""
     since, most = _number(since_s, "since_s"), int(_number(limit, "limit"))
     if not 1 <= most <= MAX_ROWS:
         raise InvalidRequest(f"limit must be from 1 to {MAX_ROWS}, not {most}", param="limit")
@@ -42,7 +42,7 @@ async def get_egress(request: Request, since_s: str = "0", limit: str = "100") -
 
 @router.post("/purge")
 async def purge_egress(request: Request) -> JSONResponse:
-    """Delete every row; what was spent today still counts."""
+    """Delete every row of the ledger; what was spent today still counts."""
     try:
         num_days = await asyncio.to_thread(purge, folder_of(context_of(request).config.state_dir), time.time())
     except ConfigError as error:

@@ -50,7 +50,7 @@ async def get_status(request: Request) -> JSONResponse:
 
 @router.post("/reload")
 async def reload(request: Request, model: str = "") -> JSONResponse:
-    """Load a model again: a failed or quarantined one is tried again, and a running one's requests go on."""
+    """Load a model again, also a failed or quarantined one; requests of a running one continue."""
     service = context_of(request).service
     service.reload(model)
     return JSONResponse({"status": "reloading", "model": model or service.default_model()}, HTTPStatus.ACCEPTED)
@@ -58,7 +58,7 @@ async def reload(request: Request, model: str = "") -> JSONResponse:
 
 @router.post("/stop")
 async def stop(request: Request) -> JSONResponse:
-    """Ask the daemon to drain and end; answer before it does."""
+    """Ask the daemon to finish live requests and stop; answer before that."""
     context = context_of(request)
     num_live = context.service.num_live
     context.stop()

@@ -25,7 +25,7 @@ router = APIRouter()
 
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
-    """Return items that stand for a conversation, as the input of a new one."""
+    """Return a shortened conversation, as the input of a new one."""
     create = await read_body(request, _read_compaction, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
@@ -46,7 +46,7 @@ async def compact(request: Request) -> Response:
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
-    """Return how many tokens a create's prompt has, with its tools and all that it continues."""
+    """Return how many tokens a request's prompt has, with its tools and the conversation that it continues."""
     create = await read_body(request, read_create, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))

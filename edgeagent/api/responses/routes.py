@@ -31,7 +31,7 @@ router = APIRouter()
 
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
-    """Answer one create, streamed or whole; the client's leaving cancels it."""
+    """Create one response, streamed or whole; cancelled if the client disconnects."""
     is_streamed, create = await read_body(request, _read, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))

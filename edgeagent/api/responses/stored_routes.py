@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/responses/{response_id}")
 
 @router.get("")
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response, or one that is being generated as far as it has come; a background one as a stream too.
+    """Return a stored response, or the part of one that is being generated; a background one as a stream too.
 
     The stream has the events behind number `starting_after`, all of them without that, up to the response's end.
     """
@@ -61,7 +61,7 @@ def _starting_after(request: Request) -> int | None:
 
 @router.delete("")
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a stored response; those that continued it keep what they inherited. One that runs must be over first."""
+    """Delete a stored response; its continuations keep what they inherited. A running one must end first."""
     if _live(request, response_id):
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await context_of(request).history.remove(response_id, client_of(request)):
