@@ -157,6 +157,9 @@ class Transport:
             self._leave(used)
             kind = Kind.CUT if stages.sent_s else Kind.UNREACHABLE
             raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
+        except ValueError:  # httpcore reads HTTP/2's status as a number without having looked at it
+            self._leave(used)
+            raise Failure(Kind.GARBLED, "the head of its answer is not HTTP's") from None
         except BaseException:
             self._leave(used)
             raise

@@ -23,6 +23,7 @@ class Http2Server:
     def __init__(self, script: list[bytes | Act], max_streams: int = 100) -> None:
         self.script = script
         self.max_streams = max_streams
+        self.status = "200"
         self.port = 0
         self.num_connections = 0
         self.asked: list[dict[str, str]] = []
@@ -77,7 +78,7 @@ class Http2Server:
 
     def _answer(self, stream_id: int, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
         if self.script[0] is not Act.STALL:
-            state.send_headers(stream_id, [(":status", "200"), ("content-type", "text/event-stream")])
+            state.send_headers(stream_id, [(":status", self.status), ("content-type", "text/event-stream")])
         for act in self.script:
             match act:
                 case bytes():

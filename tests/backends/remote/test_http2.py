@@ -108,6 +108,14 @@ async def test_a_stream_that_breaks(act: Act, context: ssl.SSLContext, tls: Tls)
         assert got.error.num_delivered_tokens == got.num_tokens
 
 
+@pytest.mark.parametrize("status", ["abc", "9" * 5000])
+async def test_a_status_that_is_no_number(status: str, context: ssl.SSLContext, tls: Tls) -> None:
+    async with http2(context, answer("a")) as server, backend(server.url, tls=tls) as remote:
+        server.status = status
+        got = await ask(remote)
+        assert isinstance(got.error, RemoteUnavailable) and "not HTTP's" in got.error.message
+
+
 async def test_a_request_goes_out_in_one_piece(
     context: ssl.SSLContext, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
