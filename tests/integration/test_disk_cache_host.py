@@ -9,8 +9,8 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine import fingerprint
-from edgeagent.engine.admission import Admission
 from edgeagent.engine.blocks import MAX_BLOCK_TOKENS
+from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.radix_tree import common_length
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sequence import Sequence
@@ -36,7 +36,7 @@ PROMPT = "The cat sat on the mat and the dog on the log, and they were there all
 @pytest.fixture(autouse=True)
 def _always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore what there is, also where a busy machine would compute it sooner."""
-    monkeypatch.setattr(Admission, "_prefill_s", lambda *_: None)
+    monkeypatch.setattr(CostModel, "prefill_s", lambda *_: None)
 
 
 class Machine:

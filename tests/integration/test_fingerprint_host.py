@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine import fingerprint
-from edgeagent.engine.admission import Admission
+from edgeagent.engine.cost_model import CostModel
 from edgeagent.types import MemoryKind
 from edgeagent.worker import host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
@@ -23,7 +23,7 @@ CONFIG = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on")
 @pytest.fixture(autouse=True)
 def _always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore what there is, also where a busy machine would compute it sooner."""
-    monkeypatch.setattr(Admission, "_prefill_s", lambda *_: None)
+    monkeypatch.setattr(CostModel, "prefill_s", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,9 @@ def _lend_windows_names() -> None:
     sys.modules["msvcrt"] = msvcrt
     sys.modules["uvloop"] = None  # type: ignore[assignment]  # imports of it fail, as they do there
     ctypes.CDLL = Library  # type: ignore[misc]
+    # Its one function that is called leaves the folder's name empty, as where Windows knows none.
+    shell = types.SimpleNamespace(SHGetFolderPathW=lambda *_: 0)
+    vars(ctypes)["windll"] = types.SimpleNamespace(shell32=shell)
     vars(socket)["SO_EXCLUSIVEADDRUSE"] = socket.SO_REUSEADDR
     vars(subprocess)["CREATE_NEW_PROCESS_GROUP"] = 0
     # Of one that Windows ends no handler is told; TerminateProcess is what `terminate` calls there.
