@@ -210,18 +210,23 @@ def test_a_stream_goes_on_from_blocks_where_its_worker_died(tmp_path: Path) -> N
         serving(state_dir, "builtin") as daemon,
         connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket,
     ):
-        socket.send(json.dumps({**asked, "max_output_tokens": 1200}))
-        until(socket, "response.output_text.delta")
-        wait_for_disk(state_dir, 256)  # while it runs: its worker will have no time to say goodbye
-        os.kill(daemon.worker_pid(), signal.SIGKILL)
+
+        def is_continued() -> bool:
+            """Kill the worker in an answer, once its prompt is on disk; False if the answer ended before that."""
+            socket.send(json.dumps({**asked, "max_output_tokens": 1200}))
+            until(socket, "response.output_text.delta")
+            wait_for_disk(state_dir, 256)  # while it runs: its worker will have no time to say goodbye
+            os.kill(daemon.worker_pid(), signal.SIGKILL)
+            end = until(socket, "response.completed", "response.incomplete", "response.failed", "error")
+            return bool(end["response"]["edgeagent"]["handovers"])
+
+        # An answer takes a second or two, and a busy machine may need as long to write; the second is killed at once.
+        assert is_continued() or is_continued()
         deadline = time.monotonic() + WAIT_S
         # The new worker tells of it with a pong.
         while ((status_of(daemon.url)["models"][0]["worker"] or {}).get("num_tokens_from_disk_total") or 0) < 256:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        socket.send('{"type": "response.cancel"}')
-        end = until(socket, "response.completed", "response.incomplete", "response.failed", "error")
-    assert end["response"]["edgeagent"]["handovers"], end
 
 
 Answer = list[tuple[str, dict[str, float]]]
