@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9")
 HOME_CONTEXT = 1024
 # Long enough to break something in the middle of it: an answer never ends by itself.
 LONG, SHORT = 800, 8
-# Its answer's tokens are those that the answer's text is made of wherever it is cut. Most others' are not ("." and a line
-# end follow where ".\n" is one token), and a text that goes on behind other tokens may go on otherwise.
+# Wherever its answer is cut, the text makes the tokens that were drawn. Other prompts' answers have "." and a line end
+# where the text makes one token of both, and what follows other tokens may differ.
 PROMPT = "Tell me a joke."
 # More than fits the first daemon's context, and not the second one's.
 LONG_PROMPT = "word " * (HOME_CONTEXT + 100)
