@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from edgeagent.engine.blocks import Block, BlockKey, Head, Importance, Payload
+from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance, Payload
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.types import CacheStatus, MemoryKind

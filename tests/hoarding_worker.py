@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeagent.types import GenerateRequest, TextAnswer, TextQuery, Tokenize, TokenPrompt
-from edgeagent.worker import process
-from edgeagent.worker.host import Host
+from edgeagent.worker.child import process
+from edgeagent.worker.child.host import Host
 
 
 def _hoard() -> None:

@@ -8,15 +8,15 @@ from functools import singledispatch
 import numpy as np
 
 from edgeagent.api.responses.database import DamagedError, ResponseDatabase
-from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.cell_ledger import CellLedger
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.kv_cells import CellLedger
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.pins import Holdings
+from edgeagent.engine.cache.radix_tree import Node, RadixTree
+from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cache.slots import PrefixCache
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.holdings import Holdings
-from edgeagent.engine.host_tier import HostTier
-from edgeagent.engine.prefix_cache import PrefixCache
-from edgeagent.engine.radix_tree import Node, RadixTree
-from edgeagent.engine.saver import Saver
-from edgeagent.engine.speculation import DraftModel
+from edgeagent.engine.speculation.draft_model import DraftModel
 
 
 @singledispatch

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
-from edgeagent.worker import process
+from edgeagent.worker.child import process
 
 
 def slow_command(tokens_per_s: float) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from edgeagent.types import (
     WorkerStatus,
 )
 from edgeagent.worker import protocol
-from edgeagent.worker.cause import describe_left_out
+from edgeagent.worker.exit_cause import describe_left_out
 from edgeagent.worker.protocol import (
     Answer,
     Ask,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,36 @@ OWNERS: dict[str, set[str]] = {
     "psutil": {"runtime_file", "engine", "worker", "daemon", "cli"},
     "websockets": {"client", "bench"},
 }
+# The rooms of a part, and what of the same part each may import beside itself: other rooms, and modules of the part's
+# own folder.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "engine": {
+        "sampling": set(),
+        "tuning": set(),
+        "cache": {"runner", "cost_model"},
+        "speculation": {"cache", "runner", "cost_model", "sequence"},
+        "llama": {"sampling", "tuning", "cache", "runner", "scheduler"},
+    },
+    "worker": {
+        "sandbox": set(),
+        "render": {"sandbox", "exit_cause"},
+        "child": {"render", "sandbox", "protocol", "fit", "exit_cause"},
+        "parent": {"sandbox", "protocol", "fit", "exit_cause"},
+    },
+    "api": {
+        # `context` has what every route shares, of all rooms.
+        "wire": {"context"},
+        "gate": {"wire", "context"},
+        "responses": {"gate", "wire", "context", "service", "live_requests"},
+        "openai": {"gate", "wire", "context", "service", "live_requests"},
+        "llama_server": {"openai", "gate", "wire", "context", "service"},
+        "ollama": {"openai", "gate", "wire", "context", "service", "live_requests"},
+        "ops": {"openai", "gate", "wire", "context", "service", "live_requests"},
+        "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routers"},
+    },
+}
 # The engine's only thread, which waits for a disk. It talks through queues.
-WAIT_FOR_DISKS = {Path("engine/loader.py")}
+WAIT_FOR_DISKS = {Path("engine/cache/loader.py")}
 # pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
 BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
 
@@ -128,6 +157,42 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
             assert library in OWNERS, f"{library} is nobody's: add it to OWNERS with a reason, or do without"
             assert part in OWNERS[library], f"{part} imports {library}, which belongs to {OWNERS[library]}"
         assert library not in BANNED, f"{library} must not be used"
+
+
+@pytest.mark.parametrize(("part", "room"), [(part, room) for part, rooms in ROOMS.items() for room in rooms])
+def test_a_room_imports_only_what_is_below_it(part: str, room: str) -> None:
+    for path in (PACKAGE / part / room).rglob("*.py"):
+        for imported in _imports(path):
+            if imported.startswith(f"edgeagent.{part}."):
+                other = imported.split(".")[2]
+                assert other in ROOMS[part][room] | {room}, f"{path.relative_to(PACKAGE)} imports {imported}"
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_every_room_is_named(part: str) -> None:
+    assert {path.parent.name for path in (PACKAGE / part).glob("*/__init__.py")} == ROOMS[part].keys()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {_module_name(path): path for path in MODULES}
+    graph = {name: _imported_modules(path, names) for name, path in names.items()}
+    TopologicalSorter(graph).prepare()  # CycleError names the circle
+
+
+def _module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported_modules(path: Path, names: Container[str]) -> set[str]:
+    """Return those of `names` that a module imports. `from package import module` is an import of the module."""
+    found: set[str] = set()
+    for node in ast.walk(_without_type_checking(ast.parse(path.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in names else node.module for name in modules}
+    return {name for name in found if name in names}
 
 
 @pytest.mark.parametrize("part", ["engine", "text"])
@@ -195,9 +260,9 @@ def test_the_check_notices_what_it_must(tmp_path: Path) -> None:
         "if TYPE_CHECKING:\n    import httpx\n"
         "import os.path\n"
         "from edgeagent import daemon\n"
-        "def f():\n    from edgeagent.engine.llama import Llama\n    import numpy as np\n"
+        "def f():\n    from edgeagent.engine.llama.context import Llama\n    import numpy as np\n"
     )
-    assert set(_imports(module)) == {"typing", "os.path", "edgeagent.daemon", "edgeagent.engine.llama", "numpy"}
+    assert set(_imports(module)) == {"typing", "os.path", "edgeagent.daemon", "edgeagent.engine.llama.context", "numpy"}
     assert [_own_part(name) for name in ("edgeagent.daemon", "edgeagent.__version__", "edgeagent")] == [
         "daemon",
         "__init__",

@@ -18,20 +18,9 @@ from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.live_requests import LiveRequests, Trace
-from edgeagent.api.llama_server import props as llama_server
-from edgeagent.api.llama_server import text_tools as text_routes
-from edgeagent.api.ollama import routes as ollama
-from edgeagent.api.openai import chat, embeddings, models
-from edgeagent.api.openai import text as completions
-from edgeagent.api.ops import cache as cache_routes
-from edgeagent.api.ops import metrics, remotes
-from edgeagent.api.ops import status as admin
 from edgeagent.api.ops.probe import Probe
-from edgeagent.api.responses import compaction_routes as compaction
-from edgeagent.api.responses import routes as responses
-from edgeagent.api.responses import stored_routes as stored_responses
-from edgeagent.api.responses.socket import connection as websocket
 from edgeagent.api.responses.store import ResponseStore, stored_limits
+from edgeagent.api.routers import ROUTERS
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
 from edgeagent.config import Config
@@ -39,11 +28,6 @@ from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
 from edgeagent.store.resolve import Library
 
-_MODULES = (
-    *(chat, completions, embeddings, text_routes, llama_server),
-    *(responses, compaction, stored_responses, websocket, models, ollama, admin, cache_routes, remotes, metrics),
-)
-ROUTERS = tuple(module.router for module in _MODULES)
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
 logger = logging.getLogger(__name__)

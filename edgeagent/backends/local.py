@@ -29,7 +29,7 @@ from edgeagent.types import (
     TextQuery,
     WorkerState,
 )
-from edgeagent.worker.pool import Pool
+from edgeagent.worker.parent.pool import Pool
 
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from edgeagent.engine.cache.radix_tree import common_length
+from edgeagent.engine.cache.restorer import Found, Restorer
+from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.radix_tree import common_length
-from edgeagent.engine.restorer import Found, Restorer
 from edgeagent.engine.runner import CUTTABLE, Runner
-from edgeagent.engine.saver import Saver
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 

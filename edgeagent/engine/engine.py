@@ -12,16 +12,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.admission import Admission
-from edgeagent.engine.background import BackgroundWork
-from edgeagent.engine.block_cache import BlockCache, no_blocks
+from edgeagent.engine.cache.background import BackgroundWork
+from edgeagent.engine.cache.lookup import BlockCache, no_blocks
+from edgeagent.engine.cache.restorer import Restorer
+from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.context_advice import longer_context
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.proposals import Drafter, Proposals
-from edgeagent.engine.restorer import Restorer
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
-from edgeagent.engine.saver import Saver
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.drafter import Drafter, Proposals
 from edgeagent.engine.status import EngineStatus
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import ContextLengthExceeded, InternalError

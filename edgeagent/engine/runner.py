@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeagent.engine.blocks import Payload
+from edgeagent.engine.cache.block import Payload
 from edgeagent.types import MemoryKind
 
 Logits = NDArray[np.float32]

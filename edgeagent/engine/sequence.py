@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from edgeagent.engine.blocks import CachePriority, Importance
-from edgeagent.engine.restorer import Restoring
-from edgeagent.engine.sampling import Sampler
+from edgeagent.engine.cache.block import CachePriority, Importance
+from edgeagent.engine.cache.restorer import Restoring
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 
 

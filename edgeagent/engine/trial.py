@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
 from edgeagent.errors import InternalError, ModelLoadFailed

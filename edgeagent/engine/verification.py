@@ -9,12 +9,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from edgeagent.engine.prefix_cache import PrefixCache
-from edgeagent.engine.proposals import Proposals
+from edgeagent.engine.cache.slots import PrefixCache
 from edgeagent.engine.runner import Runner
-from edgeagent.engine.sampling import Logprob, score
+from edgeagent.engine.sampling.sampler import Logprob, score
 from edgeagent.engine.scheduler import Work
 from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.speculation.drafter import Proposals
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import FinishReason
 

@@ -21,9 +21,9 @@ def build(config: Config) -> Router:
     from edgeagent.store.hashes import sha256_of
     from edgeagent.store.resolve import resolve
     from edgeagent.store.split import split_paths
-    from edgeagent.worker.disk_cache import prepare_disk_cache
-    from edgeagent.worker.kept_choices import KeptChoices
-    from edgeagent.worker.pool import Pool
+    from edgeagent.worker.parent.disk_cache import prepare_disk_cache
+    from edgeagent.worker.parent.kept_choices import KeptChoices
+    from edgeagent.worker.parent.pool import Pool
 
     outside = Outside(config)
     if config.model == NO_MODEL:

@@ -11,9 +11,9 @@ import pytest
 from edgeagent.cache_folder import About, list_parts
 from edgeagent.cli import cache, main
 from edgeagent.credentials import Scope, add_client
-from edgeagent.engine.blocks import Importance
+from edgeagent.engine.cache.block import Importance
 from edgeagent.runtime_file import Runtime
-from tests.engine.block_store.stores import close_now, make_chain, make_store
+from tests.engine.cache.disk.stores import close_now, make_chain, make_store
 
 TIER = {
     "num_blocks": 3,

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.blocks import Keyring
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sampling import Sampler, resolve
+from edgeagent.engine.sampling.sampler import Sampler, resolve
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.speculation import DraftModel
+from edgeagent.engine.speculation.depth import DraftLength
+from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
 from tests.fakes import FakeClock, FakeRunner, FakeTier, next_token, warm_costs

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance, Keyring
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance, Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.host_tier import HostTier
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import MemoryKind
 from tests.engine.test_engine import greedy, naive, run

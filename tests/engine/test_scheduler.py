@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.sampling import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
 from edgeagent.engine.scheduler import MAX_SCORED, MAX_STEP_S, MIN_CHUNK, MIN_SLOW_CHUNK, Scheduler, by_share
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import Tier

@@ -6,7 +6,7 @@ import math
 import random
 
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.sampling import Sampler, resolve
+from edgeagent.engine.sampling.sampler import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.verification import Output
 from edgeagent.types import SamplingParams

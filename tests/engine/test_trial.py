@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
-from edgeagent.engine.sampling import resolve
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.sampling.sampler import resolve
 from edgeagent.engine.trial import try_out
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind, SamplingParams

@@ -34,7 +34,7 @@ class Daemon:
     def worker_pid(self) -> int:
         """Return the pid of the model's process."""
         children = psutil.Process(self.process.pid).children()
-        (worker,) = [child for child in children if "edgeagent.worker.process" in " ".join(child.cmdline())]
+        (worker,) = [child for child in children if "edgeagent.worker.child.process" in " ".join(child.cmdline())]
         return int(worker.pid)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sampling import Sampled, Sampler, resolve
+from edgeagent.engine.sampling.sampler import Sampled, Sampler, resolve
 from edgeagent.types import SamplingParams
 
 Rows = list[NDArray[np.float32]]

@@ -10,11 +10,11 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine import engine
-from edgeagent.engine.llama import LlamaRunner
+from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
-from edgeagent.worker.host import Host
-from edgeagent.worker.loop import PromptReady, Worker
+from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.loop import PromptReady, Worker
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, Steps, Submit
 from tests.conftest import TinyModel
 

@@ -19,8 +19,8 @@ from openai.types import CompletionChoice
 from pydantic import SecretStr
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine import fingerprint
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS
+from edgeagent.engine.cache.radix_tree import common_length
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.radix_tree import common_length
+from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import (
@@ -24,9 +24,9 @@ from edgeagent.types import (
     TextPrompt,
     Tool,
 )
-from edgeagent.worker import host
-from edgeagent.worker.block_writer import start_block_store
-from edgeagent.worker.host import Host
+from edgeagent.worker.child import host
+from edgeagent.worker.child.block_writer import start_block_store
+from edgeagent.worker.child.host import Host
 from edgeagent.worker.protocol import DiskCache, Load
 from tests.models import make_tiny_model
 

@@ -19,15 +19,15 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.block_cache import make_blocks
-from edgeagent.engine.blocks import Keyring
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.lookup import make_blocks
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.draft_length import DraftLength
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation import DraftModel
+from edgeagent.engine.speculation.depth import DraftLength
+from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.fakes import FakeClock, FakeTier

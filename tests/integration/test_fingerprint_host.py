@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine import fingerprint
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.llama import fingerprint
 from edgeagent.types import MemoryKind
-from edgeagent.worker import host
+from edgeagent.worker.child import host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
 from tests.models import make_tiny_model
 

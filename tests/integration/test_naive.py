@@ -9,7 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.model import Model
+from edgeagent.engine.llama.model import Model
 from edgeagent.types import MemoryKind
 from tests.integration.naive import FLOOR, Asked, Naive, Recorder, check
 from tests.models import make_tiny_model

@@ -15,11 +15,11 @@ import pytest
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.sampling import Logprob
+from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.store.catalog import builtin_model
 from edgeagent.types import GenerateRequest, JsonSchemaFormat, MemoryKind, SamplingParams, TokenPrompt
-from edgeagent.worker.block_writer import start_block_store
-from edgeagent.worker.host import Host
+from edgeagent.worker.child.block_writer import start_block_store
+from edgeagent.worker.child.host import Host
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
 from tests.conftest import TinyModel
 

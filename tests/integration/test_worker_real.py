@@ -37,8 +37,8 @@ from edgeagent.types import (
     TokenPrompt,
     WorkerState,
 )
-from edgeagent.worker.pool import Pool
-from edgeagent.worker.watchdog import Patience
+from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.watchdog import Patience
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import eventually
@@ -296,7 +296,7 @@ from tests.integration.test_worker_real import Files
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.types import WorkerState
-from edgeagent.worker.pool import Pool
+from edgeagent.worker.parent.pool import Pool
 
 async def main():
     config = Config(engine=EngineConfig(threads=1))

@@ -36,19 +36,23 @@ _AT_THE_DOOR = (
     "tests/robust/test_A6_files.py",
 )
 _REMOVED = ("tests/robust/test_A6_removed_tokens.py", "tests/robust/test_A7_other_users.py")
-_STORE = ("tests/engine/block_store", "tests/test_defaults.py")
+_STORE = ("tests/engine/cache/disk", "tests/test_defaults.py")
 _CACHE = (
-    "tests/engine/test_blocks.py",
+    "tests/engine/cache/test_block.py",
     "tests/engine/test_instructions.py",
-    "tests/engine/test_large_blocks.py",
-    "tests/engine/test_block_lives.py",
-    "tests/engine/test_tiers.py",
-    "tests/engine/test_host_tier.py",
-    "tests/engine/test_offload.py",
+    "tests/engine/cache/test_large_blocks.py",
+    "tests/engine/cache/test_block_lives.py",
+    "tests/engine/cache/test_tiers.py",
+    "tests/engine/cache/test_host.py",
+    "tests/engine/llama/test_offload.py",
 )
 _DISK = (*_CACHE, "tests/robust/test_F8_cache_files.py", "tests/robust/test_F7_cache_disk.py")
-_SUPERVISOR = ("tests/worker/test_supervisor.py", "tests/worker/test_queries.py", "tests/worker/test_trial.py")
-_WORKER = ("tests/worker/test_pool.py", "tests/backends", "tests/robust/test_F2_causes.py")
+_SUPERVISOR = (
+    "tests/worker/parent/test_supervisor.py",
+    "tests/worker/parent/test_queries.py",
+    "tests/worker/test_trial.py",
+)
+_WORKER = ("tests/worker/parent/test_pool.py", "tests/backends", "tests/robust/test_F2_causes.py")
 _DEATHS = ("tests/robust/test_F1_worker_killed.py", "tests/robust/test_F3_quarantine.py")
 _HANGS = ("tests/robust/test_F21_hostile_worker.py",)
 
@@ -76,27 +80,27 @@ TARGETS = (
         ("tests/engine/test_scheduler.py", "tests/test_defaults.py"),
         ("tests/engine/test_engine.py",),
     ),
-    Target("edgeagent/engine/prefix_cache.py", ("tests/engine/test_prefix_cache.py",), ("tests/engine",)),
+    Target("edgeagent/engine/cache/slots.py", ("tests/engine/cache/test_slots.py",), ("tests/engine",)),
     Target(
-        "edgeagent/engine/radix_tree.py",
-        ("tests/engine/test_radix_tree.py", "tests/test_defaults.py"),
+        "edgeagent/engine/cache/radix_tree.py",
+        ("tests/engine/cache/test_radix_tree.py", "tests/test_defaults.py"),
         ("tests/engine",),
     ),
-    Target("edgeagent/engine/block_store/*.py", _STORE, _DISK),
-    Target("edgeagent/engine/blocks.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
+    Target("edgeagent/engine/cache/disk/*.py", _STORE, _DISK),
+    Target("edgeagent/engine/cache/block.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
     Target(
-        "edgeagent/engine/block_cache.py",
-        ("tests/engine/test_block_cache.py", *_CACHE, "tests/test_defaults.py"),
+        "edgeagent/engine/cache/lookup.py",
+        ("tests/engine/cache/test_lookup.py", *_CACHE, "tests/test_defaults.py"),
         ("tests/engine", *_DISK),
     ),
-    Target("edgeagent/engine/chain.py", ("tests/engine/test_chain.py",), ("tests/engine",)),
-    Target("edgeagent/engine/backlog.py", ("tests/engine/test_backlog.py",), ("tests/engine",)),
+    Target("edgeagent/engine/cache/chain.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
+    Target("edgeagent/engine/cache/backlog.py", ("tests/engine/cache/test_backlog.py",), ("tests/engine",)),
     Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
     Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/test_remote_checkup.py",)),
-    Target("edgeagent/worker/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
+    Target("edgeagent/worker/parent/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
     Target(
         "edgeagent/worker/protocol.py",
         ("tests/worker/test_protocol.py", "tests/test_defaults.py"),
-        ("tests/worker/test_channel.py", *_HANGS),
+        ("tests/worker/parent/test_channel.py", *_HANGS),
     ),
 )

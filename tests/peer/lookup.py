@@ -9,15 +9,15 @@ from pathlib import Path
 
 from edgeagent.bench.stats import median
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
-from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.block_store.files import Files
-from edgeagent.engine.block_store.folder import Limits
-from edgeagent.engine.block_store.format import Seal
-from edgeagent.engine.block_store.ledger import Ledger
-from edgeagent.engine.block_store.policy import Held
-from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import MAX_BLOCK_TOKENS, Head, Importance, Keyring
-from edgeagent.engine.host_tier import HostTier
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Head, Importance, Keyring
+from edgeagent.engine.cache.disk.file_format import Seal
+from edgeagent.engine.cache.disk.files import Files
+from edgeagent.engine.cache.disk.folder import Limits
+from edgeagent.engine.cache.disk.retention import Held
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
 
 NUM_BLOCKS = 10_000
 CHAIN_BLOCKS = 25

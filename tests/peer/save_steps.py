@@ -11,11 +11,11 @@ import time
 from array import array
 
 from edgeagent.bench.stats import median, quantile
-from edgeagent.engine.block_cache import BlockCache
-from edgeagent.engine.blocks import CachePriority, Keyring, Payload, choose_block_tokens
-from edgeagent.engine.host_tier import HostTier
-from edgeagent.engine.prefix_cache import Source
-from edgeagent.engine.saver import Saver
+from edgeagent.engine.cache.block import CachePriority, Keyring, Payload, choose_block_tokens
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cache.slots import Source
 from tests.fakes import FakeRunner, FakeTier
 
 TOKEN_BYTES = 128 << 10

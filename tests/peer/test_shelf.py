@@ -14,9 +14,9 @@ from gguf.quants import dequantize
 
 from edgeagent.bench.prompts import Prompts
 from edgeagent.config import EngineConfig
-from edgeagent.engine.bindings import lib
-from edgeagent.engine.llama import LlamaRunner
-from edgeagent.engine.model import Model
+from edgeagent.engine.llama.bindings import lib
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.peer.shelf import QUANTS, SHAPES, TWINS, Quant, Shape, cached_model, make_model

@@ -24,8 +24,8 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.router.router import Router
 from edgeagent.types import ModelStatus, WorkerState
-from edgeagent.worker.pool import Pool
-from edgeagent.worker.watchdog import Patience
+from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.watchdog import Patience
 from tests.api.event_grammar import EventGrammar
 from tests.daemon.running import Running, running
 from tests.robust.lag import waited_s

@@ -1,7 +1,7 @@
 """The real worker, taken over: for each prompt in JSON it tries what an intruder would, and answers with how that went.
 
-`python -P -m tests.robust.intruder` stands in for `python -P -m edgeagent.worker.process`; with a number behind it, it
-becomes that user first. The prompt says what to try it on. Any other prompt is answered by the model.
+`python -P -m tests.robust.intruder` stands in for `python -P -m edgeagent.worker.child.process`; with a number behind
+it, it becomes that user first. The prompt says what to try it on. Any other prompt is answered by the model.
 
 The same is tried without a sandbox, as root perhaps, to show that each attempt is one. So none may do harm where it is
 not refused: it asks for what is there already, for a target that does not exist, or for the given victim alone.
@@ -25,10 +25,11 @@ from pathlib import Path
 
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import GenerateRequest, TextPrompt
-from edgeagent.worker import privileges, process
-from edgeagent.worker.host import Host, Prepared
+from edgeagent.worker.child import process
+from edgeagent.worker.child.host import Host, Prepared
 from edgeagent.worker.protocol import Delivered
-from edgeagent.worker.system_calls import MACHINES
+from edgeagent.worker.sandbox import privileges
+from edgeagent.worker.sandbox.system_calls import MACHINES
 
 _CREATE_PRIVATE = 0o1600
 _NEW_USER, _NEW_NETWORK, _CHILD_SIGNAL = 0x10000000, 0x40000000, 17

@@ -24,7 +24,7 @@ from edgeagent.credentials import (
 )
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, read_token, write_private
-from edgeagent.worker.environment import worker_environment
+from edgeagent.worker.parent.environment import worker_environment
 from tests.robust.fake_serve import serving
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX modes")

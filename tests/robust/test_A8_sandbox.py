@@ -28,9 +28,9 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.gguf import validate_model
 from edgeagent.types import MemoryKind
-from edgeagent.worker import landlock, sandbox
-from edgeagent.worker.pool import Pool
+from edgeagent.worker.parent.pool import Pool
 from edgeagent.worker.protocol import DiskCache
+from edgeagent.worker.sandbox import landlock, sandbox
 from tests.conftest import TinyModel
 from tests.worker.support import Record, eventually, request
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgeagent import cache_folder
-from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import DAY_S, Times, close_now, make_chain, make_store
+from edgeagent.engine.cache.block import Importance
+from edgeagent.engine.cache.disk.store import BlockStore
+from tests.engine.cache.disk.stores import DAY_S, Times, close_now, make_chain, make_store
 
 YEAR_S = 365 * DAY_S
 CHAIN = make_chain(2)

@@ -22,7 +22,7 @@ MAY_TELL_THE_DATE = (
     "daemon/logs.py",
     "daemon/traces.py",
     "egress/",
-    "engine/block_store/",
+    "engine/cache/disk/",
     "router/remote_backends.py",  # where no clock tells a sleep
     "runtime_file.py",
     "store/",

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeagent import cache_folder
-from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Block, Importance
-from tests.engine.block_store.stores import (
+from edgeagent.engine.cache.block import Block, Importance
+from edgeagent.engine.cache.disk.store import BlockStore
+from tests.engine.cache.disk.stores import (
     Crash,
     FaultyFiles,
     Times,
@@ -157,8 +157,8 @@ def _check(store: BlockStore, limit: int) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from tests.engine.block_store.stores import make_chain, make_store
-from edgeagent.engine.blocks import Importance
+from tests.engine.cache.disk.stores import make_chain, make_store
+from edgeagent.engine.cache.block import Importance
 store = make_store(Path(sys.argv[1]), max_bytes=40 * 60_000)
 store.open()
 print("open", flush=True)

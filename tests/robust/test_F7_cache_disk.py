@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.engine.block_store.files import in_words
-from edgeagent.engine.block_store.store import BlockStore
-from edgeagent.engine.blocks import Importance
-from tests.engine.block_store.stores import FaultyFiles, Times, failing, is_same, make_chain, make_store
+from edgeagent.engine.cache.block import Importance
+from edgeagent.engine.cache.disk.files import in_words
+from edgeagent.engine.cache.disk.store import BlockStore
+from tests.engine.cache.disk.stores import FaultyFiles, Times, failing, is_same, make_chain, make_store
 
 CODES = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES]
 CHAIN = make_chain(3)

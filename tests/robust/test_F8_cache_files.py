@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from edgeagent import cache_folder
-from edgeagent.engine.block_store.format import HEADER_BYTES, VERSION, BadBlock, Seal
-from edgeagent.engine.blocks import Block, Importance
-from tests.engine.block_store.stores import SECRET, Times, close_now, is_same, keyring, make_chain, make_store
+from edgeagent.engine.cache.block import Block, Importance
+from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, VERSION, BadBlock, Seal
+from tests.engine.cache.disk.stores import SECRET, Times, close_now, is_same, keyring, make_chain, make_store
 
 CHAIN = make_chain(2, payload_bytes=20_000, draft=True)
 BLOCK = CHAIN[0]

@@ -13,7 +13,7 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.store.gguf import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TokenPrompt
-from edgeagent.worker.pool import Pool
+from edgeagent.worker.parent.pool import Pool
 from tests.conftest import TinyModel
 from tests.engine.test_engine import greedy
 from tests.fakes import FakeRunner, warm_costs

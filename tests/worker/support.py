@@ -9,9 +9,9 @@ from pathlib import Path
 
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextPrompt
+from edgeagent.worker.parent.supervisor import Supervisor
+from edgeagent.worker.parent.watchdog import Patience
 from edgeagent.worker.protocol import Load
-from edgeagent.worker.supervisor import Supervisor
-from edgeagent.worker.watchdog import Patience
 from tests.stub_worker import stub_command
 
 Make = Callable[..., Supervisor]

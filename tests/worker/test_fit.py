@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine import model
+from edgeagent.engine.llama import model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.store.kv_shape import KvShape
 from edgeagent.types import DeviceInfo

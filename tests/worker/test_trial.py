@@ -16,7 +16,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, TemplateTooSlow
 from edgeagent.store.gguf import validate_model
 from edgeagent.types import ChatPrompt, GenerateRequest, MemoryKind, Message, WorkerState
-from edgeagent.worker.pool import Pool
+from edgeagent.worker.parent.pool import Pool
 from tests import models
 from tests.worker.support import Record, request
 
@@ -36,7 +36,8 @@ BUSY = (
 UNCOUNTED = """
 import os
 from edgeagent.text import budget
-from edgeagent.worker import process, render_process, renderer
+from edgeagent.worker.child import process
+from edgeagent.worker.render import process as render_process, renderer
 budget.weigh = lambda value: 0
 render_process.OPEN_CPU_S, renderer.REQUEST_CPU_S = 0.5, 0.3
 os._exit(process.main())

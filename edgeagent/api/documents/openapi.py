@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
-from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
 from edgeagent.api.documents.components import Components, Json
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.api.llama_server import text_tools as text_routes
-from edgeagent.api.openai import embeddings_body as schemas_embeddings
+from edgeagent.api.ollama import embed_body
 from edgeagent.api.ops import cache as cache_routes
+from edgeagent.api.routers import ROUTERS
 from edgeagent.api.wire.errors import SHAPES
 from edgeagent.credentials import Scope
 
@@ -88,10 +88,8 @@ OPERATIONS: dict[str, Operation] = {
     "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers_ollama.OllamaChat, LINES),
     "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, answers_ollama.OllamaGeneration, LINES),
     "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, answers_ollama.OllamaPull, LINES),
-    "POST /api/embed": Operation("ollama", schemas_embeddings.OllamaEmbedBody, answers_ollama.OllamaEmbeddings),
-    "POST /api/embeddings": Operation(
-        "ollama", schemas_embeddings.OllamaEmbeddingsBody, answers_ollama.OllamaEmbedding
-    ),
+    "POST /api/embed": Operation("ollama", embed_body.OllamaEmbedBody, answers_ollama.OllamaEmbeddings),
+    "POST /api/embeddings": Operation("ollama", embed_body.OllamaEmbeddingsBody, answers_ollama.OllamaEmbedding),
     "POST /api/create": _MISSING,
     "POST /api/copy": _MISSING,
     "POST /api/push": _MISSING,

@@ -10,14 +10,9 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.ollama.chat import load
+from edgeagent.api.ollama.embed_body import KNOWN, KNOWN_OLDER, read_embed, read_embeddings
 from edgeagent.api.ollama.wire import OllamaRoute, known_name
 from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
-from edgeagent.api.openai.embeddings_body import (
-    KNOWN_OLLAMA,
-    KNOWN_OLLAMA_OLDER,
-    read_ollama_embed,
-    read_ollama_embeddings,
-)
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.sse import unless_disconnected
 
@@ -32,7 +27,7 @@ async def create(request: Request) -> Response:
     """
     began_ns = time.monotonic_ns()
     context = context_of(request)
-    body, query = await read_body(request, read_ollama_embed, KNOWN_OLLAMA)
+    body, query = await read_body(request, read_embed, KNOWN)
     model = known_name(context.service, body.model)
     await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
     loaded_ns = time.monotonic_ns()
@@ -51,7 +46,7 @@ async def create(request: Request) -> Response:
 async def create_one(request: Request) -> Response:
     """Return one text's vector, an empty one where there is no text; cancelled if the client disconnects."""
     context = context_of(request)
-    body, query = await read_body(request, read_ollama_embeddings, KNOWN_OLLAMA_OLDER)
+    body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
     model = known_name(context.service, body.model)
     if query is None:
         await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))

@@ -1,4 +1,4 @@
-"""The bodies of the routes that make embeddings, OpenAI's and Ollama's: checked, and turned into one question."""
+"""The body of the route that makes embeddings: checked, and turned into one question."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgeagent.api.ollama.body import OPTIONS
 from edgeagent.api.openai.text_body import read_tokens
 from edgeagent.api.wire.fields import MAX_INT32, Body, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
@@ -22,7 +21,7 @@ Model = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class EmbeddingsBody(Body):
-    """OpenAI's: texts, or their token ids, one or many."""
+    """Texts, or their token ids, one or many."""
 
     input: str | list[Any]
     model: Model | None = None
@@ -31,66 +30,19 @@ class EmbeddingsBody(Body):
 
     def query(self) -> Embed:
         """Return the question; raise InvalidRequest that names the input at fault."""
-        return Embed(_read_inputs(self.input, "input"), dimensions=self.dimensions)
-
-
-class OllamaEmbedBody(Body):
-    """Ollama's: a text or several, or none. A text that is too long is cut unless `truncate` is false."""
-
-    model: Model
-    input: str | list[str] | None = None
-    truncate: bool | None = None
-    dimensions: Annotated[int, between(0, MAX_INT32)] | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: float | str | None = None
-
-    def query(self) -> Embed | None:
-        """Return the question, None where only the model is to be loaded; raise InvalidRequest for a wrong input."""
-        if not self.input:
-            return None
-        inputs = _read_inputs(self.input, "input")
-        return Embed(inputs, truncate=self.truncate is not False, dimensions=self.dimensions or None)
-
-
-class OllamaEmbeddingsBody(Body):
-    """Ollama's older one: one text or none, cut where it is too long."""
-
-    model: Model
-    prompt: str | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: float | str | None = None
-
-    def query(self) -> Embed | None:
-        """Return the question, None where only the model is to be loaded; raise InvalidRequest for a long prompt."""
-        if not self.prompt:
-            return None
-        return Embed(_read_inputs(self.prompt, "prompt"), truncate=True)
+        return Embed(read_inputs(self.input, "input"), dimensions=self.dimensions)
 
 
 KNOWN = KnownFields.of(EmbeddingsBody, "user")
-KNOWN_OLLAMA = KnownFields.of(OllamaEmbedBody, options=OPTIONS)
-KNOWN_OLLAMA_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embeddings(fields: Fields) -> tuple[EmbeddingsBody, Embed]:
-    """Return OpenAI's body, checked, and its question."""
+    """Return the body, checked, and its question."""
     body = validate(EmbeddingsBody, fields)
     return body, body.query()
 
 
-def read_ollama_embed(fields: Fields) -> tuple[OllamaEmbedBody, Embed | None]:
-    """Return Ollama's body, checked, and its question, if there is one."""
-    body = validate(OllamaEmbedBody, fields)
-    return body, body.query()
-
-
-def read_ollama_embeddings(fields: Fields) -> tuple[OllamaEmbeddingsBody, Embed | None]:
-    """Return the body of Ollama's older route, checked, and its question, if there is one."""
-    body = validate(OllamaEmbeddingsBody, fields)
-    return body, body.query()
-
-
-def _read_inputs(raw: str | Sequence[object], name: str) -> tuple[TextPrompt | TokenPrompt, ...]:
+def read_inputs(raw: str | Sequence[object], name: str) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the inputs: one text, one list of token ids, or a list of either."""
     match raw:
         case str() | [int(), *_]:

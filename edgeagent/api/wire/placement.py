@@ -5,23 +5,30 @@ The terminal event says it again, since an answer may have changed its place by 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
 from starlette.responses import Response
 
-from edgeagent.api.responses.events import CompactionStep
-from edgeagent.types import Placement, Started, Step
+from edgeagent.types import Placement, Started
 
 # Printable ASCII but the percent sign, which quoting uses: a remote names its own models.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
-ItemT = TypeVar("ItemT", bound=Step | CompactionStep | tuple[int, Step])
+
+class HasDeltas(Protocol):
+    """A step of an answer, or one of a response's compaction, which has no placement."""
+
+    @property
+    def deltas(self) -> Sequence[object]: ...
 
 
-def placement_of(step: Step | CompactionStep) -> Placement | None:
+ItemT = TypeVar("ItemT", bound=HasDeltas | tuple[int, HasDeltas])
+
+
+def placement_of(step: HasDeltas) -> Placement | None:
     """Return the placement that a step tells, if it tells one."""
     for delta in step.deltas:
         if isinstance(delta, Started):

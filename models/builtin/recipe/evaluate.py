@@ -21,7 +21,7 @@ from llama_cpp import Llama
 
 from edgeagent.config import EngineConfig
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TokenPrompt, Tool, ToolCall
-from edgeagent.worker.host import Host
+from edgeagent.worker.child.host import Host
 from edgeagent.worker.protocol import Load
 
 from .corpus import SETS, check_disjoint, evaluation_set

@@ -13,12 +13,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from edgeagent.api.app import ROUTERS
 from edgeagent.api.documents import asyncapi_document, openapi_document
 from edgeagent.api.documents.__main__ import documents
 from edgeagent.api.documents.events import CLIENT_FRAMES, SERVER_EVENTS, kind_of
 from edgeagent.api.documents.openapi import OPERATIONS, routes
 from edgeagent.api.gate import access
+from edgeagent.api.routers import ROUTERS
 from edgeagent.config import Config, ServerConfig
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running

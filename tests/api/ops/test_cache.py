@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edgeagent.cache_folder import About
 from edgeagent.config import Config
-from edgeagent.engine.blocks import Importance
+from edgeagent.engine.cache.block import Importance
 from edgeagent.types import CachePolicy, ChatPrompt, PurgeCache, TextPrompt
 from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import TOKEN, running
-from tests.engine.block_store.stores import make_chain, make_store
+from tests.engine.cache.disk.stores import make_chain, make_store
 
 OWNER = {"Authorization": f"Bearer {TOKEN}"}
 

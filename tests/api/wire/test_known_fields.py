@@ -16,6 +16,7 @@ from openai.types.responses import response_create_params
 from websockets.asyncio.client import connect
 
 from edgeagent.api.ollama import body as schemas_ollama
+from edgeagent.api.ollama import embed_body
 from edgeagent.api.openai import chat_body as schemas
 from edgeagent.api.openai import embeddings_body as schemas_embeddings
 from edgeagent.api.openai import text_body as schemas_completions
@@ -142,8 +143,8 @@ async def test_no_field_of_openais_apis_is_unknown(known: KnownFields, params: t
     [
         (schemas_ollama.KNOWN_CHAT, "ChatRequest"),
         (schemas_ollama.KNOWN_GENERATE, "GenerateRequest"),
-        (schemas_embeddings.KNOWN_OLLAMA, "EmbedRequest"),
-        (schemas_embeddings.KNOWN_OLLAMA_OLDER, "EmbeddingsRequest"),
+        (embed_body.KNOWN, "EmbedRequest"),
+        (embed_body.KNOWN_OLDER, "EmbeddingsRequest"),
     ],
 )
 async def test_no_field_of_ollamas_api_is_unknown(known: KnownFields, request_type: str) -> None:

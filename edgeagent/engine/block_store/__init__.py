@@ -1,1 +1,0 @@
-"""Blocks on disk: a tier below host memory that outlives the process."""

@@ -1,0 +1,73 @@
+"""Blocks of host memory that the tier below has taken: pending there, and in memory as long. It evicts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
+
+
+class Backlog:
+    """Blocks on their way to a tier below; None where there is no such tier, and nothing is ever taken."""
+
+    def __init__(self, below: LowerTier | None) -> None:
+        self._below = below
+        self._sizes: dict[BlockKey, int] = {}  # bytes, in the order in which they were taken
+        self._num_bytes = 0
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._sizes
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        return iter(tuple(self._sizes))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks that were on their way at the last look."""
+        return self._num_bytes
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the tier below writes none of them at the moment."""
+        return self._below is not None and self._below.is_stalled
+
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """Offer a block whose parent was offered before; False if it is not taken."""
+        if self._below is None or not self._below.offer(block, importance):
+            return False
+        self.forget(block.key)
+        self._sizes[block.key] = block.num_bytes
+        self._num_bytes += block.num_bytes
+        return True
+
+    def forget(self, key: BlockKey) -> None:
+        """Stop tracking a block."""
+        self._num_bytes -= self._sizes.pop(key, 0)
+
+    def withdraw(self, key: BlockKey) -> None:
+        """Take back an offer, if it is pending."""
+        if self._below is not None:
+            self._below.withdraw(key)
+        self.forget(key)
+
+    def settle(self) -> list[BlockKey]:
+        """Forget the blocks that the tier below has written or dropped; return them."""
+        done = [key for key in self if not self._is_pending(key)]
+        for key in done:
+            self.forget(key)
+        return done
+
+    def is_there(self, key: BlockKey) -> bool:
+        """Whether the tier below has a block."""
+        return self._below is not None and self._below.num_bytes(key) is not None
+
+    def is_taken(self, key: BlockKey) -> bool:
+        """Whether the tier below has a block, or is about to."""
+        return self._is_pending(key) or self.is_there(key)
+
+    def is_pending(self, key: BlockKey) -> bool:
+        """Whether a block was offered here and is still on its way."""
+        return key in self._sizes and self._is_pending(key)
+
+    def _is_pending(self, key: BlockKey) -> bool:
+        return self._below is not None and self._below.is_pending(key)

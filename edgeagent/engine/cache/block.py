@@ -1,0 +1,248 @@
+"""Blocks: pieces of computed prefixes outside the KV cells, their keys, and what a tier that keeps them must do.
+
+The seam between the engine (which makes blocks and restores them), host memory (`engine.host_tier`) and disk
+(`engine.cache.disk`). It knows neither llama.cpp nor files.
+
+A prefix is a chain of blocks, which are restored in order. Each covers consecutive tokens: up to a number chosen by the
+model where memory is attention alone, any number where a state belongs to it (then a block may reach back to the
+beginning). It is named by a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix
+that ends with the block. A chain begins at the root key of a cache partition. Blocks are found by
+their tokens, which one tree keeps for the cells and all tiers (`engine.radix_tree`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from edgeagent.types import CacheStatus
+
+BlockKey = bytes
+"""32 bytes; equal keys mean equal prefixes of one partition of one model under one set of settings."""
+
+Payload = bytes | memoryview
+"""Bytes that only llama.cpp understands. Read-only; a memoryview is contiguous and of format "B"."""
+
+KEY_BYTES = 32
+MIN_BLOCK_TOKENS = 32
+MAX_BLOCK_TOKENS = 256
+_BLOCK_BYTES = 4 << 20
+MIN_PART = 16
+"""Fewer tokens than this are computed in the step that the rest of the prompt needs anyway; no block is so short."""
+
+
+def choose_block_tokens(token_bytes: float) -> int:
+    """Return how many tokens a full block has where each takes so many bytes: a power of two, of 4 MiB at most.
+
+    Large enough that a file, a hash and a call of llama.cpp for each do not count; small enough that a queue, a
+    read-ahead and a cut through the middle are fine-grained. The smallest has no bound in bytes.
+    """
+    num_tokens = MAX_BLOCK_TOKENS
+    while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
+        num_tokens //= 2
+    return num_tokens
+
+
+class Importance(IntEnum):
+    """Why a block is kept; a more important one is written sooner and kept longer."""
+
+    VOLATILE = -1
+    """Its owner wants it in memory only; never offered to a tier that outlives the process."""
+    ONCE = 0
+    """Seen once, and about to be lost here."""
+    IDLE = 1
+    """Part of a conversation that went idle."""
+    REUSED = 2
+    """Used by a second request."""
+    SYSTEM = 3
+    """A system prompt or tool definitions."""
+    PINNED = 4
+    """Must stay until it is purged."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePriority:
+    """How important the blocks of a sequence are: `importance`, and more for those of its instructions.
+
+    `num_system`: tokens of the system prompt and the tool definitions (0: none, or not known). `lane`: the conversation
+    whose latest response it is, which stays until the next one ("": it is of no lane).
+    """
+
+    importance: Importance = Importance.IDLE
+    num_system: int = 0
+    lane: str = ""
+
+    def cut(self, block_tokens: int) -> int:
+        """Where to end a block early, so that others with these instructions share it; 0: nowhere."""
+        return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
+
+    def at(self, end: int) -> Importance:
+        """Return the importance of a block that ends at a position."""
+        is_system = end <= self.num_system and self.importance is not Importance.VOLATILE
+        return max(self.importance, Importance.SYSTEM) if is_system else self.importance
+
+    def block_end(self, start: int, block_tokens: int) -> int:
+        """Return where a block of attention that begins at a position ends, when there is that much."""
+        cut = self.cut(block_tokens)
+        is_near = start + MIN_PART <= cut < start + block_tokens
+        return cut if is_near else start + block_tokens
+
+    def has_block_end(self, before: int, now: int, block_tokens: int) -> bool:
+        """Whether a block of attention ends in (before, now]."""
+        cut = self.cut(block_tokens)
+        first = cut if now > cut else 0
+        return before < cut <= now or (now - first) // block_tokens > (before - first) // block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A block without what llama.cpp wrote: what finds it.
+
+    `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
+    the position of `tokens[0]` in the prefix.
+    """
+
+    root: BlockKey
+    parent: BlockKey
+    key: BlockKey
+    start: int
+    tokens: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Head):
+    """One piece of a prefix; of use only together with all its ancestors.
+
+    `draft` is the draft model's payload for the same tokens, if it has one.
+    """
+
+    target: Payload
+    draft: Payload | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes, tokens included."""
+        payloads = len(self.target) + (0 if self.draft is None else len(self.draft))
+        return payloads + self.tokens.itemsize * len(self.tokens)
+
+
+class BlockTier(Protocol):
+    """A place that keeps blocks below the cells.
+
+    All but `read` and `close` are called on the engine's thread between two tokens: they
+    answer from an index in memory in microseconds, do no I/O and never wait. `read` may take its time: unless the tier
+    is memory it is called on the loader's thread, beside the others.
+    """
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        """Return how many bytes a read of this block moves; None if it is not held."""
+        ...
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Take note that these blocks were used just now."""
+        ...
+
+    def read(self, key: BlockKey) -> Block | None:
+        """Return a block that is checked and authenticated; None if it is gone or not as it was written.
+
+        The block has this key, and the caller compares its tokens with those it wanted before a byte of payload goes to
+        llama.cpp. A block that fails its check is never found again.
+        """
+        ...
+
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """Take a block to keep; False if it is not taken, and may be offered again later. Never waits.
+
+        Parents are offered before their children; a block without its parent is of no use, and not taken.
+        """
+        ...
+
+    def discard(self, key: BlockKey) -> None:
+        """Drop a block without children, if it is held: a longer one took its place. Never waits."""
+        ...
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        """Forget all blocks of a partition (None: of all) and return how many.
+
+        None of them is found from here on, those being read or written included; their bytes are freed soon after.
+        """
+        ...
+
+    def stats(self) -> CacheStatus:
+        """Return counts for observers."""
+        ...
+
+    def close(self) -> None:
+        """Finish the work that takes a second or two at most; afterwards no method is called."""
+        ...
+
+
+class LowerTier(BlockTier, Protocol):
+    """A tier that keeps a block some time after it has taken it: a disk.
+
+    Pending blocks are in memory; the tier that offered them holds them, and counts their bytes.
+    """
+
+    def take_found(self, max_heads: int) -> Iterable[Head]:
+        """Return blocks that are kept and were not offered here: at first those of an earlier process. Parents first.
+
+        Each is returned once, so many at most; some may be gone.
+        """
+        ...
+
+    def is_pending(self, key: BlockKey) -> bool:
+        """Whether a block was taken and is not kept yet."""
+        ...
+
+    def withdraw(self, key: BlockKey) -> None:
+        """Take back an offer: the block's memory is needed. Its children were taken back before."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no pending block is being written at the moment."""
+        ...
+
+    def wait_written(self) -> bool:
+        """Wait until less is pending; False where that will not be before the process must end. For its end only."""
+        ...
+
+
+def to_array(tokens: Sequence[int]) -> array[int]:
+    """Return tokens as the compact form used here."""
+    return tokens if isinstance(tokens, array) else array("i", tokens)
+
+
+def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+    """Return the key of the block with these tokens behind `parent`, in the installation with this secret."""
+    hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=secret, person=b"edgeagent block")
+    hasher.update(to_array(tokens).tobytes())
+    return hasher.digest()
+
+
+class Keyring:
+    """Makes block keys: BLAKE2b, keyed with a secret of this installation.
+
+    `fingerprint` must differ whenever a payload would mean something else: model content, llama.cpp build, KV types,
+    RoPE, flash attention and other settings of the context. Without the secret it is not possible to give two prefixes
+    one key, or to tell from a key what was asked. `secret` has 16 to 64 bytes.
+    """
+
+    def __init__(self, fingerprint: bytes, secret: bytes) -> None:
+        assert 16 <= len(secret) <= 64, "BLAKE2b takes up to 64 bytes of key"
+        self._fingerprint = fingerprint
+        self._secret = secret
+
+    def root(self, partition: str) -> BlockKey:
+        """Return the key that a partition's chains begin with."""
+        name = partition.encode()
+        content = len(self._fingerprint).to_bytes(4, "little") + self._fingerprint + name
+        return hashlib.blake2b(content, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent root").digest()
+
+    def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+        """Return the key of the block with these tokens behind `parent`."""
+        return block_key(self._secret, parent, tokens)

@@ -1,0 +1,1 @@
+"""Blocks in files: their format, index, folder, writer and retention."""

@@ -1,0 +1,136 @@
+"""What a block's file holds, byte by byte, and the check that it is as this installation wrote it.
+
+A header of fixed size, a keyed BLAKE2b over all the rest, then token ids, the target's payload and the draft's. Nothing
+is compressed: measured on f16 KV of a real prompt, zstd saves 15 %, at 0.7 GB/s in and 0.9 out; a read would take twice
+as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import sys
+from array import array
+
+from edgeagent.cache_folder import BlockName
+from edgeagent.engine.cache.block import KEY_BYTES, Block, BlockKey, Head, block_key
+
+VERSION = 1
+MAC_BYTES = 32
+# magic, version, has a draft, root, parent, key, start, tokens, bytes of the target's payload, of the draft's
+_HEADER = struct.Struct("<8sHH32s32s32sIIQQ")
+_MAGIC = b"edgeagkv"
+HEADER_BYTES = _HEADER.size + MAC_BYTES
+_TOKEN_BYTES = 4
+
+
+class BadBlock(Exception):
+    """A file is not the block that was looked for, as it was written."""
+
+
+class Seal:
+    """Makes and checks blocks' files with a key derived from the installation's secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._key = hashlib.blake2b(b"blocks on disk", key=secret, person=b"edgeagent seal", digest_size=32).digest()
+
+    def encode(self, block: Block) -> tuple[bytes, bytes, memoryview, memoryview]:
+        """Return a block's file in parts, payloads not copied."""
+        draft = block.draft
+        header = _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            draft is not None,
+            block.root,
+            block.parent,
+            block.key,
+            block.start,
+            len(block.tokens),
+            len(block.target),
+            0 if draft is None else len(draft),
+        )
+        tokens = _to_bytes(block.tokens)
+        payloads = memoryview(block.target), memoryview(b"" if draft is None else draft)
+        return header + self._mac(header, tokens, *payloads), tokens, *payloads
+
+    def decode(self, content: bytes, key: BlockKey) -> Block:
+        """Return the block of this key that a file holds; raise BadBlock where it holds anything else.
+
+        Lengths are checked against the file's size before they are used, and the code before the content is.
+        """
+        if len(content) < HEADER_BYTES:
+            raise BadBlock("too short for a header")
+        magic, version, has_draft, root, parent, own_key, start, num_tokens, target_bytes, draft_bytes = (
+            _HEADER.unpack_from(content)
+        )
+        if magic != _MAGIC or version != VERSION:
+            raise BadBlock("not of this format")
+        num_bytes = HEADER_BYTES + _TOKEN_BYTES * num_tokens + target_bytes + draft_bytes
+        if len(content) != num_bytes or has_draft > 1 or (draft_bytes and not has_draft):
+            raise BadBlock("its lengths do not add up")
+        whole = memoryview(content)
+        header, mac, body = whole[: _HEADER.size], whole[_HEADER.size : HEADER_BYTES], whole[HEADER_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(header, body)):
+            raise BadBlock("changed, or written by another installation")
+        if own_key != key:
+            raise BadBlock("another block under its name")
+        tokens_bytes = _TOKEN_BYTES * num_tokens
+        target, draft = body[tokens_bytes : tokens_bytes + target_bytes], body[tokens_bytes + target_bytes :]
+        tokens = _to_tokens(body[:tokens_bytes])
+        return Block(root, parent, own_key, start, tokens, target, draft if has_draft else None)
+
+    def decode_head(self, content: bytes, name: BlockName) -> Head:
+        """Return what finds the block of this name, from the beginning of its file; raise BadBlock as `decode` does.
+
+        The code of the whole file is not checked here, but a block's key is made of its parent and its tokens with this
+        installation's secret: no others have that key.
+        """
+        if len(content) != head_bytes(name.length):
+            raise BadBlock("too short for its tokens")
+        magic, version, _, root, parent, key, start, num_tokens, *_ = _HEADER.unpack_from(content)
+        if magic != _MAGIC or version != VERSION or (start, num_tokens) != (name.start, name.length):
+            raise BadBlock("not of this format, or not of this name")
+        tokens = _to_tokens(memoryview(content)[HEADER_BYTES:])
+        is_named = root.startswith(name.root) and parent.startswith(name.parent) and key == name.key
+        if not is_named or block_key(self._secret, parent, tokens) != key:
+            raise BadBlock("changed, or written by another installation")
+        return Head(root, parent, key, start, tokens)
+
+    def _mac(self, *parts: bytes | memoryview) -> bytes:
+        # BLAKE2b is the fastest keyed hash that hashlib has on every processor (1.4 GB/s where it was measured); where
+        # SHA-256 has instructions of its own it is half as fast again, and without them a third as fast.
+        hasher = hashlib.blake2b(key=self._key, person=b"edgeagent file", digest_size=MAC_BYTES)
+        for part in parts:
+            hasher.update(part)
+        return hasher.digest()
+
+
+def head_bytes(num_tokens: int) -> int:
+    """Return how many bytes of a block's file come before what llama.cpp wrote."""
+    return HEADER_BYTES + _TOKEN_BYTES * num_tokens
+
+
+def file_bytes(block: Block) -> int:
+    """Return the size of a block's file."""
+    draft_bytes = 0 if block.draft is None else len(block.draft)
+    return HEADER_BYTES + _TOKEN_BYTES * len(block.tokens) + len(block.target) + draft_bytes
+
+
+def _to_bytes(tokens: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        tokens = array("i", tokens)
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def _to_tokens(content: memoryview) -> array[int]:
+    tokens = array("i")
+    tokens.frombytes(content)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
+
+
+assert KEY_BYTES == 32 and array("i").itemsize == _TOKEN_BYTES

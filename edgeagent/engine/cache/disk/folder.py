@@ -1,0 +1,378 @@
+"""Keeps a folder of blocks in order: writes, evicts, expires, sweeps; stops writing while the disk refuses.
+
+All of it runs on the writer's thread. A name never stands for a block half written: content goes to a temporary file,
+is synced and renamed. Nothing else waits for the sync, and it has three uses: a power cut leaves no torn blocks (they
+would be refused, but read first), a full or broken disk fails the write it concerns, and the rate of writing is the
+disk's own. Names are synced when there is nothing else to write. `kill -9` needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import psutil
+
+from edgeagent import cache_folder
+from edgeagent.cache_folder import ROOT_BYTES, About, BlockName
+from edgeagent.engine.cache.block import BlockKey, Importance
+from edgeagent.engine.cache.disk.files import Buffer, Files, in_words
+from edgeagent.engine.cache.disk.index import Index
+from edgeagent.engine.cache.disk.retention import Held, choose_victims, is_worth_writing
+from edgeagent.engine.cache.disk.write_budget import Ledger
+
+# Evicting ranks all blocks; what it frees beyond the need is the number of writes until the next ranking.
+_EVICT_PART = 1 / 32
+_SCAN_EVERY_S = 10.0
+_STAMP_EVERY_S = 30.0
+_RETRY_EVERY_S = 30.0
+_YIELD_EVERY_S = 60.0
+# Ranking 10,000 blocks takes 50 ms; for a few of them the thread that computes tokens may wait for the interpreter.
+_TIDY_EVERY_S = 600.0
+_SAVE_EVERY_S = 300.0
+_PROBE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Room for blocks: bytes, what the disk must have left beside them, and seconds that they may lie unused."""
+
+    max_bytes: int
+    min_free_bytes: int = 0
+    ttl_s: float = float("inf")
+
+
+class Outcome(Enum):
+    """The outcome of an attempt to write a block."""
+
+    WRITTEN = "it is there"
+    LATER = "the disk, or the hour's allowance, takes nothing at the moment"
+    LOST = "there is no room for it, or it was forgotten"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+class Folder:
+    """The folder's one writer in this process; other processes may have theirs."""
+
+    def __init__(
+        self,
+        files: Files,
+        index: Index,
+        ledger: Ledger,
+        limits: Limits,
+        *,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._ledger = ledger
+        self._limits = limits
+        self._ticks = ticks
+        self._abouts: dict[bytes, About] = {}
+        self._labelled: set[bytes] = set()
+        self._used: set[bytes] = set()  # whose time of use is not in the folder yet
+        self._seen_ns = 0  # of the folder's last change that is known here
+        self._is_unsynced = False
+        self._due: dict[Callable[[], None], float] = {}
+        self.trouble: str | None = None
+        """Why nothing is written until the next try."""
+        self.shortage: str | None = None
+        """Why the last block that was to be written found no room."""
+        self._missing_bytes = 0  # of that block
+        self._obstacle: str | None = None
+        self._is_gone = False  # the folder, at the last failure
+        self.num_evicted = 0
+        self.has_found = False
+        """Whether a scan may have found blocks that were not written here; the reader of the flag resets it."""
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the folder's own files cannot be written; blocks are kept without them."""
+        return self._ledger.obstacle or self._obstacle
+
+    def open(self) -> None:
+        """Look at what the folder holds, and remove what a process left that died while it wrote."""
+        with self._guarded("use"):
+            self._files.prepare()
+            self._remove_left_over()
+            is_time_known = self._ledger.open()
+            self._scan()
+            self._set_ages(is_time_known=is_time_known)
+            self._tidy()
+            self._ledger.save()
+            self._seen_ns = self._files.changed_ns()
+
+    def may_write(self, importance: Importance) -> bool:
+        """Whether what is left of the hour's allowance is for blocks of this importance."""
+        return is_worth_writing(importance, allowance_left=self._ledger.left_now)
+
+    def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> Outcome:
+        """Publish a block."""
+        if self.trouble is not None:
+            return Outcome.LATER
+        with self._guarded("write to"):
+            self._look_around()
+            if not self._make_room(num_bytes) or not self._ledger.is_possible(num_bytes):
+                return Outcome.LOST
+            with self._changing():
+                if not self._ledger.take(num_bytes):
+                    return Outcome.LATER
+                self._label(name.root)
+            temporary = cache_folder.temporary_name()
+            used_s = self._ledger.now_s
+            try:
+                with contextlib.ExitStack() as stack:
+                    with self._changing():
+                        file = stack.enter_context(self._files.create(temporary))
+                    self._files.write(file, parts)
+                    self._files.sync(file)
+                self._files.stamp(temporary, used_s)
+                if epoch != self._index.epoch(name.root):
+                    self._files.remove(temporary)
+                    return Outcome.LOST
+                with self._changing():
+                    self._files.rename(temporary, name.file_name)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    self._files.remove(temporary)
+                if not isinstance(error, IsADirectoryError):
+                    raise
+                self._obstacle = self._files.in_the_way(name.file_name)
+                return Outcome.LOST
+            damaged = self._index.find_unreadable(name.key)
+            self._index.add(Held(name, num_bytes, used_s, epoch, is_announced=True))
+            if damaged is not None and damaged.name != name:
+                self._files.remove(damaged.name.file_name)
+            self._is_unsynced = True
+            return Outcome.WRITTEN
+        return Outcome.LATER
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that blocks were used just now."""
+        now_s = self._ledger.now_s
+        for key in keys:
+            held = self._index.find(key)
+            if held is not None:
+                held.used_s = now_s
+                self._used.add(held.name.key)
+
+    def set_importance(self, key: BlockKey, importance: Importance) -> None:
+        """Let a block count for more."""
+        held = self._index.find(key)
+        if held is None or held.importance >= importance:
+            return
+        with self._guarded("rename in"):
+            name = replace(held.name, importance=int(importance))
+            try:
+                with self._changing():
+                    self._files.rename(held.name.file_name, name.file_name)
+            except FileNotFoundError:
+                self._index.remove(held.name.key)
+                return
+            except IsADirectoryError:
+                self._obstacle = self._files.in_the_way(name.file_name)
+                return
+            self._index.add(replace(held, name=name))
+
+    def discard(self, key: BlockKey) -> None:
+        """Remove a block, if it is there."""
+        held = self._index.find(key)
+        if held is not None:
+            with self._guarded("remove from"):
+                self._remove([held])
+
+    def introduce(self, root: BlockKey, about: About) -> None:
+        """Remember what a root stands for; its first block brings the note to the folder."""
+        self._abouts[root[:ROOT_BYTES]] = about
+
+    def sweep(self) -> None:
+        """Remove the files of forgotten blocks."""
+        self._labelled.clear()
+        with self._guarded("remove from"):
+            self._remove(self._index.forgotten())
+
+    def tick(self, *, is_idle: bool) -> None:
+        """Do what is due; `is_idle` while nothing waits to be written."""
+        if self.trouble is not None:
+            self._when_due(self._retry, _RETRY_EVERY_S)
+            return
+        with self._guarded("keep"):
+            if is_idle and self._is_unsynced:
+                self._files.sync_folder()
+                self._is_unsynced = False
+            if is_idle:
+                self._look_around()
+            self._when_due(self._stamp, _STAMP_EVERY_S)
+            self._when_due(self._yield_room, _YIELD_EVERY_S)
+            self._when_due(self._tidy, _TIDY_EVERY_S)
+            self._when_due(self._ledger.save, _SAVE_EVERY_S)
+
+    def close(self) -> None:
+        """Write down what is known."""
+        with self._guarded("keep"):
+            self._stamp()
+            self._ledger.save()
+            self._files.sync_folder()
+
+    def _when_due(self, action: Callable[[], None], every_s: float) -> None:
+        now_s = self._ticks()
+        due_s = self._due.setdefault(action, now_s + every_s)
+        if now_s >= due_s:
+            self._due[action] = now_s + every_s
+            action()
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Turn a disk's refusal into a state that is shown, and retried later."""
+        try:
+            yield
+        except OSError as error:
+            self.trouble = f"cannot {what} {self._files.folder}: {in_words(error)}"
+            is_gone = not self._files.is_there()
+            if is_gone and not self._is_gone:
+                # All blocks are gone with the folder. The next turn creates it again, if this process may.
+                self._index.replace([], self._index.epochs())
+                self._labelled.clear()
+                self._due[self._retry] = self._ticks()
+            else:
+                self._due[self._retry] = self._ticks() + _RETRY_EVERY_S
+            self._is_gone = is_gone
+
+    def _retry(self) -> None:
+        """Write again if the disk will have it."""
+        self.trouble = None
+        self.open()
+        if self.trouble is None:
+            with self._guarded("write to"):
+                self._probe()
+
+    def _probe(self) -> None:
+        temporary = cache_folder.temporary_name()
+        try:
+            with self._files.create(temporary) as file:
+                self._files.write(file, [bytes(_PROBE_BYTES)])
+                self._files.sync(file)
+        finally:
+            self._files.remove(temporary)
+
+    def _remove_left_over(self) -> None:
+        for name in self._files.list_names():
+            owner = cache_folder.temporary_owner(name)
+            if owner is not None and (owner == os.getpid() or not psutil.pid_exists(owner)):
+                self._files.remove(name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change a name in the folder; an earlier change by another process still leads to a scan."""
+        is_seen = self._files.changed_ns() == self._seen_ns
+        yield
+        if is_seen:
+            self._seen_ns = self._files.changed_ns()
+
+    def _look_around(self) -> None:
+        """See what other processes did to the folder."""
+        if self._files.changed_ns() != self._seen_ns:
+            self._when_due(self._scan, _SCAN_EVERY_S)
+
+    def _scan(self) -> None:
+        epochs = self._index.epochs()
+        seen_ns = self._files.changed_ns()
+        for name in self._index.replace(self._files.scan(), epochs):
+            self._files.remove(name.file_name)
+        self._seen_ns = seen_ns
+        self.has_found = True
+        self._labelled = set(cache_folder.read_abouts(self._files.folder))
+        self._obstacle = None
+
+    def _set_ages(self, *, is_time_known: bool) -> None:
+        """Bring times of use into the store's time: none lies ahead, and where no time is known all were used now."""
+        now_s = self._ledger.now_s
+        wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
+        for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
+            held.used_s = now_s - place * 1e-3
+            self._files.stamp(held.name.file_name, held.used_s)
+
+    def _stamp(self) -> None:
+        """Write down when blocks were used."""
+        used, self._used = self._used, set()
+        for key in used:
+            held = self._index.find(key)
+            if held is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.stamp(held.name.file_name, held.used_s)
+
+    def _yield_room(self) -> None:
+        """Give the disk back what it lacks, and see whether there is room again for what found none."""
+        self._make_room(0 if self.shortage is None else self._missing_bytes)
+
+    def _tidy(self) -> None:
+        """Remove what is expired or out of reach."""
+        self._evict(0)
+        roots = {held.name.root for held in self._index.all()}
+        for root in self._labelled - roots - set(self._abouts):
+            self._files.remove(cache_folder.about_name(root))
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Evict until so many bytes fit; False if they cannot."""
+        limit = self._limit_bytes()
+        needed = self._index.num_bytes + num_bytes - limit
+        if needed > 0 and num_bytes <= max(0, limit):
+            self._evict(needed + int(max(0, limit) * _EVICT_PART))
+        if self._index.num_bytes + num_bytes <= self._limit_bytes():
+            self.shortage = None
+            return True
+        self.shortage, self._missing_bytes = self._why_no_room(num_bytes), num_bytes
+        return False
+
+    def _why_no_room(self, num_bytes: int) -> str:
+        limits, free_bytes = self._limits, self._files.free_bytes()
+        if num_bytes > limits.max_bytes:
+            return f"a block has {_mib(num_bytes)}, more than all may take ({_mib(limits.max_bytes)}): raise the bound"
+        if free_bytes - num_bytes < limits.min_free_bytes:
+            return (
+                f"nothing more is written: the disk of {self._files.folder} has {_mib(free_bytes)} free, and "
+                f"{_mib(limits.min_free_bytes)} are to stay so; free some, or lower that bound"
+            )
+        return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
+
+    def _limit_bytes(self) -> int:
+        """Return how much all blocks may take, so that the disk keeps its reserve; below 0 where it has none at all."""
+        spare = self._files.free_bytes() - self._limits.min_free_bytes
+        return min(self._limits.max_bytes, self._index.num_bytes + spare)
+
+    def _evict(self, num_bytes: int) -> None:
+        victims = choose_victims(
+            self._index.all(),
+            num_bytes=num_bytes,
+            max_bytes=self._limits.max_bytes,
+            now_s=self._ledger.now_s,
+            ttl_s=self._limits.ttl_s,
+        )
+        self._remove(victims)
+        self.num_evicted += len(victims)
+
+    def _remove(self, blocks: Iterable[Held]) -> None:
+        for held in blocks:
+            self._index.remove(held.name.key)  # before its file: no lookup may find a block whose file is being removed
+            self._files.remove(held.name.file_name)
+
+    def _label(self, root: bytes) -> None:
+        """Say in the folder what a root stands for, where that is known and not said yet."""
+        if root in self._labelled or root not in self._abouts:
+            return
+        temporary = cache_folder.temporary_name()
+        with self._files.create(temporary) as file:
+            self._files.write(file, [cache_folder.write_about(self._abouts[root])])
+        try:
+            self._files.rename(temporary, cache_folder.about_name(root))
+        except IsADirectoryError:
+            self._files.remove(temporary)
+            self._obstacle = self._files.in_the_way(cache_folder.about_name(root))
+        self._labelled.add(root)

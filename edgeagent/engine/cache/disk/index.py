@@ -1,0 +1,119 @@
+"""Which blocks the folder holds, in memory: what a lookup asks, in a microsecond.
+
+One thread changes it, the writer's; others may ask at any time, and see a block or not. So every question is one look
+into a dictionary, and of a value that is in it only single fields change. Any thread can forget a partition at once, by
+raising its epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from edgeagent.cache_folder import ROOT_BYTES, BlockName, Found
+from edgeagent.engine.cache.block import BlockKey
+from edgeagent.engine.cache.disk.retention import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The number that a block needs to be found: all partitions' plus its own."""
+
+    of_all: int
+    of_root: Mapping[bytes, int]
+
+    def of(self, root: bytes) -> int:
+        """Return a partition's."""
+        return self.of_all + self.of_root.get(root, 0)
+
+
+class Index:
+    """Blocks by key."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockKey, Held] = {}
+        self._epochs: dict[bytes, int] = {}
+        self._epoch = 0  # of all partitions
+        self.num_bytes = 0
+        """Bytes of all blocks that are there, forgotten ones included until their files are gone."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, key: BlockKey) -> Held | None:
+        """Return a block that is held and not forgotten."""
+        held = self._blocks.get(key)
+        if held is None or held.is_unreadable:
+            return None
+        return held if held.epoch == self.epoch(held.name.root) else None
+
+    def find_unreadable(self, key: BlockKey) -> Held | None:
+        """Return a block that is there and cannot be read."""
+        held = self._blocks.get(key)
+        return held if held is not None and held.is_unreadable else None
+
+    def all(self) -> list[Held]:
+        """Return all blocks, forgotten ones included."""
+        return list(self._blocks.values())
+
+    def epoch(self, root: bytes) -> int:
+        """Return the number that a block of this partition needs to be found."""
+        return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
+
+    def epochs(self) -> Epochs:
+        """Return the epochs as they are; taken before a scan, so that what is forgotten meanwhile stays forgotten."""
+        return Epochs(self._epoch, dict(self._epochs))
+
+    def forget(self, root: BlockKey | None) -> int:
+        """Find no block of a partition (None: of any) that is held so far; return how many there were."""
+        num_found = sum(
+            1
+            for held in self.all()
+            if (root is None or held.name.root == root[:ROOT_BYTES]) and held.epoch == self.epoch(held.name.root)
+        )
+        if root is None:
+            self._epoch += 1
+        else:
+            self._epochs[root[:ROOT_BYTES]] = self._epochs.get(root[:ROOT_BYTES], 0) + 1
+        return num_found
+
+    def forgotten(self) -> list[Held]:
+        """Return the blocks whose files are to go."""
+        return [held for held in self.all() if held.epoch != self.epoch(held.name.root)]
+
+    def add(self, held: Held) -> None:
+        """Take in a block, in place of the one with its key."""
+        former = self._blocks.get(held.name.key)
+        self._blocks[held.name.key] = held
+        self.num_bytes += held.num_bytes - (former.num_bytes if former else 0)
+
+    def remove(self, key: BlockKey) -> None:
+        """Take out a block, if it is there."""
+        held = self._blocks.pop(key, None)
+        if held is not None:
+            self.num_bytes -= held.num_bytes
+
+    def replace(self, found: Iterable[Found], epochs: Epochs) -> list[BlockName]:
+        """Agree with what a scan found, and return the names of blocks that are there twice.
+
+        What was known already keeps its later time of use, its epoch and what was seen of its file.
+        """
+        former, doubles = self._blocks, []
+        blocks: dict[BlockKey, Held] = {}
+        for each in found:
+            key, known, twin = each.name.key, former.get(each.name.key), blocks.get(each.name.key)
+            if twin is not None:
+                low, high = sorted((twin.name, each.name), key=lambda name: name.importance)
+                doubles.append(low)
+                if high is twin.name:
+                    continue
+            used_s = each.used_s if known is None else max(each.used_s, known.used_s)
+            epoch = epochs.of(each.name.root) if known is None else known.epoch
+            held = Held(each.name, each.num_bytes, used_s, epoch)
+            # One that could not be read may have been replaced since.
+            if known is not None and not (known.is_unreadable and each.used_s > known.used_s):
+                held.is_announced, held.is_unreadable = known.is_announced, known.is_unreadable
+            blocks[key] = held
+        self._blocks = blocks
+        self.num_bytes = sum(held.num_bytes for held in blocks.values())
+        return doubles

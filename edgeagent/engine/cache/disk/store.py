@@ -1,0 +1,237 @@
+"""The block store: a BlockTier on disk that outlives the process, and may be shared by several.
+
+One file for each block, named by its keys: writing is one rename, eviction one unlink, and no file has to be rewritten
+or compacted. Packing whole conversations would save opens (30 µs a block, against 2 ms and more for reading and
+checking one of 3 MB), and cost what makes the store safe and shared prefixes cheap.
+
+Three threads use it, none of which it starts: the engine's asks and offers, a loader's reads, and the writer's runs
+`run`, which alone changes files and index. They talk through a queue and through values that are replaced at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from queue import Empty
+
+from edgeagent.cache_folder import About
+from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance
+from edgeagent.engine.cache.disk.file_format import BadBlock, Seal
+from edgeagent.engine.cache.disk.files import Files
+from edgeagent.engine.cache.disk.folder import Folder, Limits
+from edgeagent.engine.cache.disk.index import Index
+from edgeagent.engine.cache.disk.retention import ReadRate
+from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.disk.writer import Close, Discard, Introduce, Raise, Sweep, Touch, Write, Writer
+from edgeagent.types import CacheStatus
+
+_POLL_S = 0.005
+
+
+class BlockStore:
+    """Blocks on disk. See BlockTier for who may call what; `run` is the writer's thread's."""
+
+    def __init__(
+        self,
+        files: Files,
+        seal: Seal,
+        ledger: Ledger,
+        limits: Limits,
+        *,
+        close_s: float,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`close_s`: how long the end of the process may wait for what is to be written."""
+        self._close_s = close_s
+        self._files = files
+        self._seal = seal
+        self._ledger = ledger
+        self._limits = limits
+        self._ticks = ticks
+        self._index = Index()
+        self._folder = Folder(files, self._index, ledger, limits, ticks=ticks)
+        self._writer = Writer(files, seal, self._index, self._folder, ticks=ticks)
+        self._rate = ReadRate()
+        self._end_by_s = float("inf")
+        self._is_closed = False
+        # Written by the engine's thread.
+        self._num_offered = self._num_refused = 0
+        # Written by the loader's.
+        self._num_hits = self._num_misses = 0
+
+    def yield_to(self, is_busy: Callable[[], bool]) -> None:
+        """Leave the processor free while `is_busy`: while tokens are computed."""
+        self._writer.is_busy = is_busy
+
+    def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
+        """Say how many tokens a full block has, and how many bytes may wait to be written before that is pressing."""
+        self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
+
+    def wait_until_open(self, timeout_s: float) -> None:
+        """Wait until what is there is known, for so long; once, before the first lookup."""
+        with contextlib.suppress(Empty):
+            self._writer.opened.get(timeout=timeout_s)
+
+    def introduce(self, root: BlockKey, about: About) -> None:
+        """Say in words what a root stands for, before its first block; any thread may."""
+        self._writer.commands.put(Introduce(root, about))
+
+    # The engine's thread
+
+    def take_found(self, max_heads: int) -> Iterator[Head]:
+        """See LowerTier."""
+        with contextlib.suppress(Empty):
+            for _ in range(max_heads):
+                yield self._writer.found.get_nowait()
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        """See BlockTier."""
+        held = self._index.find(key)
+        return None if held is None else held.num_bytes
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """See BlockTier."""
+        self._writer.commands.put(Touch(tuple(keys)))
+
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """See BlockTier. The tier that offers bounds the memory: it holds every pending block too."""
+        self._num_offered += 1
+        if self.is_pending(block.key) or self._index.find(block.key) is not None:
+            self._writer.commands.put(Raise(block.key, importance))
+            return True
+        if not self._is_wanted(block, importance):
+            self._num_refused += 1
+            return False
+        self._writer.pending[block.key] = block
+        self._writer.commands.put(Write(block.key, importance, self._index.epoch(block.root)))
+        return True
+
+    def _is_wanted(self, block: Block, importance: Importance) -> bool:
+        if self._is_closed or self._writer.is_broken or importance is Importance.VOLATILE:
+            return False
+        has_parent = block.parent == block.root or self._index.find(block.parent) is not None
+        return has_parent or self.is_pending(block.parent)
+
+    def is_pending(self, key: BlockKey) -> bool:
+        """See LowerTier."""
+        return key in self._writer.pending
+
+    def withdraw(self, key: BlockKey) -> None:
+        """See BlockTier."""
+        self._writer.pending.pop(key, None)
+
+    @property
+    def is_stalled(self) -> bool:
+        """See BlockTier."""
+        return self._writer.is_stalled
+
+    def wait_written(self) -> bool:
+        """See BlockTier."""
+        self._hurry()
+        num_before = len(self._writer.pending)
+        while num_before and not self.is_stalled and not self._is_over:
+            if len(self._writer.pending) < num_before:
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def discard(self, key: BlockKey) -> None:
+        """See BlockTier."""
+        if key in self._writer.pending or self._index.find(key) is not None:
+            self._writer.commands.put(Discard(key))
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        """See BlockTier."""
+        num_found = self._index.forget(root)
+        for block in tuple(self._writer.pending.values()):
+            if root is None or block.root == root:
+                self.withdraw(block.key)
+        self._writer.commands.put(Sweep())
+        return num_found
+
+    def stats(self) -> CacheStatus:
+        """See BlockTier."""
+        return CacheStatus(
+            num_blocks=len(self._index),
+            num_bytes=self._index.num_bytes,
+            max_bytes=self._limits.max_bytes,
+            num_hits=self._num_hits,
+            num_misses=self._num_misses,
+            num_offered=self._num_offered,
+            num_dropped=self._num_refused + self._writer.num_lost,
+            num_evicted=self._folder.num_evicted,
+            read_bytes_per_s=self._rate.bytes_per_s or self._ledger.read_bytes_per_s,
+            trouble=self.trouble or self._folder.shortage or self._folder.obstacle or self._ledger.thrift,
+        )
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is written at the moment, in words; None if all is well."""
+        return self._folder.trouble
+
+    @property
+    def num_written(self) -> int:
+        """Blocks written so far."""
+        return self._writer.num_written
+
+    def close(self) -> None:
+        """See BlockTier; waits for the writer's thread, which ends."""
+        self._hurry()
+        self._is_closed = True
+        self._writer.commands.put(Close(self._end_by_s))
+        # A disk that hangs is not waited for: the process ends, and a temporary file is all it leaves.
+        with contextlib.suppress(Empty):
+            self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._ticks()) + 0.5)
+
+    @property
+    def left_out_bytes(self) -> int:
+        """Bytes that were to be written and are not; after `close`."""
+        return self._writer.pending_bytes()
+
+    def _hurry(self) -> None:
+        """Begin the end: write without rest."""
+        if not self._writer.is_hurried:
+            self._end_by_s = self._ticks() + self._close_s
+            self._writer.is_hurried = True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._ticks() > self._end_by_s
+
+    # The loader's thread
+
+    def read(self, key: BlockKey) -> Block | None:
+        """See BlockTier."""
+        held = self._index.find(key)
+        if held is None:
+            self._num_misses += 1
+            return None
+        started_s = self._ticks()
+        try:
+            block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
+        except (OSError, ValueError, BadBlock):
+            block = None  # damaged; or evicted by another process, or given another name: the next scan shows which
+        if block is None or held.epoch != self._index.epoch(held.name.root):
+            held.epoch = -1  # never found again
+            self._writer.commands.put(Sweep())
+            self._num_misses += 1
+            return None
+        self._rate.observe(held.num_bytes, self._ticks() - started_s)
+        self._ledger.read_bytes_per_s = self._rate.bytes_per_s
+        self._num_hits += 1
+        return block
+
+    # The writer's thread
+
+    def run(self) -> None:
+        """Serve until `close`."""
+        self._writer.run()
+
+    def open(self) -> None:
+        """Look at what is there, without a thread; no block is read."""
+        self._writer.open()
+
+    def work(self) -> None:
+        """Carry out what has been asked for so far, without a thread; for tests."""
+        self._writer.work()

@@ -1,0 +1,194 @@
+"""What the processes that share a folder agree on: the store's time, and how many bytes may still be written.
+
+Both are kept in a small file beside the blocks, so that they outlive a restart. The store's time is what blocks' ages
+are measured in. It never goes back; while a process runs it follows a clock that cannot be set, and over a restart the
+wall clock, but by no more than a bounded gap: a wall clock that is wrong neither expires all blocks nor keeps them for
+ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from edgeagent import cache_folder
+from edgeagent.engine.cache.disk.files import Files
+from edgeagent.engine.cache.disk.retention import LITTLE_LEFT
+from edgeagent.errors import ConfigError
+from edgeagent.file_lock import try_lock
+from edgeagent.runtime_file import read_private
+
+_HOUR_S = 3600.0
+# A process takes its share of the allowance in pieces, and loses at most one when it dies.
+_GRANT_PART = 1 / 32
+# No file system can keep later times, nor can an operating system be given them.
+_NO_TIME_S = 2.0**33
+_LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
+
+
+def ticks_s() -> float:
+    """Return seconds of a clock that cannot be set, and that goes on while the machine sleeps, where there is one."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    now_s: float
+    wall_s: float
+    allowance_bytes: float
+    allowance_at_s: float
+    read_bytes_per_s: float
+
+
+class Ledger:
+    """The store's clock and its allowance. The writer's thread alone uses it, but for its attributes and properties."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        bytes_per_hour: int,
+        max_gap_s: float,
+        ticks: Callable[[], float] = ticks_s,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`bytes_per_hour` 0: as many as come. `max_gap_s`: most that a restart can age the blocks."""
+        self._files = files
+        self._bytes_per_hour = bytes_per_hour
+        self._max_gap_s = max_gap_s
+        self._ticks = ticks
+        self._wall = wall
+        self._base_s = wall() - ticks()
+        self._granted_bytes = 0.0
+        # Part of an hour's bytes that may still be written, as known at the last look.
+        self._allowance_left, self._looked_at_s = 1.0, 0.0
+        self._latest: _State | None = None  # of this process, for where the file cannot be kept
+        self.obstacle: str | None = None
+        """Why the agreed state is kept in memory only; None if it is on disk."""
+        self.read_bytes_per_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """The store's time in seconds."""
+        return self._base_s + self._ticks()
+
+    @property
+    def left_now(self) -> float:
+        """Part of an hour's bytes that may still be written, as far as it is known here."""
+        if not self._bytes_per_hour:
+            return 1.0
+        return min(1.0, self._allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
+
+    @property
+    def thrift(self) -> str | None:
+        """Why less is written than is offered, where the hour's bytes are nearly used up."""
+        if self.left_now > LITTLE_LEFT:
+            return None
+        return (
+            f"{1 - self.left_now:.0%} of the {self._bytes_per_hour / 2**20:,.0f} MiB that may be written in an "
+            "hour are used (cache.max_bytes_per_hour): what matters most is written, and the rest waits"
+        )
+
+    def open(self) -> bool:
+        """Take up the store's time; False where none is known: then no age of a block means anything."""
+        state = self._read()
+        if state is None:
+            return False
+        gap_s = min(max(0.0, self._wall() - state.wall_s), self._max_gap_s)
+        self._base_s = state.now_s + gap_s - self._ticks()
+        self.read_bytes_per_s = state.read_bytes_per_s
+        return True
+
+    def save(self) -> None:
+        """Write down the time, and give back what was granted and not used. Raise OSError where that fails."""
+        with self._locked() as is_locked:
+            if is_locked:
+                self._settle(0.0)
+
+    def is_possible(self, num_bytes: int) -> bool:
+        """Whether so much may be written at all, in any hour."""
+        return self._bytes_per_hour == 0 or num_bytes <= self._bytes_per_hour
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` may be written; they count as written then."""
+        if self._bytes_per_hour == 0:
+            return True
+        if self._granted_bytes < num_bytes:
+            with self._locked() as is_locked:
+                if is_locked:
+                    self._settle(max(num_bytes, self._bytes_per_hour * _GRANT_PART))
+        if self._granted_bytes < num_bytes:
+            return False
+        self._granted_bytes -= num_bytes
+        return True
+
+    def _settle(self, wanted_bytes: float) -> None:
+        """Share the allowance with other processes: give back, take up to what is left, and write that down."""
+        state = self._read() or self._latest
+        limit, now_s = float(self._bytes_per_hour), self.now_s
+        if state is None:
+            level = limit
+        else:
+            if state.now_s > now_s:
+                self._base_s += state.now_s - now_s
+                now_s = state.now_s
+            refill = max(0.0, now_s - state.allowance_at_s) * limit / _HOUR_S
+            level = min(limit, max(0.0, state.allowance_bytes) + refill)
+        level = min(limit, level + self._granted_bytes)
+        self._granted_bytes = min(level, wanted_bytes)
+        if limit:
+            self._allowance_left, self._looked_at_s = level / limit, now_s
+        self._latest = _State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s)
+        self._write(self._latest)
+
+    def _read(self) -> _State | None:
+        try:
+            fields = json.loads(read_private(self._files.folder / cache_folder.STATE_FILE) or b"")
+            state = _State(**{name: float(fields[name]) for name in _State.__slots__})
+        except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        has_times = max(state.now_s, state.wall_s, state.allowance_at_s) < _NO_TIME_S
+        return state if has_times and all(0 <= value < math.inf for value in asdict(state).values()) else None
+
+    def _write(self, state: _State) -> None:
+        name = cache_folder.temporary_name()
+        file = self._files.create(name)
+        try:
+            with file:
+                self._files.write(file, [json.dumps(asdict(state)).encode()])
+            self._files.rename(name, cache_folder.STATE_FILE)
+            self.obstacle = None
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._files.remove(name)
+            if not isinstance(error, IsADirectoryError):
+                raise
+            self.obstacle = self._files.in_the_way(cache_folder.STATE_FILE)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the folder's lock; False where another process keeps it too long.
+
+        Where a folder is in its place no process has it: what is agreed on may then be lost to another, at worst.
+        """
+        try:
+            descriptor = self._files.open_lock()
+        except IsADirectoryError:
+            yield True
+            self.obstacle = self._files.in_the_way(cache_folder.LOCK_FILE)
+            return
+        try:
+            for _ in range(_LOCK_TRIES):
+                if try_lock(descriptor):
+                    yield True
+                    return
+                time.sleep(_LOCK_WAIT_S)
+            yield False
+        finally:
+            os.close(descriptor)

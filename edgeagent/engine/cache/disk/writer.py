@@ -1,0 +1,346 @@
+"""The writer's thread: takes commands off a queue, and writes blocks through `Folder`, what matters most first.
+
+A block that is not full waits until its conversation has been quiet for a while: as long as it goes on, the next turn
+brings a longer block in its place. A block also waits while the disk takes nothing, or the hour's allowance is used up.
+While tokens are computed the writer rests, for a shorter time the more waits to be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, About, BlockName
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Block, BlockKey, Head, Importance
+from edgeagent.engine.cache.disk.file_format import BadBlock, Seal, file_bytes, head_bytes
+from edgeagent.engine.cache.disk.files import Files
+from edgeagent.engine.cache.disk.folder import Folder, Outcome
+from edgeagent.engine.cache.disk.index import Index
+
+_TICK_S = 1.0
+_SETTLE_S = 5.0
+_MAX_STALE = 1000  # writes of blocks that were taken back
+# Of a busy machine's time the writer takes a hundredth, while little waits to be written.
+_REST_FOR_WORK = 100.0
+_REST_STEP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Publish a pending block, unless its partition was forgotten since `epoch`."""
+
+    key: BlockKey
+    importance: Importance
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Blocks were used."""
+
+    keys: tuple[BlockKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """A block matters more than it did."""
+
+    key: BlockKey
+    importance: Importance
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """A block is of no use any more."""
+
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """What a root stands for."""
+
+    root: BlockKey
+    about: About
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Remove the files of what is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Write what waits, as far as there is time, and end."""
+
+    by_s: float
+
+
+Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A write that is not done; `due_s` is None once it may be written at any time."""
+
+    epoch: int
+    importance: Importance
+    due_s: float | None
+
+
+class Writer:
+    """Carries out commands. `run` is a thread's; attributes without an underscore are set or read by others too."""
+
+    def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, ticks: Callable[[], float]) -> None:
+        self._files = files
+        self._seal = seal
+        self._index = index
+        self._folder = folder
+        self._ticks = ticks
+        self._waiting: dict[BlockKey, _Waiting] = {}
+        self._settling: dict[BlockKey, None] = {}  # those with a due time, in the order in which they are due
+        self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: what matters most first, then the first come
+        self._order = itertools.count()
+        self._is_open = False
+        self.found: SimpleQueue[Head] = SimpleQueue()
+        self.commands: SimpleQueue[Command] = SimpleQueue()
+        self.opened: SimpleQueue[None] = SimpleQueue()
+        self.closed: SimpleQueue[None] = SimpleQueue()
+        self.is_hurried = False
+        """Whether to write without rest: the process is about to end."""
+        self.is_busy: Callable[[], bool] = lambda: False
+        self.block_tokens = MAX_BLOCK_TOKENS
+        """Tokens of a full block."""
+        self.max_pending_bytes = 256 << 20
+        """With so much to write the writer does not rest."""
+        self.pending: dict[BlockKey, Block] = {}
+        """Blocks to be written: the engine's thread adds and takes back; the writer removes those it has done."""
+        self.is_stalled = False
+        """Whether what waits cannot be written now: the disk takes nothing, or the hour's allowance is used up."""
+        self.is_broken = False
+        """Whether the thread ended by a bug."""
+        self.num_written = 0
+        self.num_lost = 0
+        """Writes that came to nothing."""
+
+    def run(self) -> None:
+        """Serve until Close."""
+        try:
+            self.open()
+            while self._turn(_TICK_S):
+                pass
+        except Exception as error:  # the thread's edge: a cache that broke must not take the model with it
+            traceback.print_exc()
+            self._folder.trouble = f"the block store broke: {error!r}"
+            self.is_stalled = self.is_broken = True
+            self.opened.put(None)
+            self.closed.put(None)
+
+    def open(self) -> None:
+        """Look at what is there."""
+        self._folder.open()
+        self._is_open = True
+        self._announce()
+        self.opened.put(None)
+
+    def _announce(self) -> None:
+        """Give out the heads of blocks that a scan found."""
+        self._folder.has_found = False
+        for held in sorted(self._index.all(), key=lambda held: held.name.start):
+            if held.is_announced:
+                continue
+            try:
+                content = self._files.read_head(held.name.file_name, head_bytes(held.name.length))
+                self.found.put(self._seal.decode_head(content, held.name))
+            except OSError:
+                continue  # the next look tries again
+            except (ValueError, BadBlock):
+                held.is_unreadable = True
+            held.is_announced = True
+
+    def work(self) -> None:
+        """Carry out what has been asked for so far, without a thread."""
+        if not self._is_open:
+            self.open()
+        while self._turn(0.0):
+            if self.commands.empty() and not self._can_write:
+                return
+
+    def pending_bytes(self) -> int:
+        """Return the bytes of all that is to be written; any thread may ask."""
+        return sum(block.num_bytes for block in tuple(self.pending.values()))
+
+    @property
+    def _can_write(self) -> bool:
+        return bool(self._turns) and not self.is_stalled
+
+    def _turn(self, timeout_s: float) -> bool:
+        """Carry out the commands that are there, write one block, and do what else is due; False when closed.
+
+        Wait for a command for so long, where nothing can be written.
+        """
+        wait_s = 0.0 if self._can_write else timeout_s
+        with contextlib.suppress(Empty):
+            while True:
+                command = self.commands.get(timeout=wait_s) if wait_s else self.commands.get_nowait()
+                wait_s = 0.0
+                if not self._carry_out(command):
+                    return False
+        self._end_settling(everything=False)
+        self._write_next()
+        self._folder.tick(is_idle=self.commands.empty() and not self._can_write)
+        if self._folder.has_found:
+            self._announce()
+        return True
+
+    def _carry_out(self, command: Command) -> bool:
+        match command:
+            case Write(key):
+                self._await(command, self.pending.get(key))
+            case Touch(keys):
+                self._folder.touch(keys)
+            case Raise(key, importance):
+                self._raise(key, importance)
+            case Discard(key):
+                if key in self._waiting:
+                    self._end(key)
+                else:
+                    self._folder.discard(key)
+            case Introduce(root, about):
+                self._folder.introduce(root, about)
+            case Sweep():
+                self._folder.sweep()
+            case Close(by_s):
+                self._write_rest(by_s)
+                return False
+        return True
+
+    def _write_rest(self, by_s: float) -> None:
+        """Write what waits, as far as there is time."""
+        self._end_settling(everything=True)
+        while self._turns and self._ticks() <= by_s:
+            self._write_next()
+            if self.is_stalled:
+                break
+        self.num_lost += len(self._waiting)
+        self._folder.close()
+        self.closed.put(None)
+
+    def _await(self, command: Write, block: Block | None) -> None:
+        """Give a block its place among those that are to be written."""
+        if block is None:
+            return  # taken back
+        if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
+            self._forget_withdrawn()
+        is_settled = len(block.tokens) >= self.block_tokens or command.importance > Importance.IDLE
+        due_s = None if is_settled else self._ticks() + _SETTLE_S
+        self._waiting[block.key] = _Waiting(command.epoch, command.importance, due_s)
+        if is_settled:
+            self._push(block.key, command.importance)
+        else:
+            self._settling[block.key] = None
+
+    def _forget_withdrawn(self) -> None:
+        """Forget the writes whose blocks were taken back: on a full disk they would never be reached."""
+        for key in self._waiting.keys() - self.pending.keys():
+            self._settling.pop(key, None)
+            del self._waiting[key]
+        self._turns = [turn for turn in self._turns if turn[2] in self._waiting]
+        heapq.heapify(self._turns)
+
+    def _push(self, key: BlockKey, importance: Importance) -> None:
+        self._settling.pop(key, None)
+        self._waiting[key].due_s = None
+        heapq.heappush(self._turns, (-int(importance), next(self._order), key))
+
+    def _end_settling(self, *, everything: bool) -> None:
+        now_s = self._ticks()
+        for key in tuple(self._settling):
+            waiting = self._waiting[key]
+            if waiting.due_s is not None and waiting.due_s > now_s and not everything:
+                return
+            self._push(key, waiting.importance)
+
+    def _raise(self, key: BlockKey, importance: Importance) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._folder.set_importance(key, importance)
+        elif importance > waiting.importance:
+            waiting.importance = importance
+            self._push(key, importance)
+
+    def _write_next(self) -> None:
+        """Write the next block, after its ancestors."""
+        self.is_stalled = self._folder.trouble is not None
+        while self._turns and not self.is_stalled:
+            rank, _, key = self._turns[0]
+            waiting = self._waiting.get(key)
+            if waiting is None or -rank != waiting.importance or waiting.due_s is not None:
+                heapq.heappop(self._turns)  # done, or it has another place
+                continue
+            if not self._folder.may_write(waiting.importance):
+                self.is_stalled = True
+                return
+            self._write_chain(key)
+            return
+
+    def _write_chain(self, key: BlockKey) -> None:
+        chain = [key]
+        while (block := self.pending.get(chain[-1])) is not None and block.parent in self._waiting:
+            chain.append(block.parent)
+        for each in reversed(chain):
+            started_s = time.thread_time()
+            if self._write(each) is Outcome.LATER:
+                self.is_stalled = True
+                return
+            self._rest(time.thread_time() - started_s)
+
+    def _write(self, key: BlockKey) -> Outcome:
+        block, waiting = self.pending.get(key), self._waiting[key]
+        outcome = Outcome.LOST
+        if block is not None and self._is_writable(block, waiting.epoch):
+            outcome = self._publish(block, waiting)
+        match outcome:
+            case Outcome.LATER:
+                return outcome
+            case Outcome.WRITTEN:
+                self.num_written += 1
+            case Outcome.LOST if block is not None:
+                self.num_lost += 1
+        self._end(key)
+        return outcome
+
+    def _end(self, key: BlockKey) -> None:
+        self._settling.pop(key, None)
+        self._waiting.pop(key, None)
+        self.pending.pop(key, None)
+
+    def _is_writable(self, block: Block, epoch: int) -> bool:
+        """Whether a block is still wanted: not forgotten, not there, its parent written."""
+        if epoch != self._index.epoch(block.root) or self._index.find(block.key) is not None:
+            return False
+        return block.parent == block.root or self._index.find(block.parent) is not None
+
+    def _publish(self, block: Block, waiting: _Waiting) -> Outcome:
+        name = BlockName(
+            block.root[:ROOT_BYTES],
+            block.parent[:PARENT_BYTES],
+            block.key,
+            block.start,
+            len(block.tokens),
+            int(waiting.importance),
+        )
+        return self._folder.write(name, self._seal.encode(block), file_bytes(block), waiting.epoch)
+
+    def _rest(self, worked_s: float) -> None:
+        """Leave the processor to the threads that compute tokens: they wait for each other at every layer."""
+        spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)
+        until_s = self._ticks() + worked_s * _REST_FOR_WORK * spare
+        while not self.is_hurried and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
+            time.sleep(min(left_s, _REST_STEP_S))

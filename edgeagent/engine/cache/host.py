@@ -1,0 +1,404 @@
+"""Blocks in host memory: bounded by bytes, shared fairly, and what must go is offered to the tier below.
+
+It owns which blocks are kept and which go first. It knows neither cells nor files.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edgeagent.engine.cache.backlog import Backlog
+from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
+from edgeagent.engine.cache.pins import Holdings
+from edgeagent.types import CacheStatus
+
+# How much longer a block is kept than one that was seen once, in the unit of its cost.
+_FACTORS = {
+    Importance.VOLATILE: 1.0,
+    Importance.ONCE: 1.0,
+    Importance.IDLE: 1.5,
+    Importance.REUSED: 2.0,
+    Importance.SYSTEM: 4.0,
+    Importance.PINNED: 1.0,  # is not evicted at all
+}
+# Priority of a block that the tier below keeps too, as a part of what it would be otherwise: a read brings it back.
+_KEPT_BELOW = 0.5
+# Blocks that wait for the tier below are kept from eviction up to this part of all bytes.
+PENDING_SHARE = 0.5
+# The depth at which attention to earlier tokens costs about as much as all else in a step.
+_DEPTH_THAT_DOUBLES = 4096
+# A partition that was not used for so long has no claim to a share.
+_STALE_S = 600.0
+# Blocks that are held for lanes take at most this part of all bytes.
+_HELD_SHARE = 0.5
+
+_Item = tuple[float, int, BlockKey]
+
+
+@dataclass(slots=True)
+class _Entry:
+    block: Block
+    importance: Importance
+    priority: float = 0.0
+    item: _Item | None = None  # its place in its partition's heap, while it may go
+    is_offered: bool = False  # to the tier below, which took it
+    is_below: bool = False  # kept there, as known at the last look
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A partition's leaves by rising priority; items of `heap` that are no leaf's `place` are out of date."""
+
+    heap: list[_Item]
+    num_bytes: int = 0
+    used_s: float = 0.0
+
+
+class HostTier:
+    """A BlockTier in memory.
+
+    Evicts leaves and what the tier below keeps, so that every block's ancestors stay in reach. What waits to be kept
+    below stays until it is, as far as it is no more than half of all. First go blocks of partitions that hold more than
+    an equal share; of these by GreedyDual-Size (Cao and Irani 1997): a block's priority is its cost of being computed
+    again for each byte, on top of the priority of what was evicted last when it was last used. Pinned blocks stay, and
+    those held for lanes, which have a part of the memory.
+
+    With `can_cut` (a memory that can be cut anywhere) a block that begins like a longer sibling is of no use, and goes.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        can_cut: bool = True,
+        below: LowerTier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._can_cut = can_cut
+        self._below = below
+        self._clock = clock
+        self._entries: dict[BlockKey, _Entry] = {}
+        self._children: defaultdict[BlockKey, list[BlockKey]] = defaultdict(list)
+        self._partitions: dict[BlockKey, _Partition] = {}
+        self._backlog = Backlog(below)
+        self._is_waiting = False
+        self._holdings = Holdings(int(max_bytes * _HELD_SHARE))
+        self._order = itertools.count()
+        self._floor = 0.0  # priority of what was evicted last
+        self._num_bytes = 0
+        self._num_hits = self._num_misses = self._num_offered = self._num_dropped = self._num_evicted = 0
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        """See BlockTier."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.block.num_bytes
+
+    def read(self, key: BlockKey) -> Block | None:
+        """See BlockTier; takes no time here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._num_misses += 1
+            return None
+        self._num_hits += 1
+        return entry.block
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """See BlockTier."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._rank(entry)
+
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """See BlockTier; evicts others to make room."""
+        self._num_offered += 1
+        if block.key in self._entries:
+            self.keep((block.key,), importance)
+            return True
+        is_orphan = block.parent != block.root and not self._is_held(block.parent)
+        if is_orphan or not self._make_room(block):
+            self._num_dropped += 1
+            return False
+        entry = _Entry(block, importance)
+        self._entries[block.key] = entry
+        self._children[block.parent].append(block.key)
+        if block.parent in self._entries:
+            self._queue(self._entries[block.parent])  # no leaf any more
+        self._num_bytes += block.num_bytes
+        self._partition(block.root).num_bytes += block.num_bytes
+        self._rank(entry)
+        if importance >= Importance.IDLE:
+            self._hand_down(entry)
+        if self._can_cut:
+            self._drop_beginnings(block)
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no room until the tier below has written more blocks of this one."""
+        if self._is_waiting:
+            self._look_below()
+        return self._is_waiting
+
+    @property
+    def was_waiting(self) -> bool:
+        """Whether the last block that came found no room until the tier below has written more."""
+        return self._is_waiting
+
+    def discard(self, key: BlockKey) -> None:
+        """See BlockTier; here and below."""
+        entry = self._entries.get(key)
+        if entry is not None and key not in self._children:
+            self._remove(entry)
+        if self._below is not None:
+            self._below.discard(key)
+
+    def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
+        """Say that these blocks, given from the first of their chain on, were used and are at least so important.
+
+        A block that a second request uses is offered to the tier below; one of a higher importance than ONCE was
+        already. A block that must not be written stays so, even if a request uses it that may be written: it may have
+        more tokens than that request.
+        """
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
+
+    def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
+        """As `promote`, for blocks all of whose tokens are in a sequence that may be written: they may be, too."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._raise(entry, importance)
+
+    def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
+        """Keep blocks, given from the first of their chain on, until this lane holds others or others need the room."""
+        blocks = [self._entries[key].block for key in keys if key in self._entries]
+        if blocks:
+            freed = self._holdings.hold(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
+            for key in (*freed, *(block.key for block in blocks)):
+                self._queue(self._entries[key])
+
+    def _raise(self, entry: _Entry, importance: Importance) -> None:
+        if importance > entry.importance:
+            entry.importance, entry.is_offered = importance, False
+        self._rank(entry)
+        if entry.importance >= Importance.IDLE:
+            self._hand_down(entry)
+
+    def flush(self) -> None:
+        """Offer everything to the tier below, parents first."""
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
+            self._hand_down(entry)
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        """See BlockTier."""
+        for key in self._holdings.release(root):
+            self._queue(self._entries[key])
+        gone = [entry for entry in self._entries.values() if root is None or entry.block.root == root]
+        for entry in sorted(gone, key=lambda entry: -entry.block.start):
+            self._remove(entry)
+        return len(gone)
+
+    def stats(self) -> CacheStatus:
+        """See BlockTier."""
+        return CacheStatus(
+            num_blocks=len(self._entries),
+            num_bytes=self._num_bytes,
+            max_bytes=self.max_bytes,
+            num_hits=self._num_hits,
+            num_misses=self._num_misses,
+            num_offered=self._num_offered,
+            num_dropped=self._num_dropped,
+            num_evicted=self._num_evicted,
+        )
+
+    def close(self) -> None:
+        """See BlockTier."""
+        self.flush()
+
+    def _is_held(self, key: BlockKey) -> bool:
+        return key in self._entries or (self._below is not None and self._below.num_bytes(key) is not None)
+
+    def _partition(self, root: BlockKey) -> _Partition:
+        partition = self._partitions.get(root)
+        if partition is None:
+            partition = self._partitions[root] = _Partition([])
+        return partition
+
+    def _rank(self, entry: _Entry) -> None:
+        """Give a block that was used just now its priority."""
+        block, partition = entry.block, self._partition(entry.block.root)
+        cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
+        worth = _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
+        entry.priority = self._floor + worth * (_KEPT_BELOW if entry.is_below else 1.0)
+        partition.used_s = self._clock()
+        self._queue(entry)
+
+    def _queue(self, entry: _Entry) -> None:
+        """Give a block its place among those that may go; none if it must not."""
+        entry.item = None
+        if not self._may_go(entry):
+            return
+        entry.item = (entry.priority, next(self._order), entry.block.key)
+        heap = self._partitions[entry.block.root].heap
+        heapq.heappush(heap, entry.item)
+        if len(heap) > 64 + 4 * len(self._entries):
+            heap[:] = sorted(item for item in heap if self._is_current(item))
+
+    def _may_go(self, entry: _Entry) -> bool:
+        key = entry.block.key
+        if key in self._holdings or key in self._backlog or entry.importance is Importance.PINNED:
+            return False
+        return key not in self._children or entry.is_below
+
+    def _is_current(self, item: _Item) -> bool:
+        entry = self._entries.get(item[2])
+        return entry is not None and entry.item == item
+
+    def _make_room(self, block: Block) -> bool:
+        """Evict until a block fits; False if it never will."""
+        if block.num_bytes > self.max_bytes:
+            return False
+        self._is_waiting = False
+        while self._num_bytes + block.num_bytes > self.max_bytes:
+            self._look_below()
+            victim = self._choose_victim(block) or self._choose_pending(block)
+            if victim is None:
+                self._is_waiting = self._backlog.num_bytes > 0 and not self._backlog.is_stalled
+                return False
+            if self._is_needed(victim):
+                continue
+            self._floor = max(self._floor, victim.priority)
+            self._num_evicted += 1
+            self._remove(victim)
+        return True
+
+    def _is_needed(self, victim: _Entry) -> bool:
+        """Whether a block cannot be evicted after all, since the tier below has lost it, or takes it only now."""
+        key = victim.block.key
+        if victim.is_below and not self._backlog.is_there(key):
+            victim.is_below = victim.is_offered = False
+            self._queue(victim)
+            return key in self._children
+        self._hand_down(victim)
+        if self._backlog.is_pending(key) and not self._has_to_give_way:
+            self._queue(victim)
+            return True
+        self._backlog.withdraw(key)
+        return False
+
+    def _look_below(self) -> None:
+        """See which blocks the tier below has done with."""
+        for key in self._backlog.settle():
+            self._is_waiting = False
+            entry = self._entries[key]
+            entry.is_offered = entry.is_below = self._backlog.is_there(key)
+            self._queue(entry)
+
+    @property
+    def _has_to_give_way(self) -> bool:
+        """Whether blocks that wait for the tier below hold so many bytes that they may be evicted."""
+        return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
+
+    def _choose_pending(self, block: Block) -> _Entry | None:
+        """Return the lowest leaf that waits for the tier below, if such leaves may be evicted."""
+        if not self._has_to_give_way:
+            return None
+        kept = {block.parent, *self._children}
+        leaves = [self._entries[key] for key in self._backlog if key not in kept and key not in self._holdings]
+        leaves = [entry for entry in leaves if entry.importance is not Importance.PINNED]
+        return min(leaves, key=lambda entry: entry.priority, default=None)
+
+    def _choose_victim(self, block: Block) -> _Entry | None:
+        """Return the leaf to evict for a block: of the partitions over their share with it, or else of all, the lowest.
+
+        The block's own parent stays.
+        """
+        now_s = self._clock()
+        stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}
+        share = self.max_bytes / len({*self._partitions, block.root} - stale | {block.root})
+        over = [
+            partition
+            for root, partition in self._partitions.items()
+            if root in stale or partition.num_bytes + (block.num_bytes if root == block.root else 0) > share
+        ]
+        for group in (over, self._partitions.values()):
+            leaves = [leaf for partition in group if (leaf := self._first_leaf(partition, block.parent)) is not None]
+            if leaves:
+                return min(leaves, key=lambda entry: entry.priority)
+        return None
+
+    def _first_leaf(self, partition: _Partition, keep: BlockKey) -> _Entry | None:
+        """Return a partition's leaf of the lowest priority but for `keep`, dropping what is out of date on the way."""
+        heap, kept, found = partition.heap, None, None
+        while heap and found is None:
+            if not self._is_current(heap[0]):
+                heapq.heappop(heap)
+            elif heap[0][2] == keep:
+                kept = heapq.heappop(heap)
+            else:
+                found = self._entries[heap[0][2]]
+        if kept is not None:
+            heapq.heappush(heap, kept)
+        return found
+
+    def _hand_down(self, entry: _Entry) -> None:
+        """Offer a block to the tier below, after its ancestors."""
+        if self._below is None:
+            return
+        chain = []
+        walk: _Entry | None = entry
+        while (
+            walk is not None
+            and walk.importance is not Importance.VOLATILE
+            and not (walk.is_offered and self._backlog.is_taken(walk.block.key))
+        ):
+            chain.append(walk)
+            walk = self._entries.get(walk.block.parent)
+        if walk is not None and walk.importance is Importance.VOLATILE:
+            return  # the children of a block that must not be written are of no use without it
+        for each in reversed(chain):
+            if not self._backlog.offer(each.block, each.importance):
+                return  # nor its children
+            each.is_offered = True
+            self._queue(each)
+
+    def _drop_beginnings(self, block: Block) -> None:
+        """Forget siblings without children that are the beginning of a block."""
+        is_volatile = self._entries[block.key].importance is Importance.VOLATILE
+        for key in tuple(self._children[block.parent]):
+            sibling = self._entries[key]
+            tokens = sibling.block.tokens
+            is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
+            if not is_beginning or key in self._children or sibling.importance >= Importance.SYSTEM:
+                continue
+            # The disk keeps its block where the longer one must not be written.
+            if is_volatile:
+                self._remove(sibling)
+            else:
+                self.discard(key)
+
+    def _remove(self, entry: _Entry) -> None:
+        block = entry.block
+        self._holdings.forget(block.key)
+        self._backlog.forget(block.key)
+        del self._entries[block.key]
+        siblings = self._children[block.parent]
+        siblings.remove(block.key)
+        if not siblings:
+            del self._children[block.parent]
+            if block.parent in self._entries:
+                self._queue(self._entries[block.parent])
+        self._num_bytes -= block.num_bytes
+        partition = self._partitions[block.root]
+        partition.num_bytes -= block.num_bytes
+        if partition.num_bytes == 0:
+            del self._partitions[block.root]

@@ -1,0 +1,265 @@
+"""Finds the blocks that restore a prefix, whichever tier holds them. It moves nothing between tiers and cells."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import (
+    MAX_BLOCK_TOKENS,
+    MIN_PART,
+    Block,
+    BlockKey,
+    BlockTier,
+    Importance,
+    Keyring,
+    LowerTier,
+    choose_block_tokens,
+)
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
+from edgeagent.types import MemoryKind
+
+_MAX_HOST_BYTES = 2 << 30
+# How many blocks of the tier below are added to the tree before one lookup: 10 µs each.
+_MAX_HEADS = 200
+# With more blocks than this in the tree, those that no tier holds any more are removed.
+_MIN_SWEEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A block to restore at position `start`: the first `num_tokens` of its `length` tokens are wanted."""
+
+    tier: BlockTier
+    key: BlockKey
+    start: int
+    num_tokens: int
+    length: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Positions that are restored after it."""
+        return self.start + self.num_tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its tokens are wanted."""
+        return self.num_tokens == self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What follows a chain: the next block that a child may extend, and a block that has all tokens asked for."""
+
+    extendable: Link | None
+    complete: Link | None
+
+
+class BlockCache:
+    """Blocks by the tokens they stand for, in host memory and in the tier below, if there is one."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        host: HostTier,
+        below: LowerTier | None = None,
+        *,
+        can_cut: bool,
+        block_tokens: int = MAX_BLOCK_TOKENS,
+        token_bytes: float = 0.0,
+    ) -> None:
+        """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block.
+
+        `token_bytes`: what a token takes of a block (0: not known, or all is a state).
+        """
+        self.block_tokens = block_tokens
+        self.token_bytes = token_bytes
+        self.host = host
+        self.below = below
+        self.tree = RadixTree()
+        """Of these blocks, and of the sequences in the cells of the engine that uses them."""
+        self._keyring = keyring
+        self._can_cut = can_cut
+        self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
+        self._sweep_at = _MIN_SWEEP
+        self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: of all
+        self._roots: dict[str, BlockKey] = {}
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything can be kept at all."""
+        return self.host.max_bytes > 0
+
+    def root(self, partition: str) -> BlockKey:
+        """Return the root key of a partition, which names it here and in the tree."""
+        root = self._roots.get(partition)
+        if root is None:
+            root = self._roots[partition] = self._keyring.root(partition)
+        return root
+
+    def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
+        """Look up tokens in the tree; `find` says what blocks there are of them."""
+        self.refresh(_MAX_HEADS)
+        return self.tree.walk(root, tokens)
+
+    def find(self, walk: Walk) -> list[Link]:
+        """Return the chain of blocks that restores the most of what was looked up, of the fewest blocks."""
+        last_to: dict[int, Link | None] = {0: None}  # the last block of the shortest chain that ends there
+        num_blocks = {0: 0}
+        for place in walk.blocks():
+            if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):
+                link = self._link(place, place.end)
+                if link is not None:
+                    last_to[place.end], num_blocks[place.end] = link, num_blocks[place.start] + 1
+        end = max(last_to)
+        part = self._part(walk, num_blocks, end) if self._can_cut else None
+        links = [] if part is None else [part]
+        at = end if part is None else part.start
+        while (last := last_to[at]) is not None:
+            links.append(last)
+            at = last.start
+        return links[::-1]
+
+    def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
+        """Look for `own` tokens behind a chain that ends at `at` with the block `key` (None: an empty one).
+
+        A child may extend a block that is full, ends at `cut`, or has children already.
+        """
+        if key is not None and key not in self.tree.blocks:
+            return Continuation(None, None)
+        walk = self.tree.walk(root, own, key)
+        extendable = complete = None
+        for place in walk.blocks():
+            if place.start != at or place.end == at or (link := self._link(place, place.end)) is None:
+                continue
+            if link.length == self.block_tokens or place.end == cut or self.tree.has_children(place.key):
+                extendable = link
+            if link.length == len(own):
+                complete = link
+        if complete is None and self._can_cut:
+            complete = self._part(walk, {at: 0}, at + len(own) - 1)
+        return Continuation(extendable, complete)
+
+    def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
+        """Return the blocks of a chain that a child may extend; a partial last block is left out."""
+        if not links:
+            return []
+        *before, last = links
+        is_end = last.length == self.block_tokens or last.end == cut or self.tree.has_children(last.key)
+        return list(links) if last.is_whole and is_end else before
+
+    def is_held(self, key: BlockKey) -> bool:
+        """Whether some tier has a block, and lookups find it: one that came back below is not in the tree at once."""
+        return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
+
+    def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
+        """Make the block of these tokens behind `parent` (None: the root)."""
+        parent = parent or root
+        return Block(root, parent, self._keyring.key(parent, own), start, own, payload)
+
+    def add(self, block: Block, importance: Importance) -> bool:
+        """Take a block into host memory; False if there is no room for it."""
+        if not self.host.offer(block, importance):
+            return False
+        self.tree.add(block)
+        return True
+
+    def refresh(self, max_heads: int = 1 << 60) -> None:
+        """Add blocks that came to the tier below from elsewhere, and forget those that no tier holds."""
+        if self.below is not None:
+            for head in self.below.take_found(max_heads):
+                self.tree.add(head)
+        if len(self.tree.blocks) > self._sweep_at:
+            for key in tuple(self.tree.blocks):
+                if not self.is_held(key):
+                    self.tree.discard(key)
+            self._sweep_at = _MIN_SWEEP + 2 * len(self.tree.blocks)
+
+    def purge(self, root: BlockKey | None) -> int:
+        """Forget a partition's blocks (None: those of all) in all tiers; return how many."""
+        self._num_purges[root] += 1
+        self.refresh()
+        self.tree.purge(root)
+        return sum(tier.purge(root) for tier in self._tiers)
+
+    def epoch(self, root: BlockKey) -> int:
+        """Return a number that rises with each purge of a partition: older blocks must not be kept again."""
+        return self._num_purges[None] + self._num_purges[root]
+
+    def use(self, links: Sequence[Link]) -> None:
+        """Note that a request uses these blocks."""
+        keys = [link.key for link in links]
+        self.host.promote(keys, Importance.REUSED)
+        if self.below is not None:
+            self.below.touch(keys)
+
+    def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> Link | None:
+        """Return the block that reaches furthest along a walk, from one of these positions beyond `end`, cut there.
+
+        Of several: one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
+        """
+        best: Link | None = None
+        best_rank: tuple[bool, int, int] | None = None
+        gone = []
+        for place, depth in walk.across(end):
+            if best is not None and depth < best.end:
+                break
+            if place.start not in num_blocks or depth - place.start < MIN_PART:
+                continue
+            link = self._link(place, depth)
+            if link is None:
+                gone.append(place.key)
+                continue
+            rank = (link.tier is self.host, -num_blocks[link.start], -link.length)
+            if best_rank is None or rank > best_rank:
+                best, best_rank = link, rank
+        for key in gone:
+            self.tree.discard(key)
+        return best
+
+    def _link(self, place: Place, end: int) -> Link | None:
+        """Return a block as a link up to a position, if a tier holds it."""
+        for tier in self._tiers:
+            num_bytes = tier.num_bytes(place.key)
+            if num_bytes is not None:
+                return Link(tier, place.key, place.start, end - place.start, place.end - place.start, num_bytes)
+        return None
+
+
+def make_blocks(
+    memory_kind: MemoryKind,
+    config: EngineConfig,
+    keyring: Keyring | None = None,
+    below: LowerTier | None = None,
+    share: float = 1.0,
+    token_bytes: float = 0.0,
+) -> BlockCache:
+    """Return the blocks of one model as configured, with a share of the memory; for `token_bytes` see BlockCache.
+
+    A tier `below` needs a keyring that outlives the process.
+    """
+    # Of windowed layers a block has the cells in the window at its end.
+    can_cut = memory_kind is MemoryKind.FULL_ATTENTION
+    host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
+    keyring = keyring or Keyring(b"", os.urandom(32))
+    block_tokens = choose_block_tokens(token_bytes)
+    return BlockCache(keyring, host, below, can_cut=can_cut, block_tokens=block_tokens, token_bytes=token_bytes)
+
+
+def no_blocks() -> BlockCache:
+    """Return a cache that keeps nothing."""
+    return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    if config.cache_memory_bytes >= 0:
+        return config.cache_memory_bytes
+    return min(int(psutil.virtual_memory().total) // 8, _MAX_HOST_BYTES)

@@ -1,0 +1,82 @@
+"""Which blocks are held for lanes: the latest response of a conversation stays until its next one.
+
+It owns who holds what, and that all holdings together are bounded. It evicts nothing and knows no blocks, only their
+keys and sizes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgeagent.engine.cache.block import BlockKey
+
+MAX_LANES = 256  # a choice looks at all of them
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    root: BlockKey
+    sizes: dict[BlockKey, int]  # bytes by key
+
+
+class Holdings:
+    """Blocks by lane, of at most `max_bytes` together; of the partition that has most, the oldest goes first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._holdings: OrderedDict[str, _Holding] = OrderedDict()  # the least recently used lane first
+        self._num_holders: Counter[BlockKey] = Counter()
+        self._num_bytes = 0
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._num_holders
+
+    def hold(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
+        """Hold blocks of a partition for a lane instead of those before; return the blocks that no lane holds any more.
+
+        Blocks of more bytes than all lanes may hold together are not held.
+        """
+        freed = self._let_go(lane)
+        if sizes and sum(sizes.values()) <= self._max_bytes:
+            self._holdings[lane] = _Holding(root, dict(sizes))
+            for key, size in sizes.items():
+                self._num_bytes += 0 if key in self._num_holders else size
+                self._num_holders[key] += 1
+            while self._num_bytes > self._max_bytes or len(self._holdings) > MAX_LANES:
+                freed |= self._let_go(self._choose_lane(lane))
+        return freed - self._num_holders.keys()
+
+    def release(self, root: BlockKey | None) -> set[BlockKey]:
+        """Let go of all blocks of a partition (None: of all); return them."""
+        lanes = [lane for lane, holding in self._holdings.items() if root in (None, holding.root)]
+        freed: set[BlockKey] = set()
+        return freed.union(*[self._let_go(lane) for lane in lanes])
+
+    def forget(self, key: BlockKey) -> None:
+        """Take note that a block is gone: a longer one has its place."""
+        if key in self._num_holders:
+            del self._num_holders[key]
+            sizes = [holding.sizes.pop(key) for holding in self._holdings.values() if key in holding.sizes]
+            self._num_bytes -= sizes[0]
+
+    def _choose_lane(self, latest: str) -> str:
+        """Return the least recently used lane of the partition that holds most; of any, if that has only the latest."""
+        num_bytes: Counter[BlockKey] = Counter()
+        for holding in self._holdings.values():
+            num_bytes[holding.root] += sum(holding.sizes.values())
+        ((largest, _),) = num_bytes.most_common(1)
+        others = [lane for lane in self._holdings if lane != latest]
+        return next((lane for lane in others if self._holdings[lane].root == largest), others[0])
+
+    def _let_go(self, lane: str) -> set[BlockKey]:
+        holding = self._holdings.pop(lane, None)
+        freed: set[BlockKey] = set()
+        for key, size in holding.sizes.items() if holding is not None else ():
+            self._num_holders[key] -= 1
+            if self._num_holders[key] == 0:
+                del self._num_holders[key]
+                self._num_bytes -= size
+                freed.add(key)
+        return freed

@@ -1,0 +1,317 @@
+"""A radix tree over token ids: which sequences and which blocks hold which prefix.
+
+Every holder's whole prefix is one path from the root of its partition, and ends at a node. Edges are compressed: a node
+owns the tokens between its parent and itself, for all whose path goes through it. So one walk along some tokens tells
+what KV cells, host memory and disk have of them. The tree answers and records; it knows nothing of cells, memories,
+tiers or time: its owners take out what is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeagent.engine.cache.block import BlockKey, Head, to_array
+
+# Most nodes to look at for a block that goes on from where a walk ends; the nodes of sequences come on top.
+_MAX_VISITS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block stands: its tokens are those from `start` to `end` of a prefix."""
+
+    key: BlockKey
+    parent: BlockKey
+    start: int
+    end: int
+
+
+class Node:
+    """A place where a prefix ends or several part."""
+
+    __slots__ = ("blocks", "children", "depth", "parent", "sequences", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: array[int], depth: int) -> None:
+        self.parent = parent
+        self.tokens = tokens  # of the edge that leads here
+        self.depth = depth  # tokens from the root to the end of the edge
+        self.children: dict[int, Node] = {}
+        self.blocks: dict[BlockKey, Place] = {}  # that end exactly here
+        self.sequences: frozenset[int] = frozenset()  # that end here or below: few, so none is searched for
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How far a tree has some tokens: `nodes` are wholly on their path, all below `deepest` shares `depth` of them.
+
+    The tree must not change while it is read, except that blocks may be taken out before `sequences` is called.
+    """
+
+    nodes: list[Node]
+    depth: int
+    deepest: Node
+
+    def sequences(self, max_length: int) -> Iterator[tuple[int, int]]:
+        """Yield (length, sequence) for all that share any of the first `max_length` tokens, longest first."""
+        seen: frozenset[int] = frozenset()
+        ends = ((node, node.depth) for node in reversed(self.nodes))
+        for node, depth in itertools.chain(((self.deepest, self.depth),), ends):
+            length = min(depth, max_length)
+            if not length:
+                return
+            if len(node.sequences) > len(seen):  # those of a node below are among them
+                yield from ((length, seq_id) for seq_id in node.sequences - seen)
+                seen = node.sequences
+
+    def blocks(self) -> Iterator[Place]:
+        """Yield the blocks that are wholly on the path, by their ends."""
+        return (place for node in self.nodes for place in node.blocks.values())
+
+    def across(self, min_depth: int) -> Iterator[tuple[Place, int]]:
+        """Yield blocks that leave the path in their middle, with the depth up to which they agree, the deepest first.
+
+        Those that agree up to `min_depth` or less are left out.
+        """
+        # A sequence adds a node where it ends and one where it leaves the others.
+        max_visits = _MAX_VISITS + 2 * len(self.nodes[0].sequences)
+        for node, depth in itertools.islice(self._beside(min_depth), max_visits):
+            for place in node.blocks.values():
+                if place.start < depth < place.end:
+                    yield place, depth
+
+    def _beside(self, min_depth: int) -> Iterator[tuple[Node, int]]:
+        """Yield (node, depth) for nodes that share the path up to a depth beyond `min_depth` and end no earlier."""
+        if self.depth <= min_depth:
+            return
+        yield from ((node, self.depth) for node in _subtree([self.deepest]))
+        before = self.deepest
+        for node in reversed(self.nodes):
+            if node.depth <= min_depth:
+                return
+            if node is not before:
+                others = (child for child in reversed(node.children.values()) if child is not before)
+                yield from ((other, node.depth) for other in _subtree(others))
+                before = node
+
+
+def _subtree(nodes: Iterable[Node]) -> Iterator[Node]:
+    # A node may have thousands of children, of which a caller looks at a few: the latest.
+    stack: list[Iterator[Node]] = [iter(nodes)]
+    while stack:
+        node = next(stack[-1], None)
+        if node is None:
+            stack.pop()
+        else:
+            yield node
+            stack.append(reversed(node.children.values()))
+
+
+def common_length(a: array[int], b: array[int]) -> int:
+    """Return how many leading elements are equal."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    differs = np.frombuffer(a, np.int32, length) != np.frombuffer(b, np.int32, length)
+    return int(differs.argmax())
+
+
+class RadixTree:
+    """Prefixes of sequences, by id, and of blocks, by key. Partitions are named by their root keys."""
+
+    def __init__(self) -> None:
+        self._roots: dict[BlockKey, Node] = {}
+        self._sequences: dict[int, Node] = {}  # where each ends
+        self._partitions: dict[int, BlockKey] = {}
+        self.blocks: dict[BlockKey, Node] = {}
+        """Where each block ends. To be read only."""
+        self._num_children: Counter[BlockKey] = Counter()
+
+    def walk(self, partition: BlockKey, tokens: Sequence[int], behind: BlockKey | None = None) -> Walk:
+        """Go down as far as a partition has `tokens`, from its root or from where a block ends. No side effect."""
+        node = self._roots.get(partition) if behind is None else self.blocks[behind]
+        if node is None:
+            node = Node(None, array("i"), 0)
+        rest, at = to_array(tokens), 0
+        nodes = [node]
+        while at < len(rest):
+            child = node.children.get(rest[at])
+            if child is None:
+                break
+            shared = common_length(child.tokens, rest[at : at + len(child.tokens)])
+            at += shared
+            if shared < len(child.tokens):
+                return Walk(nodes, node.depth + shared, child)
+            node = child
+            nodes.append(node)
+        return Walk(nodes, node.depth, node)
+
+    def length(self, seq_id: int) -> int:
+        """Return the length of a sequence."""
+        return self._sequences[seq_id].depth
+
+    def tokens(self, seq_id: int, start: int = 0, end: int | None = None) -> array[int]:
+        """Return a sequence's tokens, or those from `start` to `end`."""
+        parts = []
+        node: Node | None = self._sequences[seq_id]
+        end = self.length(seq_id) if end is None else end
+        while node is not None and node.depth > start:
+            first = node.depth - len(node.tokens)
+            if end > first:
+                parts.append(node.tokens[max(0, start - first) : end - first])
+            node = node.parent
+        whole = array("i")
+        for part in reversed(parts):
+            whole.extend(part)
+        return whole
+
+    def partition(self, seq_id: int) -> BlockKey:
+        """Return the partition a sequence is in."""
+        return self._partitions[seq_id]
+
+    def insert(self, seq_id: int, partition: BlockKey) -> None:
+        """Record a new sequence without tokens."""
+        self._begin(seq_id, partition, self._root(partition))
+
+    def fork(self, seq_id: int, source: int, length: int) -> None:
+        """Record a new sequence with another's first `length` tokens."""
+        self._begin(seq_id, self._partitions[source], self._node_at(self._sequences[source], length))
+
+    def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Append tokens to a sequence."""
+        rest = to_array(tokens)
+        node = self._sequences[seq_id]
+        if node.parent is not None and not node.children and not node.blocks and len(node.sequences) == 1:
+            node.tokens.extend(rest)
+            node.depth += len(rest)
+            return
+        self._sequences[seq_id] = self._descend(node, rest, frozenset((seq_id,)))
+        self._compact(node)
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        """Cut a sequence to its first `length` tokens."""
+        node = self._sequences[seq_id]
+        if length < node.depth:
+            end = self._sequences[seq_id] = self._node_at(node, length)
+            self._leave(seq_id, node, end)
+            self._compact(node)
+
+    def remove(self, seq_id: int) -> None:
+        """Forget a sequence."""
+        node = self._sequences.pop(seq_id)
+        del self._partitions[seq_id]
+        self._leave(seq_id, node, None)
+        self._compact(node)
+
+    def add(self, head: Head) -> bool:
+        """Record a block; False where its parent is not here, or does not end where it begins."""
+        if head.key in self.blocks:
+            return True
+        if head.parent == head.root and head.start == 0:
+            node = self._root(head.root)
+        elif head.parent in self.blocks and self.blocks[head.parent].depth == head.start:
+            node = self.blocks[head.parent]
+        else:
+            return False
+        node = self.blocks[head.key] = self._descend(node, head.tokens, frozenset())
+        node.blocks[head.key] = Place(head.key, head.parent, head.start, node.depth)
+        self._num_children[head.parent] += 1
+        return True
+
+    def discard(self, key: BlockKey) -> None:
+        """Forget a block, if it is here. Its children stay, since another block may have its tokens."""
+        node = self.blocks.pop(key, None)
+        if node is not None:
+            parent = node.blocks.pop(key).parent
+            self._num_children[parent] -= 1
+            if not self._num_children[parent]:
+                del self._num_children[parent]
+            self._compact(node)
+
+    def purge(self, partition: BlockKey | None) -> None:
+        """Forget all blocks of a partition (None: of all)."""
+        roots = [root for name, root in self._roots.items() if partition in (None, name)]
+        for key in [key for node in _subtree(roots) for key in node.blocks]:
+            self.discard(key)
+
+    def has_children(self, key: BlockKey) -> bool:
+        """Whether a block has children."""
+        return self._num_children[key] > 0
+
+    def _root(self, partition: BlockKey) -> Node:
+        root = self._roots.get(partition)
+        if root is None:
+            root = self._roots[partition] = Node(None, array("i"), 0)
+        return root
+
+    def _begin(self, seq_id: int, partition: BlockKey, end: Node) -> None:
+        assert seq_id not in self._sequences, f"sequence {seq_id} is already in the tree"
+        self._sequences[seq_id], self._partitions[seq_id] = end, partition
+        node: Node | None = end
+        while node is not None:
+            node.sequences |= {seq_id}
+            node = node.parent
+
+    def _leave(self, seq_id: int, node: Node | None, end: Node | None) -> None:
+        """Take a sequence out of a node and those above it, up to `end`, where it stays."""
+        while node is not None and node is not end:
+            node.sequences -= {seq_id}
+            node = node.parent
+
+    def _node_at(self, node: Node, length: int) -> Node:
+        """Return the node at `length` tokens on the way to a node; one is made where none is."""
+        while node.parent is not None and node.depth - len(node.tokens) >= length:
+            node = node.parent
+        return node if node.depth == length else self._split(node, len(node.tokens) - (node.depth - length))
+
+    def _descend(self, node: Node, tokens: Sequence[int], sequences: frozenset[int]) -> Node:
+        """Return the node where tokens behind a node end, with what is missing on the way; `sequences` go there."""
+        rest, at = to_array(tokens), 0
+        while at < len(rest):
+            child = node.children.get(rest[at])
+            if child is None:
+                child = node.children[rest[at]] = Node(node, rest[at:], node.depth + len(rest) - at)
+            else:
+                shared = common_length(child.tokens, rest[at : at + len(child.tokens)])
+                child = child if shared == len(child.tokens) else self._split(child, shared)
+            if sequences:
+                child.sequences |= sequences
+            at += len(child.tokens)
+            node = child
+        return node
+
+    def _split(self, child: Node, length: int) -> Node:
+        """Put a node `length` tokens into a child's edge; return it."""
+        parent = child.parent
+        assert parent is not None
+        upper = Node(parent, child.tokens[:length], parent.depth + length)
+        upper.sequences = child.sequences
+        parent.children[child.tokens[0]] = upper
+        child.tokens = child.tokens[length:]
+        child.parent = upper
+        upper.children[child.tokens[0]] = child
+        return upper
+
+    def _compact(self, node: Node) -> None:
+        """Remove nodes where nothing ends or parts, from `node` upwards."""
+        while len(node.children) < 2 and not node.blocks:
+            child = next(iter(node.children.values()), None)
+            if len(node.sequences) > (0 if child is None else len(child.sequences)):
+                return  # one ends here
+            parent = node.parent
+            if parent is None:
+                if child is None:
+                    self._roots = {name: root for name, root in self._roots.items() if root is not node}
+                return
+            if child is None:
+                del parent.children[node.tokens[0]]
+            else:
+                child.tokens = node.tokens + child.tokens
+                child.parent = parent
+                parent.children[child.tokens[0]] = child
+            node = parent

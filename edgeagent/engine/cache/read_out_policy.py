@@ -1,0 +1,63 @@
+"""What becomes of an idle prefix that is not in blocks while others need cells or time: pure predictions, no action."""
+
+from __future__ import annotations
+
+import math
+
+from edgeagent.engine.cache.block import CachePriority, Importance
+from edgeagent.engine.cache.transfer_rate import TransferRate
+from edgeagent.engine.cost_model import CostModel
+
+# Of a prompt's predicted seconds, for others' prefixes. Measured on an 8B model's KV, two cores, flash attention: a
+# prefix as long as the prompt slows it by 7 % if it stays in the cells, and takes 1 to 7 % to read out.
+_SHARE = 0.03
+_FIRST_HIT_RATE = 0.5  # before the first prompt
+_WEIGHT = 0.05  # of a prompt's
+
+
+class ReadOutPolicy:
+    """The costs of one runner's idle prefixes: of reading one out, of leaving it in the cells, of losing it.
+
+    While nothing else is to be done, everything is read out, and no rule is needed. Otherwise somebody waits:
+
+    1. A live sequence needs the cells. The prefix must go. It is read out first if it is pinned, or if reading takes no
+       longer than computing it again would, times the probability that it is asked for again. That is the share of
+       prompts' tokens that were found cached lately; it is 1 for instructions and for the latest response of a lane.
+    2. A prompt is about to be computed, and the cells suffice. The prefix is read out first if that takes no longer
+       than a small share of the prompt's own time, or than the time by which the prefix would slow the prompt.
+       Otherwise it stays until there is time.
+    3. What was never measured counts as free.
+    """
+
+    def __init__(self, costs: CostModel | None = None) -> None:
+        """`costs` are those of the runner's steps (None: not known; then everything is read out)."""
+        self._costs = costs
+        self._rate = TransferRate()
+        self._hit_rate = _FIRST_HIT_RATE
+
+    def observe_read(self, num_bytes: int, seconds: float) -> None:
+        """Take in how long reading out a block took, with all that belongs to it."""
+        self._rate.observe(num_bytes, seconds)
+
+    def observe_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """Take in how much of a prompt was found cached."""
+        self._hit_rate += _WEIGHT * (num_cached / max(1, num_tokens) - self._hit_rate)
+
+    def read_s(self, num_bytes: float) -> float:
+        """Return the expected seconds of reading out so many bytes."""
+        return self._rate.seconds(num_bytes)
+
+    def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:
+        """Whether to read out tokens from `start` to `end` that must leave the cells now, instead of dropping them."""
+        if self._costs is None or priority.importance is Importance.PINNED:
+            return True
+        again_s = self._costs.prefill_s(end - start, start)
+        is_sure = bool(priority.lane) or start < priority.num_system
+        return again_s is None or self.read_s(num_bytes) <= (1.0 if is_sure else self._hit_rate) * again_s
+
+    def allowance_s(self, num_tokens: int, depth: int, num_idle: int) -> float:
+        """Return how long to read out `num_idle` tokens before a prompt's next `num_tokens`, from a depth on."""
+        prompt_s = None if self._costs is None else self._costs.prefill_s(num_tokens, depth)
+        if self._costs is None or prompt_s is None:
+            return math.inf
+        return max(_SHARE * prompt_s, self._costs.crowding_s(num_tokens, num_idle))

@@ -1,0 +1,352 @@
+"""Reads idle prefixes out of the cells into blocks, and lets them leave the cells.
+
+Every used cell slows every token of every sequence, so cells are for live sequences and for those about to be: an idle
+prefix is read out while there is time, and leaves the cells when another sequence computes. Reading out happens on the
+engine's thread between two steps, a block at a time. The saver decides what stays in the cells (`read_out_policy` says
+at what cost), not when there is time, nor which blocks are restored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
+from edgeagent.engine.cache.chain import Chain
+from edgeagent.engine.cache.lookup import BlockCache, Continuation, Link
+from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
+from edgeagent.engine.cache.slots import PrefixCache, Source
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.runner import CUTTABLE, Runner
+from edgeagent.errors import InternalError
+from edgeagent.types import MemoryKind
+
+# A step attends to all cells up to the last one used; so many unused ones in between are worth a restore.
+MAX_GAP = 512
+# Checkpoints of one full context take at most this part of host memory.
+_CHECKPOINT_SHARE = 8
+# Memory that is ready for what is read out next: for a part of the cells, at most a part of host memory's free bytes.
+_READY_CELLS = 4
+_READY_SHARE = 8
+
+
+class _Saved(Enum):
+    """The outcome of an attempt to read out a block."""
+
+    MORE = "there may be another"
+    ALL = "nothing was left to read"
+    LATER = "there is no room before the tier below has taken more"
+    REFUSED = "it cannot be read, or is not kept"
+
+
+class Saver:
+    """Between one runner's cells and the blocks that keep what leaves them; told of every sequence's start and end."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        blocks: BlockCache,
+        clock: Callable[[], float] = time.monotonic,
+        costs: CostModel | None = None,
+    ) -> None:
+        """`costs` are those of the runner's steps; without them every prefix is read out before it leaves the cells."""
+        self.cells = PrefixCache(runner, blocks.tree, self._save_evicted)
+        self.blocks = blocks
+        self.read_out_policy = ReadOutPolicy(costs)
+        self._runner = runner
+        self._clock = clock
+        self._has_state = runner.memory_kind not in CUTTABLE
+        self._chains: dict[int, Chain] = {}  # of live and idle sequences, where memory is attention
+        self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
+        self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
+        self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
+        self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
+        self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
+        self._state_bytes = 0
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether an idle prefix is still to be read out."""
+        return bool(self._unsaved)
+
+    @property
+    def has_something(self) -> bool:
+        """Whether there is anything to read out, of idle or live sequences."""
+        return bool(self._unsaved or self._growing)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing can be read out before the tier below has taken more of what was."""
+        return self.has_something and self.blocks.host.is_waiting
+
+    @property
+    def num_unsaved_tokens(self) -> int:
+        """Tokens of idle prefixes that keep their cells until they are read out."""
+        return sum(map(self.cells.length, self._unsaved))
+
+    @property
+    def next_save_s(self) -> float:
+        """Expected seconds of reading out one block."""
+        seq_id = next(iter(self._unsaved), None)
+        if seq_id is None or not self._has_state:
+            return self.read_out_policy.read_s(self._cell_bytes * self.blocks.block_tokens)
+        return self.read_out_policy.read_s(self._unread_bytes(seq_id))
+
+    @property
+    def num_idle_cells(self) -> int:
+        """Cells that idle prefixes alone hold."""
+        return sum(map(self.cells.num_unshared, self.cells.idle_ids))
+
+    def is_saved(self, seq_id: int) -> bool:
+        """Whether an idle sequence may leave the cells at no loss."""
+        return seq_id in self._saved
+
+    def claim(self, root: BlockKey, source: Source, known: Sequence[Link]) -> int | None:
+        """Return a live sequence with a prefix from the cells; see PrefixCache.claim.
+
+        `known` are the blocks that its prompt begins with: those saved of it extend them.
+        """
+        seq_id = self.cells.claim(root, source)
+        if seq_id is not None:
+            self._forget(seq_id)
+            if not self._has_state:
+                self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.extendable(known))
+        return seq_id
+
+    def release(self, seq_id: int, *, keep: bool, priority: CachePriority) -> None:
+        """End a live sequence; its prefix stays for others if `keep`."""
+        self._growing.pop(seq_id, None)
+        self.cells.release(seq_id, keep=keep)
+        if not self.cells.is_idle(seq_id):
+            self._chains.pop(seq_id, None)
+        if self.blocks.is_enabled and self.cells.is_idle(seq_id):
+            self._priorities[seq_id] = priority
+            self._unsaved[seq_id] = None
+
+    def save_one(self) -> None:
+        """Read one block out of the cells: of an idle sequence, which can leave them then, before a live one's."""
+        if not self._unsaved:
+            seq_id, priority = next(iter(self._growing.items()))
+            if self._save_next(seq_id, priority, is_whole=False) is not _Saved.MORE:
+                del self._growing[seq_id]
+            return
+        seq_id = next(iter(self._unsaved))
+        outcome = self._save_next(seq_id, self._priorities[seq_id], is_whole=True)
+        if outcome in (_Saved.ALL, _Saved.REFUSED):
+            del self._unsaved[seq_id]
+        if outcome is _Saved.ALL:
+            self._saved.add(seq_id)
+
+    def prepare(self) -> bool:
+        """Get memory ready for a block that is read out later, in front of somebody; False if there is enough."""
+        if self._has_state or not self._cell_bytes:
+            return False
+        host = self.blocks.host.stats()
+        ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._cell_bytes) // _READY_CELLS)
+        block_bytes = int(self._cell_bytes * self.blocks.block_tokens)
+        return self._runner.prepare(block_bytes, min(ready, host.max_bytes - host.num_bytes))
+
+    def checkpoint(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
+        """Read out the part of a live sequence that cannot be read later; all of it at a boundary.
+
+        Attention can be read at any time: only a tier that outlives the process wants it before the sequence ends, and
+        `save_one` does that when there is time.
+        """
+        if not self.blocks.is_enabled:
+            return
+        match self._runner.memory_kind:
+            case MemoryKind.FULL_ATTENTION:
+                if self.blocks.below is not None:
+                    self._growing[seq_id] = priority
+            case MemoryKind.SLIDING_WINDOW:
+                while self._save_next(seq_id, priority, is_whole=is_boundary) is _Saved.MORE:
+                    pass
+            case _ if is_boundary:
+                self._save_next(seq_id, priority, is_whole=True)
+            case _:
+                pass
+
+    def make_way(self, num_tokens: int, depth: int) -> None:
+        """Read out idle prefixes that would slow a prompt's next `num_tokens`, from a depth on, by more than that."""
+        started_s, num_idle = self._clock(), 0
+        for seq_id in tuple(self._unsaved):
+            num_idle += self.cells.num_unshared(seq_id)
+            allowance_s = self.read_out_policy.allowance_s(num_tokens, depth, num_idle)
+            while seq_id in self._unsaved and not self.is_waiting:
+                if self._clock() - started_s + self.read_out_policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
+                    return
+                self.save_one()
+
+    def shed(self) -> None:
+        """Let idle prefixes that are in blocks leave the cells."""
+        for seq_id in tuple(self._saved):
+            self._drop(seq_id)
+
+    def compact(self) -> None:
+        """Let idle prefixes leave the cells, the one furthest up first, until the used ones have no large gaps.
+
+        Prefixes that return are restored into the lowest free cells.
+        """
+        while self._saved and self.cells.span > self.cells.num_cells_used + MAX_GAP:
+            self._drop(max(self._saved, key=self.cells.highest_cell))
+
+    def checkpoint_interval(self) -> int:
+        """Return after how many tokens of a prompt to keep a state, so that a whole context's fit host memory."""
+        budget = max(1, self.blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
+        num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
+        return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
+
+    def forget_idle(self) -> None:
+        """Drop all idle sequences unread; their blocks stay."""
+        for seq_id in self.cells.idle_ids:
+            self._drop(seq_id)
+
+    def purge(self, partition: str | None) -> int:
+        """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
+        root = None if partition is None else self.blocks.root(partition)
+        self._growing.clear()
+        for seq_id in self.cells.idle_ids:
+            if root in (None, self.cells.root(seq_id)):
+                self._drop(seq_id)
+        return self.blocks.purge(root)
+
+    def close(self) -> None:
+        """Read out what is unsaved, and hand everything that is kept to the tier below."""
+        for seq_id in tuple(self._unsaved):
+            while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
+                pass
+            self._forget(seq_id)
+        self.blocks.host.close()
+
+    def _below_goes_on(self) -> bool:
+        """Wait until the tier below has written something; whether there may be room now."""
+        below = self.blocks.below
+        # Nothing to wait for can also mean that everything has just been written.
+        return below is not None and (below.wait_written() or not self.blocks.host.is_waiting)
+
+    def _save_evicted(self, seq_id: int) -> None:
+        if seq_id in self._unsaved:
+            start, end, priority = self._chain_end(seq_id), self.cells.length(seq_id), self._priorities[seq_id]
+            if self.read_out_policy.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
+                self._save_all(seq_id)
+        self._forget(seq_id)
+
+    def _unread_bytes(self, seq_id: int) -> float:
+        """Return about how many bytes of an idle sequence are not in blocks."""
+        return self._state_bytes + self._cell_bytes * (self.cells.length(seq_id) - self._chain_end(seq_id))
+
+    def _chain_end(self, seq_id: int) -> int:
+        """Return how many of a sequence's tokens were in blocks at the last look."""
+        chain = self._chains.get(seq_id)
+        return 0 if chain is None else min(chain.end, self.cells.length(seq_id))
+
+    def _save_all(self, seq_id: int) -> _Saved:
+        while (outcome := self._save_next(seq_id, self._priorities[seq_id], is_whole=True)) is _Saved.MORE:
+            pass
+        return outcome
+
+    def _drop(self, seq_id: int) -> None:
+        self._forget(seq_id)
+        self.cells.drop(seq_id)
+
+    def _forget(self, seq_id: int) -> None:
+        self._chains.pop(seq_id, None)
+        self._priorities.pop(seq_id, None)
+        self._unsaved.pop(seq_id, None)
+        self._growing.pop(seq_id, None)
+        self._saved.discard(seq_id)
+
+    def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:
+        """Read the next block of a sequence out of the cells; without `is_whole` only a full one."""
+        chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, priority)
+        end = self._next_end(seq_id, chain, priority, is_whole=is_whole)
+        if end is None:
+            if is_whole:
+                self._keep(seq_id, chain, priority)
+            return _Saved.ALL
+        if not self._runner.can_save(seq_id, chain.end, end):
+            return _Saved.REFUSED
+        if self.blocks.host.is_waiting:
+            return _Saved.LATER
+        own = self.cells.tokens(seq_id, chain.end, end)
+        started_s = self._clock()
+        try:
+            payload = self._runner.save(seq_id, chain.end, end)
+        except (InternalError, MemoryError):
+            return _Saved.REFUSED  # no answer needs it
+        block = self.blocks.make(self.cells.root(seq_id), chain.key, chain.end, own, payload)
+        self._state_bytes = self._runner.state_bytes(seq_id)
+        self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
+        is_kept = self.blocks.add(block, priority.at(end))
+        self.read_out_policy.observe_read(len(block.target), self._clock() - started_s)
+        if is_kept:
+            return _Saved.MORE
+        # As it was then: there may be room by now.
+        return _Saved.LATER if self.blocks.host.was_waiting else _Saved.REFUSED
+
+    def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
+        """Return the chain that a sequence's next block extends, brought up to date.
+
+        Only blocks that came since the last call are looked at: a long context costs no more than a short one.
+        """
+        chain, length = self._chains.setdefault(seq_id, Chain()), self.cells.length(seq_id)
+        while chain.key is not None and not self.blocks.is_held(chain.key):
+            chain.pop()
+        while length - chain.end >= MIN_PART:
+            extendable = self._continuation(seq_id, chain, length, priority).extendable
+            if extendable is None:
+                break
+            chain.append(extendable.end, extendable.key)
+        return chain
+
+    def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> Continuation:
+        size = self.blocks.block_tokens
+        own = self.cells.tokens(seq_id, chain.end, min(length, chain.end + size))
+        return self.blocks.continuation(self.cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
+
+    def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
+        """Return where the next block of a sequence ends; None where there is none yet, or nothing is left."""
+        length = self.cells.length(seq_id)
+        if self._has_state:
+            return length if length >= MIN_PART and chain.end < length else None
+        full_end = priority.block_end(chain.end, self.blocks.block_tokens)
+        end = min(full_end, length)
+        if end - chain.end < MIN_PART or (end < full_end and not is_whole):
+            return None
+        is_held = end == length and self._continuation(seq_id, chain, length, priority).complete is not None
+        return None if is_held else end
+
+    def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
+        """Give the blocks of a sequence that is wholly in blocks its priority, and hold them for its lane.
+
+        They may be written then, too, even if a sequence made them that must not be written.
+        """
+        length = self.cells.length(seq_id)
+        keys = list(chain.keys_until(length))
+        tail = (
+            None
+            if self._has_state or length - chain.end < MIN_PART
+            else self._continuation(seq_id, chain, length, priority)
+        )
+        if priority.importance is not Importance.VOLATILE:
+            for end, key in chain.take_unkept(length):
+                self.blocks.host.keep((key,), priority.at(end))
+            if tail is not None and tail.complete is not None and tail.complete.is_whole:
+                self.blocks.host.keep((tail.complete.key,), priority.at(length))
+        if priority.lane and self.cells.is_idle(seq_id):
+            if tail is not None and tail.complete is not None:
+                keys.append(tail.complete.key)
+            self.blocks.host.hold(priority.lane, keys)
+
+    def _stateful_chain(self, seq_id: int) -> Chain:
+        """Return the best chain for a block that ends here, with the state, to extend; one that ends here if there is.
+
+        Each block has a state, and a restore reads them all: so reach back until the cells take as many bytes.
+        """
+        length = self.cells.length(seq_id)
+        links = self.blocks.find(self.blocks.walk(self.cells.root(seq_id), self.cells.tokens(seq_id)))
+        if not links or links[-1].end < length:
+            while links and (length - links[-1].end) * self._cell_bytes <= self._state_bytes:
+                links.pop()
+        return Chain((link.end, link.key) for link in links)

@@ -1,0 +1,218 @@
+"""Who owns which sequence id of the runner, and which of the prefixes in its cells can be used again.
+
+A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live or
+idle stands in the radix tree that has the blocks too; a new prompt takes over or shares the longest prefix found there.
+Idle prefixes are evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to keep
+them elsewhere.
+
+Ledger: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of one = its length.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgeagent.engine.cache.block import BlockKey
+from edgeagent.engine.cache.kv_cells import CellLedger
+from edgeagent.engine.cache.radix_tree import RadixTree, Walk
+from edgeagent.engine.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A prefix in cells: the first `length` tokens of a sequence (None: no tokens, of none)."""
+
+    length: int = 0
+    seq_id: int | None = None
+
+
+class PrefixCache:
+    """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
+
+    def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
+        """`on_evict` is called with the id of an idle sequence that is about to be forgotten."""
+        self._runner = runner
+        self._on_evict = on_evict
+        self._tree = tree
+        self._cells = CellLedger(runner.num_cells)
+        self._free = list(range(runner.num_sequences - 1, -1, -1))
+        self._live: set[int] = set()
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def num_cells_used(self) -> int:
+        """Cells held by live or idle sequences."""
+        return self._cells.num_used
+
+    @property
+    def idle_ids(self) -> tuple[int, ...]:
+        """Ids of the idle sequences, least recently used first."""
+        return tuple(self._idle)
+
+    def length(self, seq_id: int) -> int:
+        """Return how many tokens a sequence has in cells."""
+        return self._tree.length(seq_id)
+
+    def num_unshared(self, seq_id: int) -> int:
+        """Return how many cells a sequence alone holds."""
+        return self._cells.num_unshared(seq_id)
+
+    @property
+    def span(self) -> int:
+        """About how far up the used cells reach."""
+        return self._cells.span
+
+    def highest_cell(self, seq_id: int) -> int:
+        """Return about how far up a sequence's cells reach."""
+        return self._cells.highest(seq_id)
+
+    def gap_below(self, seq_id: int, length: int) -> int:
+        """Return about how many cells would lie unused below an idle sequence's first `length` without other idle ones.
+
+        0 where a live one reaches as far up anyway.
+        """
+        top = self._cells.highest(seq_id, length)
+        if any(self._cells.highest(live) >= top for live in self._live):
+            return 0
+        return max(0, top + 1 - length - sum(self._cells.length(live) for live in self._live))
+
+    def tokens(self, seq_id: int, start: int = 0, end: int | None = None) -> array[int]:
+        """Return a sequence's tokens, or those from `start` to `end`."""
+        return self._tree.tokens(seq_id, start, end)
+
+    def root(self, seq_id: int) -> BlockKey:
+        """Return the root key of a sequence's partition."""
+        return self._tree.partition(seq_id)
+
+    def match(self, walk: Walk, max_length: int) -> Source:
+        """Return the longest prefix of what was looked up whose sequence's memory can be cut there. No side effect.
+
+        Among equals an idle sequence that ends there is best (taken over without a copy), then any idle one.
+        """
+        best, best_rank = Source(), -1
+        for length, seq_id in walk.sequences(max_length):
+            if length < best.length:
+                break
+            rank = (2 if self._tree.length(seq_id) == length else 1) if seq_id in self._idle else 0
+            if rank > best_rank and self._runner.can_trim(seq_id, length):
+                best, best_rank = Source(length, seq_id), rank
+                if rank == 2:
+                    break
+        return best
+
+    def is_idle(self, seq_id: int) -> bool:
+        """Whether a sequence ended and its prefix stayed."""
+        return seq_id in self._idle
+
+    def can_hold(self, num_tokens: int) -> bool:
+        """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""
+        return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
+
+    def claim(self, root: BlockKey, source: Source) -> int | None:
+        """Return a live sequence with a prefix that `match` has just found; an empty one if that cannot be copied.
+
+        None if every sequence id is live.
+        """
+        former = source.seq_id
+        if former is not None and former in self._idle:
+            if self._tree.length(former) == source.length:
+                del self._idle[former]
+                self._live.add(former)
+                return former
+            self._idle.move_to_end(former)
+        seq_id = self._take_id(keep=former)
+        if seq_id is None:
+            return None
+        if former is not None:
+            if self._runner.copy(former, seq_id, source.length):
+                self._cells.share(former, seq_id, source.length)
+                self._tree.fork(seq_id, former, source.length)
+                return seq_id
+            self._runner.clear(seq_id)
+        self._tree.insert(seq_id, root)
+        return seq_id
+
+    def reserve(self, num_cells: int) -> bool:
+        """Evict idle prefixes until `num_cells` are free; False if live sequences hold too many."""
+        while self._cells.num_free < num_cells:
+            if not self._idle:
+                return False
+            self._evict(next(iter(self._idle)))
+        return True
+
+    def evict_one(self) -> bool:
+        """Evict the least recently used idle prefix; False if there is none."""
+        if self._idle:
+            self._evict(next(iter(self._idle)))
+            return True
+        return False
+
+    def drop(self, seq_id: int) -> None:
+        """Forget an idle sequence without calling `on_evict`: its prefix is kept elsewhere."""
+        del self._idle[seq_id]
+        self._forget(seq_id)
+
+    def cut(self, seq_id: int, length: int) -> int:
+        """Take back a live sequence's tokens from `length` on; return the length that it has then.
+
+        0 where the memory cannot be cut there.
+        """
+        self._tree.truncate(seq_id, length)
+        self._cells.trim(seq_id, length)
+        return self.restore(seq_id)
+
+    def append(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
+        self._cells.take(seq_id, len(tokens))
+        self._tree.extend(seq_id, tokens)
+
+    def restore(self, seq_id: int) -> int:
+        """Make the runner agree with what is recorded of a live sequence, after a decode that ended midway.
+
+        Return the length it has afterwards: the recorded one, or 0 where the memory could not be cut.
+        """
+        length = self._tree.length(seq_id)
+        if self._runner.length(seq_id) == length or self._runner.trim(seq_id, length):
+            return length
+        self.reset(seq_id)
+        return 0
+
+    def reset(self, seq_id: int) -> None:
+        """Empty a live sequence."""
+        self._runner.clear(seq_id)
+        self._tree.truncate(seq_id, 0)
+        self._cells.trim(seq_id, 0)
+
+    def release(self, seq_id: int, *, keep: bool) -> None:
+        """End a live sequence; its prefix stays for others if `keep`."""
+        self._live.remove(seq_id)
+        if keep and self._tree.length(seq_id) > 0:
+            self._idle[seq_id] = None
+        else:
+            self._forget(seq_id)
+
+    def _take_id(self, keep: int | None) -> int | None:
+        if self._free:
+            seq_id = self._free.pop()
+        else:
+            victim = next((idle for idle in self._idle if idle != keep), None)
+            if victim is None:
+                return None
+            self._evict(victim)
+            seq_id = self._free.pop()
+        self._live.add(seq_id)
+        return seq_id
+
+    def _evict(self, victim: int) -> None:
+        if self._on_evict is not None:
+            self._on_evict(victim)
+        self.drop(victim)
+
+    def _forget(self, seq_id: int) -> None:
+        self._runner.clear(seq_id)
+        self._tree.remove(seq_id)
+        self._cells.trim(seq_id, 0)
+        self._free.append(seq_id)

@@ -1,0 +1,331 @@
+"""The runner's llama.cpp form: one context with a unified KV cache, driven through the low-level bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import Payload
+from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
+from edgeagent.engine.llama.bindings import abort_flags, last_error, lib
+from edgeagent.engine.llama.cores import num_usable_cores
+from edgeagent.engine.llama.model import DEFAULT_MAX_CONTEXT, Model
+from edgeagent.engine.llama.payload_pool import PayloadPool
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.scheduler import MAX_SCORED
+from edgeagent.engine.tuning.attention import Attention, possible_attention
+from edgeagent.errors import InternalError, ModelLoadFailed
+from edgeagent.types import MemoryKind
+
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+# llama.cpp allows 256 sequences a context. Each idle one only names cells where memory is attention, but owns a
+# whole state where it is recurrent; those wait in host memory, if there is any.
+_NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
+_NUM_IDLE_STATES = 2
+_NUM_IDLE_STATES_WITHOUT_HOST = 8
+_MAX_ROW_COST = 64.0  # of models that are little but a vocabulary
+_OUT_OF_CELLS = 1  # of llama_decode
+
+
+def num_cells_of(model: Model, config: EngineConfig) -> int:
+    """Return the cells that a model's context will have."""
+    return config.ctx or min(model.context_length_trained or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
+
+
+def attention_candidates(model: Model, config: EngineConfig, num_cells: int | None = None) -> tuple[Attention, ...]:
+    """Return the forms of attention that a model's context may have, first the default."""
+    return possible_attention(
+        config,
+        # llama.cpp tells the first layer's, which in a hybrid may have none; heads are rarely narrower than 64.
+        num_heads=int(lib.llama_model_n_head(model.handle)) or model.embedding_length // 64,
+        num_cells=num_cells or num_cells_of(model, config),
+        is_on_gpu=model.num_gpu_layers != 0,
+    )
+
+
+class LlamaRunner:
+    """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
+
+    def __init__(
+        self, model: Model, config: EngineConfig, *, num_cells: int | None = None, attention: Attention | None = None
+    ) -> None:
+        """Make the context, with the default attention where none was chosen.
+
+        Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options).
+        """
+        self.model = model
+        self.attention = attention or attention_candidates(model, config, num_cells)[0]
+        self.memory_kind = model.memory_kind
+        self.num_vocab = model.num_tokens
+        self.num_threads = config.threads or num_usable_cores()
+        num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
+        self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
+        self._spare = self.num_sequences  # a sequence of our own, for tokens that are not kept
+        # With a window or a state, padding adds another sequence to a batch; its effects there are not known.
+        is_on_cpu = model.num_gpu_layers == 0
+        self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
+        self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
+        self._tile = choose_tile(model.file_type)
+        self._window = model.window
+        self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
+        params = self._context_params(config, num_cells)
+        self._context = lib.llama_init_from_model(model.handle, params)
+        if not self._context:
+            raise ModelLoadFailed(
+                f"llama.cpp could not make a context of {params.n_ctx} tokens for {model.path}: "
+                f"{last_error() or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
+            )
+        self._memory = lib.llama_get_memory(self._context)
+        if not self._memory:
+            lib.llama_free(self._context)
+            raise ModelLoadFailed(
+                f"{model.path} keeps no memory of a text: it is an embedding or diffusion model, which cannot generate "
+                "token by token"
+            )
+        self.num_cells = int(lib.llama_n_ctx(self._context))
+        self.max_batch = int(lib.llama_n_batch(self._context))
+        self._payloads = PayloadPool()
+        self._make_batch()
+        self._install_abort_flag()
+
+    def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
+        params = lib.llama_context_default_params()
+        params.n_ctx = num_cells or num_cells_of(self.model, config)
+        params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
+        params.n_seq_max = self.num_sequences + 1
+        # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
+        num_sampled = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
+        self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
+        # A row multiplies the width by the vocabulary; a token multiplies by the weights of all layers.
+        row_params = self.model.num_tokens * self.model.embedding_length
+        self.row_cost = min(_MAX_ROW_COST, row_params / max(1, self.model.num_params - row_params))
+        params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # it asserts that each sequence has a row
+        params.n_threads = params.n_threads_batch = self.num_threads
+        params.flash_attn_type = FLASH_ATTENTION[self.attention.flash]
+        params.type_k, params.type_v = KV_TYPES[config.kv_type_k], KV_TYPES[config.kv_type_v]
+        params.kv_unified = True
+        params.no_perf = True
+        return params
+
+    def _make_batch(self) -> None:
+        # The arrays live as long as the runner; a decode only fills them. seq_id is an array of pointers, each to its
+        # own element of one array of ids.
+        size = self.max_batch
+        self._tokens = np.zeros(size, np.int32)
+        self._positions = np.zeros(size, np.int32)
+        self._seq_ids = np.zeros(size, np.int32)
+        self._flags = np.zeros(size, np.int8)
+        ones = np.ones(size, np.int32)
+        pointers = self._seq_ids.ctypes.data + np.arange(size, dtype=np.uint64) * 4
+        self._batch = lib.llama_batch()
+        self._batch.token = self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.pos = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.n_seq_id = ones.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.seq_id = pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+        self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+        self._batch_arrays = (ones, pointers)
+        self._outputs: list[int] = []
+        self._row = ctypes.c_float * self.num_vocab
+        self._views: dict[int, Logits] = {}
+
+    def _install_abort_flag(self) -> None:
+        # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
+        # each time. libc's strlen on a two-byte buffer reads the flag instead: "" is false, "\1" is true.
+        self._abort_flag = ctypes.create_string_buffer(2)
+        abort_flags.append(self._abort_flag)
+        libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+        callback = ctypes.cast(libc.strlen, lib.ggml_abort_callback)
+        self._abort_callback = callback
+        lib.llama_set_abort_callback(self._context, callback, ctypes.cast(self._abort_flag, ctypes.c_void_p))
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Use so many threads from the next decode on.
+
+        llama.cpp sums attention in another order with another number of threads: logits move as between kernels.
+        """
+        self.num_threads = num_threads
+        lib.llama_set_n_threads(self._context, num_threads, num_threads)
+
+    def close(self) -> None:
+        """Free the context; the model stays."""
+        if self._context:
+            lib.llama_free(self._context)
+            self._context = None
+            abort_flags[:] = [flag for flag in abort_flags if flag is not self._abort_flag]
+
+    def request_abort(self) -> None:
+        """Make the running decode stop at its next graph node (CPU only). Any thread may call it."""
+        self._abort_flag[0] = b"\1"
+
+    def clear_abort(self) -> None:
+        """Take back request_abort; the owner calls it before it reads its commands, so that none is lost."""
+        self._abort_flag[0] = b"\0"
+
+    def decode(self, slices: Sequence[Slice]) -> None:
+        """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).
+
+        Raise DecodeCancelled (parts may be computed: trim to what is known), OutOfCells (nothing was computed), or
+        InternalError.
+        """
+        at = 0
+        outputs: list[int] = []
+        for part in slices:
+            end = at + len(part.tokens)
+            self._tokens[at:end] = part.tokens
+            self._positions[at:end] = np.arange(part.start, part.start + end - at)
+            self._seq_ids[at:end] = part.seq_id
+            self._flags[at : end - part.num_logits] = 0
+            self._flags[end - part.num_logits : end] = 1
+            outputs.extend(range(end - part.num_logits, end))
+            at = end
+        status = self._compute(at)
+        if status == 0:
+            # Otherwise the time of the step would be measured at the read of the logits, or in the next step.
+            lib.llama_synchronize(self._context)
+            self._outputs = outputs
+        elif status == _OUT_OF_CELLS:
+            raise OutOfCells
+        elif status == 2:
+            raise DecodeCancelled
+        else:
+            raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
+
+    def _compute(self, num_tokens: int) -> int:
+        """Decode so many tokens of the batch, and a few of no meaning where that is quicker; return the status."""
+        num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
+        end = num_tokens + num_added
+        if num_added and end <= self.max_batch:
+            added = slice(num_tokens, end)
+            self._tokens[added] = self._flags[added] = 0
+            self._positions[added], self._seq_ids[added] = range(num_added), self._spare
+            self._batch.n_tokens = end
+            status = int(lib.llama_decode(self._context, self._batch))
+            self.clear(self._spare)
+            if status != _OUT_OF_CELLS:
+                return status
+        self._batch.n_tokens = num_tokens
+        return int(lib.llama_decode(self._context, self._batch))
+
+    def logits(self, index: int) -> Logits:
+        """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
+        address = ctypes.addressof(lib.llama_get_logits_ith(self._context, self._outputs[index]).contents)
+        view = self._views.get(address)
+        if view is None:
+            # Few addresses come back: a row's place in the buffer. Views own nothing, so one that is never asked for
+            # again does no harm.
+            view = np.ndarray(self.num_vocab, np.float32, memoryview(self._row.from_address(address)))
+            view.flags.writeable = False
+            self._views[address] = view
+        return view
+
+    def can_trim(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence may be cut to `length` and go on from there with the right logits."""
+        held = self.length(seq_id)
+        if length >= held:
+            return length == held
+        match self.memory_kind:
+            case MemoryKind.FULL_ATTENTION:
+                return True
+            case MemoryKind.SLIDING_WINDOW:
+                # The next token attends to the window before it, so those cells must be there.
+                return length == 0 or self._window_begins(seq_id) <= max(0, length - self._window)
+            case _:
+                return length == 0
+
+    def trim(self, seq_id: int, length: int) -> bool:
+        """Forget positions from `length` on; False if this memory cannot (then nothing changed)."""
+        if not self.can_trim(seq_id, length):
+            return False
+        return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+
+    def clear(self, seq_id: int) -> None:
+        """Forget a sequence whole."""
+        self._gapless_from.pop(seq_id, None)
+        lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """Let an empty target share the source's first `length` positions; False if this memory cannot."""
+        if not self.can_trim(source, length):
+            return False
+        # The whole sequence is tagged and then cut: sliding windows hold only part of [0, length), and recurrent
+        # states know no ranges.
+        lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        if source in self._gapless_from:
+            self._gapless_from[target] = self._gapless_from[source]
+        return self.trim(target, length)
+
+    def can_save(self, seq_id: int, start: int, end: int) -> bool:
+        """Whether `save` can read this range and a restore of it will be exact. No side effect."""
+        held = self.length(seq_id)
+        match self.memory_kind:
+            case MemoryKind.FULL_ATTENTION:
+                return end <= held
+            case MemoryKind.SLIDING_WINDOW:
+                # llama.cpp writes of a windowed layer what is in the window at the end.
+                return end <= held and self._window_begins(seq_id) <= max(start, end - self._window)
+            case _:
+                return end == held  # a state knows only where it is
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        """Return the bytes of positions [start, end), with the state at `end` where the memory is one."""
+        lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
+        try:
+            size = lib.llama_state_seq_get_size(self._context, self._spare)
+            payload = self._payloads.take(size)
+            pointer = np.frombuffer(payload, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            written = lib.llama_state_seq_get_data(self._context, pointer, size, self._spare)
+        finally:
+            self.clear(self._spare)
+        if written == 0:
+            raise InternalError(f"llama.cpp could not read positions {start} to {end} of a sequence out of its cells")
+        return payload[:written].toreadonly()
+
+    def prepare(self, num_bytes: int, max_bytes: int) -> bool:
+        """Get memory ready for a later `save` of so many bytes; False if `max_bytes` are ready."""
+        self._payloads.max_free_bytes = max_bytes
+        return self._payloads.prepare(num_bytes)
+
+    def state_bytes(self, seq_id: int) -> int:
+        """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""
+        if self.memory_kind in CUTTABLE:
+            return 0
+        return int(lib.llama_state_seq_get_size_ext(self._context, seq_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
+
+    def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
+        """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.
+
+        False if llama.cpp does not take it (no room, other settings); then the sequence is as it was.
+        """
+        source = np.frombuffer(payload, np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)
+        is_whole = bool(read == len(source)) and self.length(self._spare) == end
+        if is_whole:
+            start = self.length(seq_id)
+            if end - start > self._window:
+                self._gapless_from[seq_id] = end - self._window
+            lib.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
+        self.clear(self._spare)
+        return is_whole
+
+    def _window_begins(self, seq_id: int) -> int:
+        """Return the position from which on the windowed layers have all cells of a sequence.
+
+        Older ones may have been recycled, or were out of the window when they were saved.
+        """
+        oldest = int(lib.llama_memory_seq_pos_min(self._memory, seq_id))
+        return max(oldest, self._gapless_from.get(seq_id, 0))
+
+    def length(self, seq_id: int) -> int:
+        """Return the number of positions held."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends generation."""
+        return self.model.is_end(token)

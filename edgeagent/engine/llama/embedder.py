@@ -1,0 +1,197 @@
+"""Texts' vectors, computed in a context of their own, a chunk at a time, so that other requests can run in between.
+
+It knows token ids, not text, nor who asks. The context is made when it is needed, as long as the text needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.context import FLASH_ATTENTION, KV_TYPES
+from edgeagent.engine.llama.model import Model
+from edgeagent.errors import BackendUnavailable, InternalError
+
+Rows = NDArray[np.float32]
+
+# Below 64 tokens the CPU's arithmetic is the same for any number of them: a vector does not depend on its chunks.
+MAX_CHUNK = 63
+_MIN_CHUNK = 8
+_FIRST_CHUNK = 16
+_SMOOTHING = 0.3
+_MIN_CELLS = 512
+
+
+class Pooling(StrEnum):
+    """How the vectors of a text's tokens become one vector."""
+
+    MEAN = "mean"
+    FIRST = "first"
+    LAST = "last"
+
+
+# llama_pooling_type: 1 mean, 2 cls, 3 last. Where a file names none (or 0), the last token's, which has seen the whole
+# text: Ollama does so (llamarunner falls back to the last token's embedding); llama-server refuses to choose.
+_POOLINGS = {"1": Pooling.MEAN, "2": Pooling.FIRST, "3": Pooling.LAST}
+_RANKING = "4"
+
+
+def choose_pooling(model: Model) -> Pooling | None:
+    """Return how a model's vectors are pooled; None where it gives none that can be computed in chunks.
+
+    Those are models that rank, and those whose tokens see what comes after them.
+    """
+    architecture = model.metadata("general.architecture")
+    kind = model.metadata(f"{architecture}.pooling_type") or ""
+    is_causal = model.metadata(f"{architecture}.attention.causal") != "false"
+    if kind == _RANKING or not is_causal or model.has_encoder:
+        return None
+    return _POOLINGS.get(kind, Pooling.LAST)
+
+
+class Embedder:
+    """Computes one text's vector after another. All methods are for the engine's thread."""
+
+    def __init__(
+        self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`max_tokens` is the length of the longest text."""
+        self.max_tokens = max_tokens
+        self.pooling = choose_pooling(model)
+        self.num_chunks = 0
+        self._model = model
+        self._config = config
+        self._clock = clock
+        self._context: object | None = None
+        self._num_cells = 0
+        self._tokens: Sequence[int] = ()
+        self._num_done = 0
+        self._sum: NDArray[np.float64] = np.zeros(0)
+        self._tokens_per_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a context, which takes memory."""
+        return self._context is not None
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Begin a text of 1 to `max_tokens` tokens; an unfinished one is forgotten.
+
+        Raise BackendUnavailable where there is no memory for it.
+        """
+        assert 0 < len(tokens) <= self.max_tokens
+        if len(tokens) > self._num_cells:
+            self.close()
+            self._open(len(tokens))
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), False)
+        self._tokens, self._num_done = tokens, 0
+        self._sum = np.zeros(self._model.embedding_length)
+
+    def advance(self, budget_s: float, num_threads: int) -> Rows | None:
+        """Compute a chunk that takes about so long; return the text's vector, of length 1, when it was the last.
+
+        Raise InternalError where llama.cpp fails, or has no number for an answer.
+        """
+        chunk = self._tokens[self._num_done : self._num_done + self._chunk_length(budget_s)]
+        is_last = self._num_done + len(chunk) == len(self._tokens)
+        started_s = self._clock()
+        lib.llama_set_n_threads(self._context, num_threads, num_threads)
+        self._pool(self._decode(chunk, is_pooled=self._is_pooled(is_last=is_last)), len(chunk))
+        self._note_rate(len(chunk) / max(self._clock() - started_s, 1e-6))
+        self.num_chunks += 1
+        self._num_done += len(chunk)
+        return _normalised(self._sum) if is_last else None
+
+    def close(self) -> None:
+        """Free the memory; a next text takes it again."""
+        if self._context is not None:
+            lib.llama_free(self._context)
+            self._context, self._num_cells = None, 0
+
+    def _open(self, num_tokens: int) -> None:
+        params = lib.llama_context_default_params()
+        params.n_ctx = min(max(_MIN_CELLS, 1 << (num_tokens - 1).bit_length()), max(_MIN_CELLS, self.max_tokens))
+        params.n_batch = params.n_ubatch = MAX_CHUNK + 1
+        params.n_seq_max = 1
+        # "auto" is llama.cpp's own choice here, not engine.attention's: with plain attention a token's vector differs
+        # between chunks of one token and of many (by 0.006 on a 0.5 B model), so with what else the machine has to do.
+        params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]
+        params.type_k, params.type_v = KV_TYPES[self._config.kv_type_k], KV_TYPES[self._config.kv_type_v]
+        params.embeddings = True
+        params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE  # chunks are pooled here: llama.cpp would pool each alone
+        params.no_perf = True
+        self._context = lib.llama_init_from_model(self._model.handle, params) or None
+        if self._context is None:
+            raise BackendUnavailable(
+                f"there is no room to embed {num_tokens} tokens: {last_error() or 'llama.cpp makes no context'}",
+                retry_after_s=1.0,
+                served_by="local",
+            )
+        self._num_cells = int(lib.llama_n_ctx(self._context))
+
+    def _chunk_length(self, budget_s: float) -> int:
+        if self._tokens_per_s is None:
+            return _FIRST_CHUNK
+        return min(MAX_CHUNK, max(_MIN_CHUNK, int(self._tokens_per_s * budget_s)))
+
+    def _note_rate(self, tokens_per_s: float) -> None:
+        usual = self._tokens_per_s or tokens_per_s
+        self._tokens_per_s = usual + _SMOOTHING * (tokens_per_s - usual)
+
+    def _is_pooled(self, *, is_last: bool) -> bool:
+        match self.pooling:
+            case Pooling.FIRST:
+                return self._num_done == 0
+            case Pooling.LAST:
+                return is_last
+        return True
+
+    def _decode(self, chunk: Sequence[int], *, is_pooled: bool) -> Rows | None:
+        """Compute a chunk behind those before it; return its tokens' vectors where they are wanted."""
+        array = (ctypes.c_int32 * len(chunk))(*chunk)
+        lib.llama_set_embeddings(self._context, is_pooled)
+        status = lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(chunk)))
+        if status != 0:
+            self.close()
+            raise InternalError(f"llama_decode failed with status {status} on an embedding's {len(chunk)} tokens")
+        lib.llama_synchronize(self._context)
+        if not is_pooled:
+            return None
+        rows = lib.llama_get_embeddings(self._context)
+        if not rows:
+            self.close()
+            raise InternalError(f"llama.cpp computed an embedding's {len(chunk)} tokens, but has no vectors of them")
+        return np.ctypeslib.as_array(rows, (len(chunk), self._model.embedding_length))
+
+    def _pool(self, rows: Rows | None, num_tokens: int) -> None:
+        if rows is None:
+            return
+        match self.pooling:
+            case Pooling.FIRST:
+                self._sum += rows[0]
+            case Pooling.LAST:
+                self._sum += rows[num_tokens - 1]
+            case _:
+                self._sum += rows.sum(axis=0, dtype=np.float64)
+
+
+def _normalised(vector: NDArray[np.float64]) -> Rows:
+    """Return a vector of length 1 (a mean and a sum have one direction); one of zeros stays as it is."""
+    length = float(np.linalg.norm(vector))
+    if not np.isfinite(length):
+        raise InternalError("the model's embedding holds what is no number")
+    return (vector / (length or 1.0)).astype(np.float32)
+
+
+def shortened(vector: Rows, dimensions: int | None) -> Rows:
+    """Return a vector's first numbers, of length 1 again (None: all of them)."""
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    return _normalised(vector[:dimensions].astype(np.float64))

@@ -1,0 +1,108 @@
+"""What a cached block's meaning depends on, in one value: the model's content, the settings of the context, the build.
+
+A block that was made under another fingerprint has other keys and is never found, so it cannot be misread. What varies
+with the machine's free memory is no part of it, or a restart might find nothing: wherever a layer is computed, its KV
+cells are the same but for the last bits of their numbers. Nor is a draft: it has cells of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent import cache_folder
+from edgeagent.cache_folder import ROOT_BYTES
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.llama.bindings import commit, lib
+
+# Raised when blocks are cut or keyed otherwise.
+_BLOCKS_VERSION = 2
+_NUM_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+_HEAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What blocks depend on, by name, as it is told to people; `digest` stands for all of it."""
+
+    fields: Mapping[str, str]
+
+    @property
+    def digest(self) -> bytes:
+        """Return 32 bytes that differ whenever a field does."""
+        content = repr(sorted(self.fields.items())).encode()
+        return hashlib.blake2b(content, digest_size=32, person=b"edgeagent model").digest()
+
+
+def make_fingerprint(
+    files: Iterable[Path], config: EngineConfig, *, num_cells: int, block_tokens: int, flash_attention: str
+) -> Fingerprint:
+    """Return the fingerprint of a model, whose files these are, as it is loaded."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for file in files:
+        _add_file(hasher.update, file)
+    return Fingerprint(
+        {
+            "block format": str(_BLOCKS_VERSION),
+            "block size": str(block_tokens),
+            "llama.cpp": commit(),
+            "llama.cpp library": library_stamp(),
+            "context length": str(num_cells),
+            "K type": config.kv_type_k,
+            "V type": config.kv_type_v,
+            "flash attention": flash_attention,
+            "model file": hasher.hexdigest(),
+        }
+    )
+
+
+def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyring) -> str | None:
+    """Return a line on blocks of this model in a folder that were made under another fingerprint; None without any."""
+    abouts = cache_folder.read_abouts(folder)
+    others = {
+        root: about
+        for root, about in abouts.items()
+        if about.model == model and not keyring.root(about.client).startswith(root[:ROOT_BYTES])
+    }
+    try:
+        blocks = [found for found in cache_folder.scan(folder) if found.name.root in others]
+    except OSError:
+        return None
+    if not blocks:
+        return None
+    latest = max(blocks, key=lambda found: found.used_s)
+    theirs = others[latest.name.root].settings
+    differ = [
+        f"{name} ({theirs[name]}, now {mine.fields[name]})" for name in mine.fields if _differs(name, theirs, mine)
+    ]
+    why = f"with another {', '.join(differ)}" if differ else "by another version"
+    return f"{len(blocks)} blocks of this model on disk are not used, since they were made {why}; they go in time"
+
+
+def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:
+    return name in theirs and theirs[name] != mine.fields[name]
+
+
+def _add_file(update: Callable[[bytes], None], path: Path) -> None:
+    """Take in a model file without reading it whole: its size, its time, its header, and samples of its weights.
+
+    The time covers what lies between the samples: weights that are changed in place have an empty cache.
+    """
+    with path.open("rb", buffering=0) as file:
+        status = path.stat()
+        size = status.st_size
+        update(f"{size}:{status.st_mtime_ns}:".encode())
+        update(file.read(_HEAD_BYTES))
+        for number in range(_NUM_SAMPLES):
+            file.seek(number * size // _NUM_SAMPLES)
+            update(file.read(_SAMPLE_BYTES))
+
+
+def library_stamp() -> str:
+    """Return what tells a build of llama.cpp from another of the same commit, with other flags or patches."""
+    status = Path(lib._lib._name).stat()
+    return f"{status.st_size}:{status.st_mtime_ns}"

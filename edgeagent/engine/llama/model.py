@@ -1,0 +1,342 @@
+"""A loaded GGUF model: weights, vocabulary and metadata. It computes nothing; `engine.llama` makes contexts of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import devices, last_error, lib
+from edgeagent.engine.llama.offload import Footprint, kv_cache_bytes, num_layers_that_fit
+from edgeagent.engine.sampling.sampler import is_in_range
+from edgeagent.errors import InternalError, ModelLoadFailed
+from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
+
+# llama.cpp's own defaults (common/common.h), used where the GGUF names none.
+_DEFAULT_SAMPLING = SamplingParams(
+    temperature=0.8,
+    top_k=40,
+    top_p=0.95,
+    min_p=0.05,
+    repeat_penalty=1.0,
+    repeat_last_n=64,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+)
+# GGUF key → field of SamplingParams (llama.h, llama_model_meta_key).
+_SAMPLING_KEYS = {
+    "general.sampling.temp": ("temperature", float),
+    "general.sampling.top_k": ("top_k", int),
+    "general.sampling.top_p": ("top_p", float),
+    "general.sampling.min_p": ("min_p", float),
+    "general.sampling.penalty_repeat": ("repeat_penalty", float),
+    "general.sampling.penalty_last_n": ("repeat_last_n", int),
+}
+_MAX_METADATA_BYTES = 1 << 20
+_EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
+_USER_DEFINED = 1 << 4  # llama_token_attr
+_MAX_DIGITS = 10  # a hostile file may have more than Python reads
+_GUESSED = 1 << 10  # in llama_ftype: the type was guessed from the tensors
+DEFAULT_MAX_CONTEXT = 8192
+
+
+def split_parts(path: Path) -> list[Path]:
+    """Return all files of a model, which may be split as NAME-00001-of-0000N.gguf."""
+    match = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", path.name)
+    if match is None:
+        return [path]
+    stem, count = match.group(1), int(match.group(2))
+    return [path.with_name(f"{stem}-{index:05}-of-{count:05}.gguf") for index in range(1, count + 1)]
+
+
+def _metadata(handle: object, key: str) -> str | None:
+    """Return a metadata value as text; None if the file has no such key."""
+    size = 256
+    for _ in range(2):
+        buffer = ctypes.create_string_buffer(size)
+        count = lib.llama_model_meta_val_str(handle, key.encode(), buffer, size)
+        if count < 0 or count >= _MAX_METADATA_BYTES:
+            return None
+        if count < size:
+            return buffer.raw[:count].decode("utf-8", errors="replace")
+        size = count + 1
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens before the text ahead of a gap, before the text behind it, and where the gap is to be filled."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
+class Model:
+    """Weights and vocabulary of one GGUF file. Satisfies text.vocabulary.Vocabulary.
+
+    Raises ModelLoadFailed when llama.cpp refuses the file or a GPU is asked for and there is none. Close it after all
+    contexts made of it.
+    """
+
+    def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
+        self.path = path
+        self.devices: tuple[DeviceInfo, ...] = devices()
+        self.num_gpu_layers = self._choose_gpu_layers(config)
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = self.num_gpu_layers
+        params.main_gpu = config.main_gpu
+        # Builds with AMX may end the process at the first matrix product (llama.cpp issue 20824).
+        # llama.cpp uses AMX for repacked weights only.
+        params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+        params.load_mode = int(config.mmap) + 2 * int(config.mlock)  # llama_load_mode: 1 mmap, 2 mlock, 3 both
+        if config.tensor_split:
+            # llama.cpp reads llama_max_devices() floats; ctypes keeps the array alive through `params`.
+            shares = (ctypes.c_float * lib.llama_max_devices())(*config.tensor_split)
+            params.tensor_split = shares
+        if on_progress is not None:
+            # Returning true goes on loading.
+            params.progress_callback = lib.llama_progress_callback(lambda share, _: on_progress(share) or True)
+        self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._handle:
+            raise ModelLoadFailed(f"llama.cpp cannot load {path}: {last_error() or 'it does not say why'}")
+        self._vocab = lib.llama_model_get_vocab(self._handle)
+        self.num_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
+        if self.num_tokens == 0:
+            raise ModelLoadFailed(f"{path} has no vocabulary: it is not a language model")
+        self._pieces: dict[int, bytes] = {}
+
+    def _choose_gpu_layers(self, config: EngineConfig) -> int:
+        has_gpu = any(device.kind == "gpu" for device in self.devices)
+        if config.gpu_layers > 0 and not has_gpu:
+            raise ModelLoadFailed(
+                f"{config.gpu_layers} layers were asked to be on a GPU, but this build of llama.cpp sees none "
+                f"(it sees: {', '.join(device.description for device in self.devices)}). "
+                "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
+            )
+        if not has_gpu:
+            return 0
+        return config.gpu_layers if config.gpu_layers >= 0 else self._num_layers_that_fit(config)
+
+    def _num_layers_that_fit(self, config: EngineConfig) -> int:
+        """Read the model's shape without its weights and compare it with the GPUs' free memory."""
+        params = lib.llama_model_default_params()
+        params.vocab_only = True
+        handle = lib.llama_model_load_from_file(str(self.path).encode(), params)
+        if not handle:
+            raise ModelLoadFailed(f"llama.cpp cannot load {self.path}: {last_error() or 'it does not say why'}")
+        try:
+
+            def number(suffix: str, default: int) -> int:
+                text = _metadata(handle, f"{_metadata(handle, 'general.architecture')}.{suffix}")
+                return int(text) if text is not None and text.isdecimal() else default
+
+            num_layers = number("block_count", 1)
+            num_heads = number("attention.head_count", 1)
+            head_width = number("attention.key_length", number("embedding_length", 0) // max(1, num_heads))
+            num_kv_values = number("attention.head_count_kv", num_heads) * head_width
+            num_cells = config.ctx or min(number("context_length", DEFAULT_MAX_CONTEXT), DEFAULT_MAX_CONTEXT)
+        finally:
+            lib.llama_model_free(handle)
+        footprint = Footprint(
+            weights_bytes=sum(part.stat().st_size for part in split_parts(self.path)),
+            kv_cache_bytes=kv_cache_bytes(num_layers, num_cells, num_kv_values, 2.0),
+            num_layers=num_layers,
+        )
+        free_bytes = sum(device.memory_free_bytes for device in self.devices if device.kind == "gpu")
+        return num_layers_that_fit(footprint, free_bytes)
+
+    @property
+    def handle(self) -> object:
+        """llama.cpp's pointer, for making a context."""
+        return self._handle
+
+    def close(self) -> None:
+        """Free the weights."""
+        if self._handle:
+            lib.llama_model_free(self._handle)
+            self._handle = None
+
+    # Vocabulary
+
+    def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+        """Return the token ids of a text.
+
+        With `parse_special`, control tokens' texts become those tokens. With `add_bos`, BOS comes first where the
+        model wants one.
+        """
+        encoded = text.encode("utf-8", errors="replace")
+        capacity = len(encoded) + 8
+        for _ in range(2):
+            buffer = (ctypes.c_int32 * capacity)()
+            count = lib.llama_tokenize(self._vocab, encoded, len(encoded), buffer, capacity, False, parse_special)
+            if count >= 0:
+                bos = self.bos_token if add_bos else None
+                return list(buffer[:count]) if bos is None else [bos, *buffer[:count]]
+            capacity = -count
+        raise InternalError(f"llama.cpp could not tokenize a text of {len(encoded)} bytes")
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; control tokens give their text."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            buffer = ctypes.create_string_buffer(64)
+            count = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+            if count < 0:
+                buffer = ctypes.create_string_buffer(-count)
+                count = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+            piece = self._pieces[token] = buffer.raw[:count]
+        return piece
+
+    @cached_property
+    def max_piece_bytes(self) -> int | None:
+        """Most bytes of text that one token stands for; None where a tokenizer drops or rewrites text."""
+        if lib.llama_vocab_type(self._vocab) not in _EXACT_VOCABULARIES:
+            return None
+        return max(4, max(len(self.piece(token)) for token in range(self.num_tokens)))  # one unknown character: 4
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is markup (BOS, <|im_start|> …) and not text."""
+        return bool(lib.llama_vocab_is_control(self._vocab, token))
+
+    def is_user_defined(self, token: int) -> bool:
+        """Whether text becomes the token whatever `parse_special` says."""
+        return bool(lib.llama_vocab_get_attr(self._vocab, token) & _USER_DEFINED)
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends generation (EOS, EOT …)."""
+        return token in self._end_set
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """All tokens that end generation."""
+        return tuple(token for token in range(self.num_tokens) if lib.llama_vocab_is_eog(self._vocab, token))
+
+    @cached_property
+    def _end_set(self) -> frozenset[int]:
+        return frozenset(self.end_tokens)
+
+    @property
+    def bos_token(self) -> int | None:
+        """The token to begin a sequence with, if the model wants one."""
+        token = lib.llama_vocab_bos(self._vocab)
+        return int(token) if token >= 0 and lib.llama_vocab_get_add_bos(self._vocab) else None
+
+    @property
+    def eos_token(self) -> int | None:
+        """The token to end a text with, if the model wants one: some that make embeddings do."""
+        token = lib.llama_vocab_eos(self._vocab)
+        return int(token) if token >= 0 and lib.llama_vocab_get_add_eos(self._vocab) else None
+
+    @cached_property
+    def infill_tokens(self) -> InfillTokens | None:
+        """The tokens around a text with a gap; None where the model was not trained for that."""
+        marks = InfillTokens(
+            lib.llama_vocab_fim_pre(self._vocab),
+            lib.llama_vocab_fim_suf(self._vocab),
+            lib.llama_vocab_fim_mid(self._vocab),
+        )
+        return marks if min(marks.prefix, marks.suffix, marks.middle) >= 0 else None
+
+    @property
+    def bos_text(self) -> str:
+        """The text of BOS ("" if there is none)."""
+        return self._special_text(lib.llama_vocab_bos(self._vocab))
+
+    @property
+    def eos_text(self) -> str:
+        """The text of EOS ("" if there is none)."""
+        return self._special_text(lib.llama_vocab_eos(self._vocab))
+
+    def _special_text(self, token: int) -> str:
+        return self.piece(token).decode(errors="replace") if 0 <= token < self.num_tokens else ""
+
+    # Metadata
+
+    def metadata(self, key: str) -> str | None:
+        """Return a metadata value as text; None if the file has no such key."""
+        return _metadata(self._handle, key)
+
+    @property
+    def file_type(self) -> int | None:
+        """How most of the weights are quantized, a llama_ftype; None where the file does not say."""
+        value = self.metadata("general.file_type") or ""
+        return int(value) & ~_GUESSED if value.isdecimal() and len(value) < _MAX_DIGITS else None
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The model's own Jinja template."""
+        return self.metadata("tokenizer.chat_template")
+
+    @cached_property
+    def memory_kind(self) -> MemoryKind:
+        """What its memory can forget."""
+        if lib.llama_model_is_hybrid(self._handle):
+            return MemoryKind.HYBRID
+        if lib.llama_model_is_recurrent(self._handle):
+            return MemoryKind.RECURRENT
+        return MemoryKind.SLIDING_WINDOW if self.window > 0 else MemoryKind.FULL_ATTENTION
+
+    @property
+    def window(self) -> int:
+        """Tokens of the sliding window; 0 without one."""
+        return int(lib.llama_model_n_swa(self._handle))
+
+    @property
+    def context_length_trained(self) -> int:
+        """Tokens of context the model was trained for."""
+        return int(lib.llama_model_n_ctx_train(self._handle))
+
+    @property
+    def embedding_length(self) -> int:
+        """Numbers in what the model makes of a token."""
+        return int(lib.llama_model_n_embd_out(self._handle))
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer (or other) blocks."""
+        return int(lib.llama_model_n_layer(self._handle))
+
+    @property
+    def num_params(self) -> int:
+        """Weights."""
+        return int(lib.llama_model_n_params(self._handle))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(lib.llama_model_size(self._handle))
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's short description, e.g. "llama 1B Q4_0"."""
+        buffer = ctypes.create_string_buffer(256)
+        lib.llama_model_desc(self._handle, buffer, len(buffer))
+        return buffer.value.decode(errors="replace")
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether it reads its prompt with an encoder (T5 …), which is not supported."""
+        return bool(lib.llama_model_has_encoder(self._handle))
+
+    def default_sampling(self) -> SamplingParams:
+        """Return the sampling its file recommends, completed with llama.cpp's defaults.
+
+        A value that is no number, or out of range, is ignored: otherwise clients would be told that they had asked for
+        it.
+        """
+        values: dict[str, float | int] = {}
+        for key, (field, kind) in _SAMPLING_KEYS.items():
+            text = self.metadata(key)
+            if text is not None:
+                with contextlib.suppress(ValueError, OverflowError):
+                    value = kind(text)
+                    if is_in_range(field, value):
+                        values[field] = value
+        merged = {field: getattr(_DEFAULT_SAMPLING, field) for field in _DEFAULT_SAMPLING.__struct_fields__}
+        return SamplingParams(**(merged | values))

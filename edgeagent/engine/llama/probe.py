@@ -1,0 +1,106 @@
+"""A context that computes the first layers of a model and stops: the calibration's probe on llama.cpp (CPU only)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import lib, node_name
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.engine.tuning.calibration import BATCH_TOKENS, MAX_STREAMS, Sample, tokens_of
+from edgeagent.engine.tuning.choices import Work
+
+_LAYER_OUTPUT = b"l_out-"
+_SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded
+
+
+def num_probe_cells(depth: int) -> int:
+    """Return the cells of a probe with room for so many used ones."""
+    return depth + BATCH_TOKENS + _SPARE_CELLS
+
+
+class LlamaProbe:
+    """One candidate's context. It gives no logits: what is behind the first layers is not computed."""
+
+    def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
+        """Make the context, with room for `depth` used cells and the works behind them."""
+        self._num_streams = min(config.parallel, MAX_STREAMS)
+        self._depth = depth
+        self._state = ""
+        self._num_layers = 0  # to compute; 0: not even one
+        self._deadline_s = 0.0
+        self._is_late = False
+        self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
+        self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
+
+    def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
+        """See calibration.Probe."""
+        kind, state = work.split(" ")
+        self._deadline_s = deadline_s
+        self._arrange(state)
+        slices = self._slices(work, kind)
+        self._num_layers, self._is_late = num_layers, False
+        started_s, used_s = time.monotonic(), time.process_time()
+        self._runner.decode(slices)
+        took_s, used_s = time.monotonic() - started_s, time.process_time() - used_s
+        for part in slices:
+            # A recurrent state cannot go back; then the next work goes on from here.
+            if not self._runner.trim(part.seq_id, part.start):
+                self._state = ""
+        return None if self._is_late else Sample(took_s, used_s / (took_s * self._runner.num_threads))
+
+    def close(self) -> None:
+        """See calibration.Probe."""
+        self._runner.close()
+
+    def _slices(self, work: Work, kind: str) -> list[Slice]:
+        if kind == "streams":
+            return [Slice(1 + at, self._runner.length(1 + at), [at], 0) for at in range(self._num_streams)]
+        return [Slice(0, self._runner.length(0), [0] * min(tokens_of(work), self._runner.max_batch), 0)]
+
+    def _arrange(self, state: str) -> None:
+        """Use cells as a state names them, in no sequence, the first one or several others."""
+        if state == self._state:
+            return
+        self._state = state
+        self._num_layers = 0
+        others = range(1, 1 + self._num_streams)
+        for seq_id in (0, *others):
+            self._runner.clear(seq_id)
+        if state == "behind":
+            self._use(0, self._depth)
+        elif state != "alone":
+            for seq_id in others:
+                self._use(seq_id, self._depth // self._num_streams)
+
+    def _use(self, seq_id: int, num_cells: int) -> None:
+        for start in range(0, num_cells, self._runner.max_batch):
+            length = min(self._runner.max_batch, num_cells - start)
+            self._runner.decode([Slice(seq_id, start, [0] * length, 0)])
+
+    def _on_node(self, node: int, is_asked: bool, _: Any) -> bool:
+        """Tell llama.cpp where to pause (`is_asked`), and whether to go on from there."""
+        if self._num_layers == 0:
+            return is_asked
+        if is_asked:
+            self._is_late = self._is_late or time.monotonic() > self._deadline_s
+            return self._is_late or node_name(node).startswith(_LAYER_OUTPUT)
+        layer = node_name(node).removeprefix(_LAYER_OUTPUT)
+        return not self._is_late and layer.isdigit() and int(layer) + 1 < self._num_layers
+
+
+class _ProbeRunner(LlamaRunner):
+    """A runner whose graph is paused and left by a callback."""
+
+    def __init__(self, model: Model, config: EngineConfig, attention: Attention, num_cells: int, on_node: Any) -> None:
+        self._on_node = on_node
+        super().__init__(model, config, num_cells=num_cells, attention=attention)
+
+    def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
+        params = super()._context_params(config, num_cells)
+        params.cb_eval = self._on_node
+        return params

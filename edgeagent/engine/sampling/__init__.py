@@ -1,0 +1,1 @@
+"""From logits to one token: candidates, penalties, cuts and constraints."""

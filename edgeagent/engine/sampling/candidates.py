@@ -1,0 +1,77 @@
+"""The tokens that may still be drawn in one step, and how the sets are narrowed. Values only; nothing is drawn here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeagent.engine.sampling.truncation import Floats, Indices, largest, ranked
+from edgeagent.errors import InternalError
+
+# Up to this many likeliest tokens are sorted; cutting them shortens the array.
+MAX_RANKED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens (None: all, in order) that may be drawn, and their logits; `peak` is the largest of those in the mask.
+
+    With a mask: those outside it may not be drawn. With min-p: nor those whose logit is below `lowest`. With top-p:
+    logits less the peak, weights at temperature 1 (0 outside the mask), and the sum that its nucleus must reach.
+    """
+
+    ids: Indices | None
+    values: Floats
+    peak: np.float32
+    mask: NDArray[np.bool_] | None = None
+    lowest: float = -math.inf
+    shifted: Floats | None = None
+    weights: Floats | None = None
+    target: float = 0.0
+
+    def taken(self, found: Indices) -> Candidates:
+        """Return those found that are in the mask."""
+        if self.mask is not None:
+            found = found.compress(self.mask.take(found))
+        ids = found if self.ids is None else self.ids.take(found)
+        weights = None if self.weights is None else self.weights.take(found)
+        return Candidates(ids, self.values.take(found), self.peak, None, self.lowest, None, weights, self.target)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether any of them may be drawn."""
+        return self.mask is None and self.weights is None and self.lowest == -math.inf
+
+    def first(self, length: int) -> Candidates:
+        """Return the first ones of fully known candidates, with no cut to be made any more."""
+        assert self.ids is not None and self.mask is None
+        return Candidates(self.ids[:length], self.values[:length], self.peak)
+
+
+def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
+    """Return all tokens as candidates; the likeliest must be in the mask."""
+    return Candidates(None, values, peak_of(values), mask)
+
+
+def likeliest(candidates: Candidates, k: int) -> Candidates:
+    """Return the `k` likeliest in the mask, fewer if it does not hold so many; likeliest first up to MAX_RANKED."""
+    values, mask = candidates.values, candidates.mask
+    first = ranked if k <= MAX_RANKED else largest
+    if mask is None:
+        return candidates.taken(first(values, k))
+    few = candidates.taken(first(values, 2 * k)) if 2 * k < len(values) else None
+    if few is None or len(few.values) < k:
+        few = candidates.taken(np.flatnonzero(mask))
+        return few.taken(first(few.values, min(k, len(few.values))))
+    return few if len(few.values) <= k else few.taken(first(few.values, k))
+
+
+def peak_of(values: Floats) -> np.float32:
+    """Return the largest logit; raise InternalError where it is no finite number."""
+    peak: np.float32 = values.max()
+    if not math.isfinite(peak):
+        raise InternalError(f"no token can be drawn: the largest logit is {peak}")
+    return peak

@@ -1,0 +1,1 @@
+"""Drafters, and how many tokens to draft."""

@@ -1,0 +1,1 @@
+"""What is chosen for a model on this machine by what it costs there: attention and micro-batch."""

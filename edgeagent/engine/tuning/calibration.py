@@ -1,0 +1,196 @@
+"""Measures what the engine's choices depend on, on the loaded model itself, before it serves.
+
+A probe computes the first layers of the model only and then stops: layers are alike, so the measurements of an 8 B
+model take no longer than those of a small one. Cells are used without computing anything, since what attention costs
+does not depend on what is in them. Candidates are measured in turn, so that whatever else the machine does meets all of
+them, and the least of several times counts. A time in which other programs had the cores is not counted, nor is, when
+the budget is over, a work that not all candidates did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.engine.tuning.choices import Room, Work, decide
+from edgeagent.types.choices import CandidateTimes, Measurements
+
+PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
+MAX_DEPTH = 512
+MAX_PROBES = 3
+"""At a time: as many as there are sizes of a micro-batch."""
+MAX_STREAMS = 8
+"""Of the streams that are measured; more would take more time."""
+# Rounds are done for as long as there is time, at most so many; a work of few tokens is done several times in each.
+_MAX_ROUNDS = 3
+_NUM_REPEATS_OF_SHORT = 3
+_NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
+# Of the time, for attention's form; the rest is for the micro-batch. So many layers are computed that two rounds of the
+# first and one of the second should fit into the part that is planned.
+_FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
+# The share of the cores that a sample must have had: threads wait for each other by spinning, so that one which loses
+# its core makes all of them slow. Systems count what the threads use by ticks of up to 10 ms.
+_UNDISTURBED = 0.8
+_MIN_COUNTED_S = 0.02
+_MIN_S = 1e-6
+
+_FORM_WORKS = (
+    Work.TOKEN_ALONE,
+    Work.TURN_ALONE,
+    Work.STREAMS_ALONE,
+    Work.PROMPT_ALONE,
+    Work.TOKEN_BEHIND,
+    Work.TURN_BEHIND,
+    Work.PROMPT_BEHIND,
+    Work.TOKEN_BESIDE,
+    Work.STREAMS_DEEP,
+    Work.PROMPT_BESIDE,
+)
+_SIZE_WORKS = (Work.BATCH_BEHIND, Work.BATCH_ALONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How long a work took, and which part of that time the threads had a core."""
+
+    seconds: float
+    share: float = 1.0
+
+
+class Probe(Protocol):
+    """A context of one candidate, which computes the first layers only."""
+
+    def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
+        """Compute so many layers of a work and time it; None where the deadline came first."""
+        ...
+
+    def close(self) -> None:
+        """Free the context."""
+        ...
+
+
+@dataclass(slots=True)
+class _Times:
+    """What has been measured of one candidate."""
+
+    candidate: Attention
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def note(self, work: Work, sample: Sample) -> None:
+        if sample.share >= _UNDISTURBED or sample.seconds < _MIN_COUNTED_S:
+            self.seconds[work] = min(max(sample.seconds, _MIN_S), self.seconds.get(work, sample.seconds))
+
+
+class Calibration:
+    """Measures candidates within a budget of time. `open_probe` makes a context, one for each candidate."""
+
+    def __init__(
+        self,
+        open_probe: Callable[[Attention], Probe],
+        *,
+        min_layers: int,
+        max_layers: int,
+        depth: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_probe = open_probe
+        self._min_layers = min_layers
+        self._max_layers = max_layers
+        self._depth = depth
+        self._clock = clock
+        self._num_layers = 0  # of which measurements are taken; 0: not known yet
+        self._is_whole = True
+
+    def measure(self, candidates: Sequence[Attention], room: Room, budget_s: float) -> Measurements | None:
+        """Return what could be measured within the budget; None where that was nothing."""
+        started_s = self._clock()
+        # Of one size each: here the forms alone are compared.
+        size = min(PROMPT_TOKENS, max(candidate.micro_batch for candidate in candidates))
+        forms = [Attention(form, size) for form in dict.fromkeys(candidate.flash for candidate in candidates)]
+        times: list[_Times] = []
+        if len(forms) > 1:
+            times = self._compare(forms, _FORM_WORKS, started_s, _FORM_SHARE * budget_s)
+        found = self._measurements(times, started_s)
+        form = decide(candidates, found, room, num_layers=self._max_layers).attention.flash
+        sizes = [candidate for candidate in candidates if candidate.flash == form]
+        if len(sizes) > 1:
+            times += self._compare(sizes, _SIZE_WORKS, started_s, budget_s)
+        return self._measurements(times, started_s)
+
+    def _measurements(self, times: Sequence[_Times], started_s: float) -> Measurements | None:
+        known = tuple(
+            CandidateTimes(each.candidate.flash == "on", each.candidate.micro_batch, each.seconds)
+            for each in times
+            if each.seconds
+        )
+        if not known:
+            return None
+        took_s = max(self._clock() - started_s, _MIN_S)
+        return Measurements(self._depth, self._num_layers or self._max_layers, took_s, self._is_whole, known)
+
+    def _compare(
+        self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
+    ) -> list[_Times]:
+        """Measure candidates in turn; a work that not all have done is left out."""
+        all_times = [_Times(candidate) for candidate in candidates]
+        deadline_s = started_s + budget_s
+        with ExitStack() as stack:
+            probes: list[Probe] = []
+            for candidate in candidates:
+                if self._clock() > deadline_s:
+                    break
+                probes.append(self._open_probe(candidate))
+                stack.callback(probes[-1].close)
+            if len(probes) == len(candidates) and self._warm_up(probes, deadline_s):
+                self._rounds(probes, all_times, works, deadline_s)
+        shared = set.intersection(*(set(times.seconds) for times in all_times))
+        self._is_whole = self._is_whole and shared == set(works)
+        for times in all_times:
+            times.seconds = {work: seconds for work, seconds in times.seconds.items() if work in shared}
+        return all_times
+
+    def _warm_up(self, probes: Sequence[Probe], deadline_s: float) -> bool:
+        """Load the first layers' weights, and choose how many layers there is time for; False where there is none."""
+        took_s = 0.0
+        for probe in [*probes, probes[0]]:
+            sample = probe.measure(Work.TURN_ALONE, self._min_layers, deadline_s)
+            if sample is None:
+                return False
+            took_s = sample.seconds
+        if not self._num_layers:
+            layer_s = max(took_s / self._min_layers, _MIN_S)
+            num_tokens = 4 * _num_tokens(_FORM_WORKS) + 3 * _num_tokens(_SIZE_WORKS)
+            planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
+            num_layers = int(planned_s / (layer_s * num_tokens / TURN_TOKENS))
+            self._num_layers = max(self._min_layers, min(num_layers, self._max_layers))
+        return True
+
+    def _rounds(
+        self, probes: Sequence[Probe], all_times: Sequence[_Times], works: Sequence[Work], deadline_s: float
+    ) -> None:
+        """Measure all works again and again until there is no time left."""
+        for _ in range(_MAX_ROUNDS):
+            for work in works:
+                for _ in range(_num_repeats(work)):
+                    for probe, times in zip(probes, all_times, strict=True):
+                        sample = probe.measure(work, self._num_layers, deadline_s)
+                        if sample is None:
+                            return
+                        times.note(work, sample)
+
+
+def _num_repeats(work: Work) -> int:
+    return _NUM_REPEATS_OF_SHORT if tokens_of(work) <= TURN_TOKENS else 1
+
+
+def _num_tokens(works: Sequence[Work]) -> int:
+    return sum(tokens_of(work) * _num_repeats(work) for work in works)
+
+
+def tokens_of(work: Work) -> int:
+    """Return how many tokens a work computes, streams at most so many."""
+    return _NUM_TOKENS[work.partition(" ")[0]]

@@ -1,0 +1,196 @@
+"""What is chosen for a model on this machine, by what each candidate costs here. A pure function, with its reasons.
+
+The situations are those of one person's machine: a prompt into empty cells, behind a long text, beside idle texts that
+have not left the cells; a next turn; a stream's tokens; several streams. Each counts the same: a candidate's score is
+the geometric mean of its times over the best ones. A choice that was made before stands until another one is clearly
+better, since blocks on disk are of no use to another form of attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements
+
+# A candidate has to be better by so much than the one that is taken without measurements, or was taken before: two
+# measurements of the same thing differ by as much.
+_MARGIN = 0.05
+_KEPT_MARGIN = 0.15
+
+
+class Work(StrEnum):
+    """What is measured of each candidate. "Behind" are cells of the same sequence, "beside" those of idle ones."""
+
+    PROMPT_ALONE = "prompt alone"
+    PROMPT_BEHIND = "prompt behind"
+    PROMPT_BESIDE = "prompt beside"
+    TURN_ALONE = "turn alone"
+    TURN_BEHIND = "turn behind"
+    TOKEN_ALONE = "token alone"  # noqa: S105 no password
+    TOKEN_BEHIND = "token behind"  # noqa: S105
+    TOKEN_BESIDE = "token beside"  # noqa: S105
+    STREAMS_ALONE = "streams alone"
+    STREAMS_DEEP = "streams deep"
+    BATCH_ALONE = "batch alone"
+    BATCH_BEHIND = "batch behind"
+
+
+# What a situation takes with many cells in use, and with none; None: cells play no part.
+_FORM_SITUATIONS: Mapping[Work, Work | None] = {
+    Work.PROMPT_ALONE: None,
+    Work.PROMPT_BEHIND: Work.PROMPT_ALONE,
+    Work.PROMPT_BESIDE: Work.PROMPT_ALONE,
+    Work.TURN_BEHIND: Work.TURN_ALONE,
+    Work.TOKEN_BEHIND: Work.TOKEN_ALONE,
+    Work.TOKEN_BESIDE: Work.TOKEN_ALONE,
+    Work.STREAMS_DEEP: Work.STREAMS_ALONE,
+}
+_SIZE_SITUATIONS: Mapping[Work, Work | None] = {Work.BATCH_ALONE: None, Work.BATCH_BEHIND: Work.BATCH_ALONE}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The cells of a context and the sequences that share them."""
+
+    num_cells: int
+    parallel: int
+
+    @property
+    def num_own(self) -> float:
+        """Cells of one text, which grows from nothing to its share."""
+        return self.num_cells / self.parallel / 2
+
+    def reach(self, work: Work, depth: int) -> float:
+        """Return how many times `depth`, with which it was measured, a work's used cells are here."""
+        is_beside = work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE)
+        num_used = self.num_cells / 2 - self.num_own if is_beside else self.num_own
+        return num_used * (self.parallel if work is Work.STREAMS_DEEP else 1) / depth
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The attention to make a context with, and the reasons for people."""
+
+    attention: Attention
+    choices: tuple[Choice, ...]
+
+
+def decide(
+    candidates: Sequence[Attention],
+    measurements: Measurements | None,
+    room: Room,
+    *,
+    num_layers: int,
+    asked: str = "auto",
+    former: Kept | None = None,
+) -> Decision:
+    """Choose among candidates, of which the first is the default.
+
+    `former` is what was chosen before, under whatever conditions. `asked` is the option for attention's form.
+    """
+    judge = _Judge(measurements, room, num_layers)
+    form = judge.choose_form(candidates, asked, former)
+    of_form = [candidate for candidate in candidates if candidate.flash == form.value]
+    size = judge.choose_size(of_form, former)
+    chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
+    return Decision(chosen, (form, size))
+
+
+class _Judge:
+    """Compares candidates by one calibration."""
+
+    def __init__(self, measurements: Measurements | None, room: Room, num_layers: int) -> None:
+        self._times: tuple[CandidateTimes, ...] = () if measurements is None else measurements.candidates
+        self._depth = 1 if measurements is None else measurements.depth
+        self._scale = 1.0 if measurements is None else num_layers / measurements.num_layers
+        self._room = room
+
+    def choose_form(self, candidates: Sequence[Attention], asked: str, former: Kept | None) -> Choice:
+        forms = list(dict.fromkeys(candidate.flash for candidate in candidates))
+        name, default = "flash attention", forms[0]
+        if asked != "auto":
+            return Choice(name, default, "option", f"--flash-attention {asked} was asked for")
+        if default == "auto":
+            return Choice(name, default, "default", "llama.cpp decides on a GPU, and for a quantized V cache")
+        if len(forms) == 1:
+            why = "plain attention's buffer would take too much memory for this context"
+            return Choice(name, default, "default", why)
+        seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
+        kept = None if former is None else "on" if former.is_flash else "off"
+        return self._choose(name, seconds, _FORM_SITUATIONS, kept)
+
+    def choose_size(self, candidates: Sequence[Attention], former: Kept | None) -> Choice:
+        name, sizes = "micro-batch", [str(candidate.micro_batch) for candidate in candidates]
+        if len(sizes) == 1:
+            return Choice(name, sizes[0], "default", "no other size fits the options and this context")
+        is_flash = candidates[0].flash == "on"
+        seconds = {size: self._seconds(is_flash, int(size)) for size in sizes}
+        kept = None
+        if former is not None and former.is_flash == is_flash and str(former.micro_batch) in sizes:
+            kept = str(former.micro_batch)
+        return self._choose(name, seconds, _SIZE_SITUATIONS, kept)
+
+    def _seconds(self, is_flash: bool, micro_batch: int | None = None) -> dict[str, float]:
+        """Return the seconds of each work with one form of attention, whatever the size where none is named."""
+        found: dict[str, float] = {}
+        for times in self._times:
+            if times.is_flash == is_flash and micro_batch in (None, times.micro_batch):
+                found |= times.seconds
+        return found
+
+    def _choose(
+        self,
+        name: str,
+        seconds: Mapping[str, Mapping[str, float]],
+        situations: Mapping[Work, Work | None],
+        kept: str | None,
+    ) -> Choice:
+        """Choose by the works in which all candidates were measured; at least half of them, or they are one-sided.
+
+        What is `kept`, or else the default (the first), wins unless another is clearly better.
+        """
+        usual = kept or next(iter(seconds))
+        measured = [value for value, works in seconds.items() if any(work in works for work in situations)]
+        works = [
+            work
+            for work, alone in situations.items()
+            if all(work in seconds[value] and (alone or work) in seconds[value] for value in measured)
+        ]
+        predicted = {
+            value: {work: self._predict(seconds[value], work, situations[work]) for work in works} for value in measured
+        }
+        alternatives = tuple(
+            Alternative(value, {str(work): round(1000 * took_s, 3) for work, took_s in predicted[value].items()})
+            for value in measured
+        )
+        if usual not in measured or len(measured) == 1 or 2 * len(works) < len(situations):
+            return Choice(name, usual, "default", "too little could be measured in the time for it", alternatives)
+        scores = _scores(predicted, works)
+        best = min(scores, key=lambda value: scores[value])
+        margin = _MARGIN if kept is None else _KEPT_MARGIN
+        taken = best if scores[best] < (1 - margin) * scores[usual] else usual
+        rest = ", ".join(f"{value} {scores[value] / scores[taken]:.2f}" for value in measured if value != taken)
+        why = f"mean time over {len(works)} kinds of work, {taken} being 1: {rest}"
+        if taken != best:
+            which = "is the default" if kept is None else "was chosen before"
+            why += f"; {taken} {which}, and another must be better by {margin:.0%}"
+        return Choice(name, taken, "measurement", why, alternatives)
+
+    def _predict(self, seconds: Mapping[str, float], work: Work, alone: Work | None) -> float:
+        """Return the seconds of a work of all layers with as many used cells as there will be."""
+        if alone is None:
+            return self._scale * seconds[work]
+        added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])
+        return self._scale * (seconds[alone] + max(0.0, added))
+
+
+def _scores(predicted: Mapping[str, Mapping[Work, float]], works: Sequence[Work]) -> dict[str, float]:
+    best = {work: min(times[work] for times in predicted.values()) for work in works}
+    return {
+        value: math.exp(sum(math.log(times[work] / best[work]) for work in works) / len(works))
+        for value, times in predicted.items()
+    }

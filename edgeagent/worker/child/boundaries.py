@@ -1,0 +1,75 @@
+"""The positions in a conversation's tokens at which other prompts are likely to differ from it.
+
+A recurrent state can be saved only at the moment it is reached, so the engine needs such positions before it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from msgspec import structs
+
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import ChatPrompt, Message
+from edgeagent.worker.render.renderer import Template
+
+_OTHER = "\u2042"  # no person's message begins like it
+_QUESTION = Message("user", _OTHER)
+
+Piece = Callable[[int], bytes]
+"""Gives the bytes of a token."""
+
+
+def find_system_end(
+    template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
+) -> int | None:
+    """Return where the tokens of a prompt's instructions and tools end, None where the template refuses to render them.
+
+    Without instructions these are the tokens that the template writes before any message. `text` is the prompt as
+    rendered.
+    """
+    system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
+    return _num_shared(template, structs.replace(prompt, messages=(*system, _QUESTION)), text, tokens, piece)
+
+
+def find_next_turn(
+    template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
+) -> int | None:
+    """Return how far the next turn's prompt will be the same, None where the template refuses to render one.
+
+    That is less than the whole prompt if the template writes past turns differently from a new one.
+    """
+    next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
+    return _num_shared(template, next_turn, text, tokens, piece)
+
+
+def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece) -> int | None:
+    """Return how many leading tokens another prompt shares, all but the last at most."""
+    try:
+        rendered = template.render(other).text
+    except EdgeAgentError:
+        return None  # a template may refuse these made-up messages
+    num_bytes = len(text[: _num_equal(text, rendered)].encode())
+    return min(_num_tokens_within(num_bytes, tokens, piece), len(tokens) - 1)
+
+
+def _num_equal(text: str, other: str) -> int:
+    """Return how many leading characters are equal."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _num_tokens_within(num_bytes: int, tokens: Sequence[int], piece: Piece) -> int:
+    """Return how many leading tokens have their text within so many bytes."""
+    for index, token in enumerate(tokens):
+        num_bytes -= len(piece(token))
+        if num_bytes < 0:
+            return index
+    return len(tokens)

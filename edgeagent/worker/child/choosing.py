@@ -1,0 +1,109 @@
+"""What the engine's choices for a model are, by a calibration that is kept from one load to the next.
+
+The daemon keeps it for the worker, whose sandbox has no other place. Others could have written there, so it is checked
+when it is read, and the worst that it can bring about is a slow choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.conditions import make_conditions
+from edgeagent.engine.llama.context import attention_candidates, num_cells_of
+from edgeagent.engine.llama.cores import num_usable_cores
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
+from edgeagent.engine.runner import OutOfCells
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.engine.tuning.calibration import MAX_DEPTH, MAX_PROBES, Calibration
+from edgeagent.engine.tuning.choices import Room, decide
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import MemoryKind
+from edgeagent.types.choices import Choice, Kept, Measurements
+
+# Layers of a model that is not all attention differ, in patterns of up to six.
+_PATTERN = 6
+# A calibration that its budget cuts off is tried again by so many loads.
+_MAX_TRIES = 3
+# The probes may take this share of the memory that is free; on a machine with less nothing is measured.
+_MEMORY_SHARE = 0.25
+
+_decoder = msgspec.json.Decoder(Kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The attention of a model's context, the reasons for people, and what to keep for the next load."""
+
+    attention: Attention
+    choices: tuple[Choice, ...]
+    to_keep: bytes
+
+
+def choose(
+    model: Model,
+    config: EngineConfig,
+    kept: bytes,
+    on_measure: Callable[[], None],
+    *,
+    kv_bytes_per_token: float = 0.0,
+    free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
+) -> Chosen:
+    """Choose by what was kept, or measure now where that was made under other conditions; `on_measure` is told."""
+    candidates = attention_candidates(model, config)
+    room = Room(num_cells_of(model, config), config.parallel)
+    conditions = make_conditions(
+        model, config, num_cells=room.num_cells, num_threads=config.threads or num_usable_cores()
+    )
+    former = read_kept(kept)
+    measurements, num_tries = None, 0
+    if former is not None and former.conditions == conditions:
+        measurements, num_tries = former.measurements, former.num_tries
+    is_enough = measurements is not None and measurements.is_whole
+    needed_bytes = MAX_PROBES * num_probe_cells(_depth(room)) * kv_bytes_per_token
+    is_wanted = config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES
+    if is_wanted and needed_bytes <= _MEMORY_SHARE * free_bytes():
+        on_measure()
+        measurements = _measure(model, config, candidates, room) or measurements
+        num_tries += 1
+    decision = decide(
+        candidates, measurements, room, num_layers=model.num_layers, asked=config.flash_attention, former=former
+    )
+    to_keep = b""
+    if num_tries:
+        taken = decision.attention
+        to_keep = msgspec.json.encode(Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries))
+    return Chosen(decision.attention, decision.choices, to_keep)
+
+
+def _depth(room: Room) -> int:
+    return max(1, min(MAX_DEPTH, room.num_cells // 2))
+
+
+def read_kept(content: bytes) -> Kept | None:
+    """Return what was kept; None where it is nothing of ours."""
+    try:
+        return _decoder.decode(content) if content else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _measure(model: Model, config: EngineConfig, candidates: Sequence[Attention], room: Room) -> Measurements | None:
+    depth = _depth(room)
+    is_uniform = model.memory_kind is MemoryKind.FULL_ATTENTION
+    calibration = Calibration(
+        lambda attention: LlamaProbe(model, config, attention, depth),
+        min_layers=1 if is_uniform else min(_PATTERN, model.num_layers),
+        max_layers=model.num_layers,
+        depth=depth,
+    )
+    # What is wrong with the model is told by the trial, which comes next.
+    try:
+        return calibration.measure(candidates, room, config.calibration_s)
+    except (EdgeAgentError, OutOfCells):
+        return None

@@ -1,0 +1,166 @@
+"""Turns the text of an answer that began elsewhere into the tokens of this model, behind which it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+from edgeagent.engine.sampling.constraint import TokenConstraint
+from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.output import OutputStream
+from edgeagent.text.seam import Seam, num_open
+from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers
+from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest
+from edgeagent.worker.child.prompt import ReadPrompt
+
+# The white space around reasoning is not shown to clients. Models write this: inside the open marker, before and behind
+# the close marker.
+_NO_SPACE = ("", "", "")
+_SPACES = {THINK: ("\n", "\n", "\n\n")}
+
+
+def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
+    """Raise NotSupported for a request whose answer cannot go on from its text alone."""
+    if request.logprobs is not None:
+        raise _not_continuable("its log probabilities are placed in a text that began there", "logprobs")
+    if request.echo or request.prefill_only:
+        raise _not_continuable("its prompt was to be given back or only computed", "echo")
+    if request.max_tokens is not None and so_far.num_tokens >= request.max_tokens:
+        raise _not_continuable(f"it has all of its {request.max_tokens} tokens", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """An answer's beginning in this model's tokens: `tokens` are kept, those of `open_text` are generated again.
+
+    `num_open`: how many those were. `num_elsewhere`: how many tokens more the other machine counted for it all.
+    """
+
+    so_far: AnswerSoFar
+    tokens: tuple[int, ...]
+    open_text: bytes
+    num_open: int
+    num_elsewhere: int
+
+    def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
+        """Take sampler and text to where the answer goes on; raise NotSupported where they do not follow it.
+
+        Return the constraint under which the open text is said again; None where there is none.
+        """
+        try:
+            for token in self.tokens:
+                sampler.accept(token)
+        except (InternalError, InvalidRequest) as error:
+            raise _not_continuable("it does not follow the output format as this model does", "text.format") from error
+        if not output.resume(self.tokens, self.so_far.text, self.so_far.reasoning) or output.has_tool_calls:
+            raise _not_continuable("it holds a stop string, or what this model takes for a call", "stop")
+        if not self.open_text:
+            return None
+        made: list[Seam] = []
+
+        def make(inner: TokenConstraint | None) -> Seam:
+            made.append(Seam(vocabulary, self.open_text, inner))
+            return made[0]
+
+        sampler.constrain(make)
+        return made[0]
+
+    def extend(self, spec: SequenceSpec) -> SequenceSpec:
+        """Return a sequence that begins with the answer's beginning, which is computed with its prompt.
+
+        Of its `max_tokens` as many are used as the other machine counted.
+        """
+        first, *others = spec.step_lengths or (0,)
+        return dataclasses.replace(
+            spec,
+            delivered=(*self.tokens, *spec.delivered),
+            step_lengths=(len(self.tokens) + first, *others) if spec.step_lengths else (),
+            max_tokens=None if spec.max_tokens is None else spec.max_tokens - self.num_elsewhere,
+        )
+
+
+def read_continuation(
+    request: GenerateRequest,
+    so_far: AnswerSoFar,
+    prompt: ReadPrompt,
+    vocabulary: LongTextVocabulary,
+    context_length: int,
+) -> Continuation:
+    """Return what was said so far, to come behind the prompt.
+
+    Raise NotSupported where the text has no tokens that give it back, ContextLengthExceeded where no more fits.
+    """
+    _check_continuable(request, so_far)
+    is_chat = isinstance(request.prompt, ChatPrompt)
+    segments: list[list[int]] = []
+    if is_chat and (so_far.reasoning or prompt.open_reasoning is not None):
+        segments += _reasoning_tokens(so_far, prompt.open_reasoning, vocabulary)
+    if so_far.text:
+        # A chat's text begins where white space is dropped, so a blank that the tokenizer adds there is none too much.
+        segments.append(_text_tokens(so_far.text, vocabulary, may_add_blank=is_chat and not segments))
+    num_all = len(prompt.tokens) + sum(map(len, segments))
+    if num_all >= context_length:
+        raise ContextLengthExceeded(
+            f"The prompt and the answer so far have {num_all} tokens, but the context holds {context_length}.",
+            param="input",
+            served_by="local",
+        )
+    last = segments.pop() if segments else []
+    cut = len(last) - num_open([vocabulary.piece(token) for token in last])
+    tokens = (*itertools.chain.from_iterable(segments), *last[:cut])
+    num_elsewhere = so_far.num_tokens - len(tokens) - len(last[cut:])
+    return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), len(last[cut:]), num_elsewhere)
+
+
+def _reasoning_tokens(
+    so_far: AnswerSoFar, opened: ReasoningMarkers | None, vocabulary: LongTextVocabulary
+) -> list[list[int]]:
+    """Return the tokens of the reasoning, in parts; it is closed where the answer's text has begun."""
+    pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), THINK)
+    inside, before_close, behind = _SPACES.get(pair, _NO_SPACE)
+    segments: list[list[int]] = []
+    if opened is None:
+        segments += [vocabulary.tokenize(pair.open, parse_special=True), _text_tokens(inside, vocabulary)]
+    reasoning = so_far.reasoning.lstrip() if opened is None else so_far.reasoning
+    if so_far.text:
+        segments.append(_text_tokens(reasoning.rstrip() + before_close, vocabulary))
+        segments += [vocabulary.tokenize(pair.close, parse_special=True), _text_tokens(behind, vocabulary)]
+    elif reasoning:
+        segments.append(_text_tokens(reasoning, vocabulary))
+    return segments
+
+
+def _is_one_token(text: str, vocabulary: LongTextVocabulary) -> bool:
+    return len(vocabulary.tokenize(text, parse_special=True)) == 1
+
+
+def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bool = False) -> list[int]:
+    """Return tokens that give back this text, wherever it stands.
+
+    Some vocabularies put a blank before a text's first word. Behind a line feed, whose tokens are then left out, they
+    put none.
+    """
+    if not text:
+        return []
+    wanted = text.encode("utf-8", "replace")
+    tokens = vocabulary.tokenize(text, parse_special=False)
+    given = _bytes(tokens, vocabulary)
+    if given == wanted or (may_add_blank and given == b" " + wanted):
+        return tokens
+    head = vocabulary.tokenize("\n", parse_special=False)
+    tokens = vocabulary.tokenize(f"\n{text}", parse_special=False)
+    if tokens[: len(head)] == head and _bytes(tokens[len(head) :], vocabulary) == wanted:
+        return tokens[len(head) :]
+    raise _not_continuable("this model's tokens do not give its text back", "input")
+
+
+def _bytes(tokens: list[int], vocabulary: LongTextVocabulary) -> bytes:
+    return b"".join(map(vocabulary.piece, tokens))
+
+
+def _not_continuable(why: str, param: str) -> NotSupported:
+    return NotSupported(f"the answer began elsewhere and cannot go on here: {why}", param=param, served_by="local")

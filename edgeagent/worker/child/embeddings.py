@@ -1,0 +1,125 @@
+"""The embeddings a worker owes: which texts are to be done, and when a chunk of one may stand between two steps.
+
+Beside live streams they get a small share of the time, in chunks that a stream hardly shows; alone, all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeagent.engine.llama.embedder import Rows, shortened
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import Embed, Embedding, TextAnswer
+from edgeagent.worker.child.frame_writer import Frames
+from edgeagent.worker.protocol import Answer, failed
+
+_SHARE = 0.2  # of the time, while something is generated
+_BUDGET_SHARE = 0.3  # of the inter-token-latency budget, for one chunk then
+_IDLE_S = 60.0  # after which the memory is given back
+
+
+class Embedder(Protocol):
+    """Computes vectors; see engine.embedding."""
+
+    num_chunks: int
+
+    @property
+    def is_open(self) -> bool: ...
+    def begin(self, tokens: Sequence[int]) -> None: ...
+    def advance(self, budget_s: float, num_threads: int) -> Rows | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is left of an Embed; `texts` is None until they are tokens."""
+
+    dimensions: int | None
+    texts: deque[list[int]] | None = None
+    is_begun: bool = False
+
+
+class Embeddings:
+    """The main thread's part: the open Embeds, first come, first served."""
+
+    def __init__(
+        self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._embedder = embedder
+        self._frames = frames
+        self._itl_budget_s = itl_budget_s
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._not_before_s = 0.0
+        self._used_at_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a text to compute."""
+        return self._next() is not None
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks have been computed; the watchdog reads it as progress."""
+        return self._embedder.num_chunks
+
+    def add(self, ask_id: str, query: Embed) -> None:
+        """Expect the tokens of an Embed."""
+        self._jobs.setdefault(ask_id, _Job(query.dimensions))
+
+    def give(self, ask_id: str, texts: Sequence[list[int]]) -> None:
+        """Take the tokens of an Embed's texts; ignore those of one that was dropped."""
+        if ask_id in self._jobs:
+            self._jobs[ask_id].texts = deque(texts)
+
+    def drop(self, ask_id: str) -> None:
+        """Forget an Embed; an unknown or answered id is ignored."""
+        self._jobs.pop(ask_id, None)
+
+    def step(self, *, is_busy: bool, num_threads: int) -> None:
+        """Compute a chunk if it is time for one; `is_busy` says that something is being generated."""
+        ask_id = self._next()
+        started_s = self._clock()
+        if ask_id is None or (is_busy and started_s < self._not_before_s):
+            return
+        job = self._jobs[ask_id]
+        try:
+            self._advance(ask_id, job, self._itl_budget_s * (_BUDGET_SHARE if is_busy else 1.0), num_threads)
+        except EdgeAgentError as error:
+            self.drop(ask_id)
+            self._frames.put(failed(ask_id, error))
+        self._used_at_s = self._clock()
+        self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
+
+    def rest_s(self) -> float | None:
+        """Return after how long without work `rest` has something to give back; None: nothing."""
+        if self._jobs or not self._embedder.is_open:
+            return None
+        return max(0.0, self._used_at_s + _IDLE_S - self._clock())
+
+    def rest(self) -> None:
+        """Free the memory if it was not used for a while."""
+        if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
+            self._embedder.close()
+
+    def _next(self) -> str | None:
+        return next((ask_id for ask_id, job in self._jobs.items() if job.texts is not None), None)
+
+    def _advance(self, ask_id: str, job: _Job, budget_s: float, num_threads: int) -> None:
+        assert job.texts
+        if not job.is_begun:
+            self._embedder.begin(job.texts[0])
+            job.is_begun = True
+        vector = self._embedder.advance(budget_s, num_threads)
+        if vector is None:
+            return
+        num_tokens = len(job.texts.popleft())
+        job.is_begun = False
+        embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
+        if not job.texts:
+            self.drop(ask_id)
+        self._frames.put(Answer(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))

@@ -1,0 +1,400 @@
+"""A loaded model inside the worker: weights, engine and text tools wired together. It knows no pipe and no thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edgeagent.cache_folder import About
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import Keyring, choose_block_tokens
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.host import PENDING_SHARE
+from edgeagent.engine.cache.lookup import BlockCache, make_blocks
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.cpu_threads import ThreadGovernor
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.llama.bindings import commit, devices, system_description
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.embedder import Embedder
+from edgeagent.engine.llama.fingerprint import describe_unused, make_fingerprint
+from edgeagent.engine.llama.model import Model, split_parts
+from edgeagent.engine.runner import CUTTABLE
+from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.depth import DraftLength
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.trial import FIRST_STEPS, try_out
+from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
+from edgeagent.text.grammar import GrammarCompiler
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.output import OutputStream
+from edgeagent.text.prompt_text import PromptEcho
+from edgeagent.text.seam import Seam
+from edgeagent.text.tool_format import REASONING
+from edgeagent.text.vocabulary import special_texts
+from edgeagent.types import (
+    CachePolicy,
+    CacheStatus,
+    ChatPrompt,
+    GenerateRequest,
+    ModelInfo,
+    TextAnswer,
+    TextQuery,
+)
+from edgeagent.worker.child.choosing import choose
+from edgeagent.worker.child.continuation import Continuation, read_continuation
+from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from edgeagent.worker.child.text_reader import TextReader
+from edgeagent.worker.fit import check_memory
+from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
+
+# A draft's cells are this small a part of its target's, about.
+_DRAFT_SHARE = 1 / 8
+_OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by then are found later
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready for the engine, and the output stream that turns its tokens into deltas."""
+
+    spec: SequenceSpec
+    output: OutputStream
+    render_ms: float
+    echo: PromptEcho | None = None
+    num_dropped_items: int = 0
+    earlier: Continuation | None = None
+    """The beginning of the answer, where another machine gave it, and"""
+    seam: Seam | None = None
+    """what holds while the last of it is said again."""
+
+    @property
+    def num_elsewhere(self) -> int:
+        """How many tokens more the other machine counted for the beginning than were taken here for it."""
+        if self.earlier is None:
+            return 0
+        return self.earlier.num_elsewhere - self._num_too_many
+
+    def settle(self, sequence: Sequence, context_length: int) -> None:
+        """Move the limit by the tokens that it took to say the open text again, more or fewer than it had; once."""
+        if self.seam is None or not self.seam.is_over or self.seam.is_settled:
+            return
+        self.seam.is_settled = True
+        if self.spec.max_tokens is not None:
+            wanted = min(sequence.max_length + self._num_too_many, context_length)
+            sequence.max_length = max(len(sequence.tokens), wanted)
+
+    @property
+    def _num_too_many(self) -> int:
+        if self.earlier is None or self.seam is None or not self.seam.is_over:
+            return 0
+        return self.seam.num_again - self.earlier.num_open
+
+
+class Host:
+    """One model, ready to serve. `prepare` may run beside `engine.step` on another thread; nothing else may."""
+
+    def __init__(
+        self,
+        load: Load,
+        on_progress: Callable[[float], None],
+        sandbox: tuple[str, ...] = (),
+        store: BlockStore | None = None,
+        on_try: Callable[[str], None] = lambda _: None,
+        make: MakeTemplate = open_here,
+    ) -> None:
+        """Load the model. Raise ModelLoadFailed with what to do about it.
+
+        `sandbox` is shown in the status; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
+        part of which file is tried next, in words; `make` makes a chat template from an Open.
+        """
+        started_s = time.monotonic()
+        config = EngineConfig.model_validate_json(load.engine_config)
+        check_memory(load.num_cells, load.kv_bytes_per_token, devices(), load.num_trained)
+        self.model = Model(Path(load.path), config, on_progress)
+        if self.model.has_encoder:
+            raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
+        chosen = choose(
+            self.model,
+            config,
+            load.kept,
+            lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
+            kv_bytes_per_token=load.kv_bytes_per_token,
+        )
+        self._choices, self.to_keep = chosen.choices, chosen.to_keep
+        self._runner = LlamaRunner(self.model, config, attention=chosen.attention)
+        self._runners = [self._runner]
+        # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
+        self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
+        costs = CostModel(self._runner.max_batch)
+        self._token_bytes = try_out(self.model, self._runner, on_try, costs)
+        self._block_tokens = choose_block_tokens(self._token_bytes)
+        self._name = load.name
+        self._store = store
+        self._settings: Mapping[str, str] = {}
+        self.notes: tuple[str, ...] = ()
+        """Notes on this load for the daemon's log."""
+        self._keyring = self._make_keyring(load, config)
+        self._introduced: set[str] = set()
+        self.engine = Engine(
+            self._runner,
+            max_running=config.parallel,
+            max_forced=config.draft_tokens,
+            itl_budget_s=config.itl_budget_ms / 1000,
+            costs=costs,
+            num_trained=self.model.context_length_trained,
+            drafter=self._make_drafter(load, config, on_try),
+            blocks=self._make_blocks(load, config),
+        )
+        self._sampling = self.model.default_sampling()
+        self._special = special_texts(self.model)
+        self._vocabulary = LongTextVocabulary(self.model, self._special)
+        self._make_template = partial(make_template, self.model, self._special, make)
+        self._template = self._try_template()
+        self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
+        self._grammars = GrammarCompiler(self.model)
+        self.itl_budget_s = config.itl_budget_ms / 1000
+        self.embedder = Embedder(self.model, config, self.engine.context_length)
+        self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
+        self.read_texts = TextReader(
+            self.model, self._vocabulary, self.engine.context_length, self._embedding_length
+        ).read
+        if store is not None:
+            store.wait_until_open(_OPEN_S)
+            self.engine.refresh()
+        self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+
+    def close(self) -> None:
+        """Save what a tier can keep after the process ends; afterwards no method is called."""
+        self.engine.close()
+        self.embedder.close()
+
+    def request_abort(self) -> None:
+        """Interrupt the running decode; any thread may call it."""
+        self._runner.request_abort()
+
+    def clear_abort(self) -> None:
+        """Take back request_abort."""
+        self._runner.clear_abort()
+
+    def adjust_threads(self) -> None:
+        """Leave busy cores to others; call it between steps."""
+        if self._threads is not None and self._threads.update(time.monotonic()):
+            for runner in self._runners:
+                runner.set_num_threads(self._threads.num_threads)
+
+    def disk_cache(self) -> CacheStatus | None:
+        """Return what the disk keeps; any thread may ask, since it changes while the engine rests."""
+        return None if self._store is None else self._store.stats()
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads a decode uses."""
+        return self._runner.num_threads
+
+    @property
+    def num_cells(self) -> int:
+        """KV cells of the context."""
+        return self._runner.num_cells
+
+    def prepare_grammars(self) -> None:
+        """Build the grammars' tables of the vocabulary, so that the first schema need not wait for them.
+
+        Up to a second for a large vocabulary; may run beside `engine.step`, on the thread that calls `prepare`.
+        """
+        self._grammars.prepare()
+
+    def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
+        """Return a function that answers questions about text, for one thread to call beside all others."""
+        return partial(answer_query, self.model, self._vocabulary, self._make_template())
+
+    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
+        """Render, tokenize, compile the grammar and set up the sampler.
+
+        Sampler, grammar and text are taken to where the `delivered` output ends; nothing of that is said again.
+        Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
+        """
+        started_s = time.monotonic()
+        prompt = self._prompts.read(request.prompt, request.max_tokens)
+        if not prompt.tokens:
+            raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        tools = chat.tools if chat is not None and chat.tool_choice.mode != "none" else ()
+        sampler = self._make_sampler(request, prompt, chat or ChatPrompt(()))
+        output = OutputStream(
+            self.model,
+            stops=request.stop,
+            tool_format=self._template.tool_format if tools else None,
+            tool_names=[tool.name for tool in tools],
+            reasoning=() if chat is None else REASONING,
+            open_reasoning=prompt.open_reasoning,
+        )
+        earlier, seam = None, None
+        if (so_far := delivered.so_far) is not None:
+            earlier = read_continuation(request, so_far, prompt, self._vocabulary, self.engine.context_length)
+            seam = earlier.join(sampler, output, self._vocabulary)
+        for token in delivered.tokens:
+            sampler.accept(token)
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
+        # The echo came before the delivered tokens.
+        is_echoed = request.echo and not delivered.tokens
+        num_scored = request.logprobs if is_echoed else None
+        echo = None
+        if is_echoed:
+            is_scored = num_scored is not None
+            echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
+        self._introduce(request.cache)
+        spec = _spec(request, prompt, sampler, delivered, num_scored)
+        if earlier is not None:
+            spec = earlier.extend(spec)
+        render_ms = (time.monotonic() - started_s) * 1000
+        return Prepared(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, seam)
+
+    def _try_template(self) -> Template:
+        try:
+            return self._make_template()
+        except TemplateTooSlow as error:
+            raise ModelLoadFailed(
+                f"{self.model.path} cannot be served: trying its chat template (tokenizer.chat_template) ended in the "
+                f"error: {error.message.partition('.')[0]}"
+            ) from error
+
+    def _make_sampler(self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt) -> Sampler:
+        """Return the sampler of a request, constrained to its format and to the tools that it may call."""
+        constraint = self._grammars.compile(
+            request.format,
+            tools=chat.tools,
+            tool_choice=chat.tool_choice,
+            parallel_tool_calls=chat.parallel_tool_calls,
+            tool_format=self._template.tool_format,
+            open_reasoning=prompt.open_reasoning,
+            has_called=any(message.tool_calls or message.role == "tool" for message in chat.messages),
+        )
+        return Sampler(
+            resolve(request.sampling, self._sampling),
+            self.model.num_tokens,
+            constraint=constraint,
+            num_logprobs=request.logprobs,
+            history=prompt.tokens,
+        )
+
+    def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
+        """Return the keyring of this model's blocks, the same after every restart; None where no tier outlives it."""
+        if load.disk is None:
+            return None
+        fingerprint = make_fingerprint(
+            split_parts(Path(load.path)),
+            config,
+            num_cells=self._runner.num_cells,
+            block_tokens=self._block_tokens,
+            flash_attention=self._runner.attention.flash,
+        )
+        keyring = Keyring(fingerprint.digest, load.disk.secret)
+        self._settings = fingerprint.fields
+        unused = describe_unused(Path(load.disk.folder), load.name, fingerprint, keyring)
+        self.notes = () if unused is None else (unused,)
+        return keyring
+
+    def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
+        share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
+        blocks = make_blocks(self._runner.memory_kind, config, self._keyring, self._store, share, self._token_bytes)
+        if self._store is not None:
+            self._store.expect(self._block_tokens, int(blocks.host.max_bytes * PENDING_SHARE))
+        return blocks
+
+    def _introduce(self, policy: CachePolicy) -> None:
+        """Tell the store which client a partition belongs to, for listing and purging it by name."""
+        name = policy.partition
+        if self._store is not None and self._keyring is not None and policy.write and name not in self._introduced:
+            self._introduced.add(name)
+            self._store.introduce(self._keyring.root(name), About(self._name, name, self._settings))
+
+    def _make_drafter(
+        self, load: Load, config: EngineConfig, on_try: Callable[[str], None]
+    ) -> Callable[[CostModel], DraftModel] | None:
+        if load.draft_path is None or config.draft_tokens == 0:
+            return None
+        if self.model.memory_kind not in CUTTABLE:
+            raise ModelLoadFailed(
+                f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; "
+                "leave out --draft"
+            )
+        draft = Model(Path(load.draft_path), config)
+        if draft.has_encoder or draft.memory_kind not in CUTTABLE:
+            raise ModelLoadFailed(
+                f"The draft {load.draft_path} has a {draft.memory_kind} memory or an encoder and cannot take back what "
+                "was refused; use another as --draft"
+            )
+        if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
+            raise ModelLoadFailed(
+                f"The draft {load.draft_path} has {draft.num_tokens} tokens in its vocabulary, of which "
+                f"{len(draft.end_tokens)} end an answer, and {load.path} has {self.model.num_tokens} and "
+                f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
+            )
+        runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
+        self._runners.append(runner)
+        token_bytes = try_out(draft, runner, on_try)
+        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, token_bytes=token_bytes)
+        return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model), blocks)
+
+    def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
+        model = self.model
+        return ModelInfo(
+            name=load.name,
+            path=load.path,
+            architecture=model.metadata("general.architecture") or "unknown",
+            description=model.description,
+            size_bytes=model.size_bytes,
+            num_params=model.num_params,
+            num_vocab=model.num_tokens,
+            context_length=self.engine.context_length,
+            context_length_trained=model.context_length_trained,
+            max_sequences=self._runner.num_sequences,
+            memory_kind=model.memory_kind,
+            supports_tools=self._template.supports_tools,
+            supports_reasoning=self._template.supports_reasoning,
+            sampling=self._sampling,
+            devices=model.devices,
+            num_gpu_layers=model.num_gpu_layers,
+            num_layers=model.num_layers,
+            draft=load.draft_path,
+            llama_cpp_commit=commit(),
+            system_description=system_description(),
+            sandbox=sandbox,
+            load_ms=load_ms,
+            chat_template=model.chat_template or "",
+            supports_infill=model.infill_tokens is not None,
+            embedding_length=self._embedding_length,
+            choices=self._choices,
+        )
+
+
+def _spec(
+    request: GenerateRequest, prompt: ReadPrompt, sampler: Sampler, delivered: Delivered, num_scored: int | None
+) -> SequenceSpec:
+    """Return a request in the engine's words; for `num_scored` see its `num_prompt_logprobs`."""
+    cache = request.cache
+    return SequenceSpec(
+        id=request.id,
+        prompt=prompt.tokens,
+        sampler=sampler,
+        max_tokens=request.max_tokens,
+        tier=request.tier,
+        partition=cache.partition,
+        read_cache=cache.read and num_scored is None,
+        write_cache=cache.write,
+        persist=cache.persist,
+        pin=cache.pin,
+        prefill_only=request.prefill_only or request.max_tokens == 0,
+        delivered=delivered.tokens,
+        step_lengths=delivered.step_lengths,
+        num_prompt_logprobs=num_scored,
+        reports_progress=request.reports_progress,
+        boundaries=prompt.boundaries,
+        num_system=prompt.num_system,
+        lane=cache.lane,
+    )

@@ -1,0 +1,261 @@
+"""The worker process: one model behind a pipe.
+
+Five threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
+thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main thread's own
+at once, where that cannot block). So a long template or prompt never holds up other streams, pings are answered in the
+middle of a step, and delivery never blocks the engine. Where prompts' beginnings are kept on disk, one thread reads
+them and one writes them.
+When the daemon goes away, stdin ends and the process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from queue import Empty
+from typing import Any, BinaryIO
+
+import psutil
+from msgspec import structs
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.llama.model import split_parts
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.types import Embed, PurgeCache, WorkerStatus
+from edgeagent.worker.child.block_writer import start_block_store
+from edgeagent.worker.child.frame_writer import Frames, Outlet, Writer
+from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.loop import PromptReady, PromptRefused, Worker
+from edgeagent.worker.child.questions import Questions
+from edgeagent.worker.exit_cause import describe_left_out
+from edgeagent.worker.protocol import (
+    Ask,
+    Cancel,
+    Drop,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ping,
+    Pong,
+    ProtocolError,
+    Ready,
+    Stop,
+    Submit,
+    read_to_worker,
+)
+from edgeagent.worker.render.renderer import MakeTemplate, start_renderers
+from edgeagent.worker.sandbox.sandbox import enclose, set_limits
+
+_PROGRESS_EVERY = 0.01  # of the file
+_IDLE_S = 1.0
+
+
+class _Reader(threading.Thread):
+    """Takes frames off stdin; answers pings itself. At the end of the stream, which is the daemon's, it exits."""
+
+    def __init__(self, stream: BinaryIO, host: Host, worker: Worker, questions: Questions, frames: Frames) -> None:
+        super().__init__(name="reader", daemon=True)
+        self._stream = stream
+        self._host = host
+        self._questions = questions
+        self._worker = worker
+        self._frames = frames
+        self._process = psutil.Process()
+        self._ponged_at_s = time.monotonic()
+        self._num_tokens_then = 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                message = read_to_worker(self._stream)
+            except (ProtocolError, OSError) as error:
+                _complain(str(error))
+                message = None
+            match message:
+                case None:
+                    # The main thread may be deep in a decode; nothing it holds needs more than the end of the process.
+                    os._exit(0)
+                case Submit():
+                    self._worker.commands.put(message)
+                    self._worker.to_prepare.put(message)
+                case Cancel() | Stop():
+                    self._worker.interrupt(message)
+                case Ask(query=PurgeCache()):
+                    self._worker.interrupt(message)
+                case Ask(query=query):
+                    if isinstance(query, Embed):
+                        self._worker.commands.put(message)
+                    self._questions.ask(message)
+                case Drop(ask_id):
+                    self._questions.drop(ask_id)
+                    self._worker.commands.put(message)
+                case Ping(nonce):
+                    self._frames.put(Pong(nonce, self._status()))
+                case Load():
+                    _complain("a second Load; ignored")
+
+    def _status(self) -> WorkerStatus:
+        memory = self._process.memory_info()
+        status, now_s = self._worker.status, time.monotonic()
+        rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
+        self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
+        return structs.replace(
+            status,
+            step_started_at_s=self._worker.step_started_at_s,
+            preparing_since_s=self._worker.preparing_since_s,
+            preparing_id=self._worker.preparing_id,
+            tokens_per_second=rate,
+            rss_bytes=memory.rss,
+            own_bytes=_own_bytes(memory),
+            disk_cache=self._host.disk_cache(),
+        )
+
+
+class _Preparer(threading.Thread):
+    """Renders and tokenizes, one request after the other."""
+
+    def __init__(self, host: Host, worker: Worker) -> None:
+        super().__init__(name="preparer", daemon=True)
+        self._host = host
+        self._worker = worker
+
+    def run(self) -> None:
+        try:
+            self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
+        except Empty:
+            # Nothing to do: spare the first schema a wait. An unsuitable vocabulary raises at the first schema.
+            with contextlib.suppress(BaseException):
+                self._host.prepare_grammars()
+        while True:
+            self._prepare(self._worker.to_prepare.get())
+
+    def _prepare(self, submit: Submit) -> None:
+        self._worker.preparing_id = submit.request.id
+        self._worker.preparing_since_s = time.monotonic()
+        try:
+            prepared = self._host.prepare(submit.request, submit.delivered)
+            self._worker.hand_in(PromptReady(submit, prepared))
+        except EdgeAgentError as error:
+            self._worker.commands.put(PromptRefused(submit, error))
+        except BaseException:  # the loop's edge: one bad request (a panic in Rust is no Exception) must not end it
+            traceback.print_exc()
+            unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
+            self._worker.commands.put(PromptRefused(submit, unknown))
+        finally:
+            self._worker.preparing_since_s = 0.0
+
+
+def _own_bytes(memory: Any) -> int:
+    """Return the memory that no file backs, of psutil's counts; 0 where the system does not tell it (macOS)."""
+    if hasattr(memory, "shared"):  # Linux
+        return int(memory.rss - memory.shared)
+    return int(getattr(memory, "private", 0))  # Windows
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"edgeagent worker: {message}\n")
+    sys.stderr.flush()
+
+
+def _detach_from_terminal() -> None:
+    """Leave Ctrl-C to the daemon, which stops its workers in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _die_with_parent() -> None:
+    """Ask for SIGKILL when the daemon dies, where the platform can; elsewhere the end of the pipe ends the process."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _claim_stdout() -> BinaryIO:
+    """Return the frame pipe, and send whatever else is printed to stderr: llama.cpp prints to stdout at times."""
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a raw pipe may take a part of what is written
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return frames
+
+
+def _enclose(load: Load) -> tuple[str, ...]:
+    """Enter the sandbox, unless it is switched off; return its state."""
+    if not EngineConfig.model_validate_json(load.engine_config).sandbox:
+        return ("off",)
+    models = [Path(path) for path in (load.path, load.draft_path) if path is not None]
+    return enclose([part for model in models for part in split_parts(model)], map(Path, load.writable))
+
+
+def _load(
+    message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames, make: MakeTemplate
+) -> Host:
+    last = -1.0
+
+    def report(fraction: float) -> None:
+        nonlocal last
+        if fraction - last >= _PROGRESS_EVERY or fraction >= 1.0:
+            last = fraction
+            frames.put(LoadProgress(fraction))
+
+    def report_trial(trying: str) -> None:
+        frames.put(LoadProgress(last, trying))
+
+    return Host(message, report, sandbox, store, report_trial, make)
+
+
+def main() -> int:
+    """Run a worker on stdin and stdout; return the exit code."""
+    _die_with_parent()
+    set_limits()
+    _detach_from_terminal()
+    writer = Writer(_claim_stdout())
+    try:
+        message = read_to_worker(sys.stdin.buffer)
+    except ProtocolError:
+        message = None
+    if not isinstance(message, Load):
+        _complain("the first message must be Load; this program is started by the daemon")
+        return 2
+    # One template for prompts, one for questions about text.
+    make_template = start_renderers(2, is_enclosed=EngineConfig.model_validate_json(message.engine_config).sandbox)
+    sandbox = _enclose(message)
+    writer.start()
+    store = None if message.disk is None else start_block_store(message.disk)
+    # Written at once: the process may end before another thread could write it.
+    outlet = Outlet(writer)
+    try:
+        host = _load(message, sandbox, store, outlet, make_template)
+    except EdgeAgentError as error:
+        writer.frames.put(LoadFailed(error.code, error.message))
+        writer.frames.put(None)
+        writer.join()
+        return 1
+    worker = Worker(host, outlet)
+    if store is not None:
+        store.yield_to(lambda: worker.status.num_running > 0)
+    writer.frames.put(Ready(host.info, host.notes, host.to_keep))
+    _Preparer(host, worker).start()
+    questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
+    questions.start()
+    _Reader(sys.stdin.buffer, host, worker, questions, writer.frames).start()
+    worker.run()
+    writer.frames.put(None)
+    writer.join()
+    host.close()
+    if store is not None and store.left_out_bytes:
+        _complain(describe_left_out(store.left_out_bytes))
+    return 0
+
+
+if __name__ == "__main__":
+    # Native threads and the daemon threads above hold nothing that must be unwound; a clean-up could only hang.
+    code = main()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)

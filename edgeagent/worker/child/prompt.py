@@ -1,0 +1,249 @@
+"""Turns a prompt into tokens, and answers questions about text. It knows no engine and no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from edgeagent.engine.context_advice import longer_context
+from edgeagent.engine.llama.model import Model
+from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.rendered import Rendered, tokenize_rendered
+from edgeagent.text.shortening import cut_before, cut_places, num_items, text_of
+from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
+from edgeagent.text.vocabulary import SpecialTexts
+from edgeagent.types import (
+    ChatPrompt,
+    Detokenize,
+    Embed,
+    MemoryKind,
+    Message,
+    Prompt,
+    PurgeCache,
+    RenderPrompt,
+    TextAnswer,
+    TextPrompt,
+    TextQuery,
+    Tokenize,
+    TokenPrompt,
+    replace,
+)
+from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
+from edgeagent.worker.render.protocol import Open
+from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
+
+_USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
+_MOST_BYTES = 16  # of a token, on average: a longer conversation is not even tried
+_ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
+_TURN_TOKENS = 8  # what a turn's role and punctuation add, about
+_MAX_SIZES = 8192
+# Turns of a conversation are dropped in steps of this share of the context. Larger steps drop more than is needed;
+# smaller ones come more often, and each one makes the rest of the conversation be computed again.
+_STEP = 2
+# The share of the context that is left for an answer: of one without limit, and of any.
+_USUAL_ANSWER = 8
+_LONGEST_ANSWER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt's tokens, the first `num_added` of them ours.
+
+    `text` is the client's text, None where it was not one text. `open_reasoning` is the reasoning tag that the template
+    left open. `num_dropped_items` of a conversation are left out, since they did not fit.
+    `num_system` tokens are instructions and tools; `boundaries` are positions where other prompts may part from this
+    one, looked for where the memory needs it.
+    """
+
+    tokens: list[int]
+    text: str | None = None
+    num_added: int = 0
+    open_reasoning: ReasoningMarkers | None = None
+    num_system: int = 0
+    boundaries: tuple[int, ...] = ()
+    num_dropped_items: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A conversation as the template writes it."""
+
+    prompt: ChatPrompt
+    rendered: Rendered
+    tokens: list[int]
+
+
+def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Template:
+    """Return the model's chat template. One thread uses it; another one makes its own.
+
+    Raise TemplateTooSlow where it cannot be tried within its limits.
+    """
+    source = model.chat_template
+    markers = special.markers(f"{source}{KNOWN_MARKERS}")
+    architecture = model.metadata("general.architecture") or ""
+    opening = Open(0, source, model.bos_text, model.eos_text, architecture, tuple(special.control), tuple(markers))
+    return make(opening)
+
+
+class PromptReader:
+    """Reads prompts for a context of `context_length` tokens."""
+
+    def __init__(self, model: Model, vocabulary: LongTextVocabulary, template: Template, context_length: int) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._template = template
+        self._context_length = context_length
+        self._sizes: dict[bytes, int] = {}
+
+    def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
+        """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded where none can fit.
+
+        `max_tokens` may follow, None: as many as fit. A conversation that is to be truncated leaves room for some.
+        """
+        match prompt:
+            case ChatPrompt():
+                self._template.renew()
+                written = self._write_shortened(prompt, max_tokens) if prompt.truncate else self._write(prompt)
+                num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
+                return self._read_chat(written, num_dropped)
+            case TextPrompt(text=text, suffix=suffix, parse_special=parse_special):
+                self._check_length(text + (suffix or ""))
+                if suffix is not None:
+                    return ReadPrompt(self._infill_tokens(text, suffix))
+                return self._read_text(text, parse_special=parse_special)
+            case TokenPrompt(tokens=tokens):
+                check_tokens(self._model, tokens, "prompt")
+                return ReadPrompt(list(tokens))
+
+    def _write(self, prompt: ChatPrompt) -> _Written:
+        rendered = self._template.render(prompt)
+        self._check_length(rendered.text)
+        return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
+
+    def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None) -> _Written:
+        """Render a conversation, without its oldest turns if it would not fit with room for an answer.
+
+        If nothing makes it fit, it is as short as it can be.
+        """
+        context = self._context_length
+        most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
+        written = self._write_fitting(prompt, most)
+        places = [] if written is not None else self._places(prompt.messages)
+        low, high = 0, len(places) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            fitting = self._write_fitting(_cut(prompt, places[middle]), most)
+            written = fitting or written
+            low, high = (low, middle - 1) if fitting is not None else (middle + 1, high)
+        if written is not None:
+            return written
+        return self._write(_cut(prompt, places[-1]) if places else prompt)
+
+    def _places(self, messages: Sequence[Message]) -> list[int]:
+        """Return where a conversation can be cut. The sizes of most messages are known from the turn before."""
+        texts = {id(message): text_of(message) for message in messages}
+        is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
+
+        def size(message: Message) -> int:
+            text = texts[id(message)].encode()
+            if not is_countable:
+                return _TURN_TOKENS + len(text) // _ROUGHLY_BYTES
+            key = blake2b(text, digest_size=16).digest()
+            if key not in self._sizes:
+                if len(self._sizes) >= _MAX_SIZES:
+                    self._sizes.clear()
+                self._sizes[key] = len(self._vocabulary.tokenize(texts[id(message)], parse_special=False))
+            return _TURN_TOKENS + self._sizes[key]
+
+        return cut_places(messages, max(1, self._context_length // _STEP), size)
+
+    def _write_fitting(self, prompt: ChatPrompt, most: int) -> _Written | None:
+        """Render a conversation; None if it has too many tokens."""
+        if sum(len(text_of(message).encode()) for message in prompt.messages) > _MOST_BYTES * most:
+            return None
+        try:
+            written = self._write(prompt)
+        except ContextLengthExceeded:
+            return None
+        return written if len(written.tokens) <= most else None
+
+    def _read_chat(self, written: _Written, num_dropped: int) -> ReadPrompt:
+        prompt, rendered, tokens = written.prompt, written.rendered, written.tokens
+        place = (self._template, prompt, rendered.text, tokens, self._model.piece)
+        has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
+        # A memory that can be cut anywhere needs no places to be cut at.
+        has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
+        system_end = find_system_end(*place) if has_instructions or has_boundaries else None
+        next_turn = find_next_turn(*place) if has_boundaries else None
+        return ReadPrompt(
+            tokens,
+            rendered.text,
+            open_reasoning=rendered.open_reasoning,
+            num_system=(system_end or 0) if has_instructions else 0,
+            boundaries=tuple(sorted({end for end in (system_end, next_turn) if end})) if has_boundaries else (),
+            num_dropped_items=num_dropped,
+        )
+
+    def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:
+        bos = self._model.bos_text
+        # A client that writes the BOS token itself must not get it twice.
+        add_bos = not (parse_special and bos and text.startswith(bos))
+        tokens = self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
+        return ReadPrompt(tokens, text, int(add_bos and self._model.bos_token is not None))
+
+    def _infill_tokens(self, prefix: str, suffix: str) -> list[int]:
+        """Return prefix, suffix and the place between them, as the model was trained to see them (PSM order)."""
+        marks = self._model.infill_tokens
+        if marks is None:
+            raise NotSupported(
+                "This model cannot fill in the middle: its file names no tokens for that. Leave out `suffix`, or serve "
+                "a model for code.",
+                param="suffix",
+            )
+        bos = self._model.bos_token
+        head, tail = (self._vocabulary.tokenize(text, parse_special=False) for text in (prefix, suffix))
+        return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit, before a tokenizer spends seconds on it in which others wait."""
+        context = self._context_length
+        if len(text) <= _USUAL_PIECE * context or self._model.max_piece_bytes is None:
+            return
+        fewest = len(text) // self._model.max_piece_bytes
+        if fewest > context:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(text)} characters, at least {fewest} tokens, but the context holds {context}. "
+                f"Shorten the prompt, or {longer_context(fewest + 1, self._model.context_length_trained)}.",
+                param="input",
+                served_by="local",
+            )
+
+
+def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
+    return replace(prompt, messages=cut_before(prompt.messages, place))
+
+
+def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
+    """Answer a question about text; raise InvalidRequest where it names tokens that there are not."""
+    match query:
+        case Tokenize(text, add_bos, parse_special, with_pieces):
+            tokens = tuple(vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos))
+            return TextAnswer(tokens=tokens, pieces=tuple(map(model.piece, tokens)) if with_pieces else ())
+        case Detokenize(tokens):
+            check_tokens(model, tokens, "tokens")
+            return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
+        case RenderPrompt(prompt):
+            template.renew()
+            rendered = template.render(prompt)
+            return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
+        case PurgeCache() | Embed():
+            raise InternalError("that is the engine's to answer, not the tokenizer's")
+
+
+def check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:
+    """Raise InvalidRequest, with that param, where a token id is not in the model's vocabulary."""
+    bad = next((token for token in tokens if not 0 <= token < model.num_tokens), None)
+    if bad is not None:
+        raise InvalidRequest(f"Token {bad} is not in the vocabulary of {model.num_tokens} tokens.", param=param)

@@ -1,0 +1,93 @@
+"""The worker's thread for questions about text: it waits for no prompt and no decode, and neither waits for it.
+
+llama.cpp's vocabulary may be read by several threads; a chat template may not, so this thread has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.types import Embed, TextAnswer, TextQuery
+from edgeagent.worker.child.frame_writer import Frames
+from edgeagent.worker.protocol import Answer, Ask, failed
+
+# What one frame holds of an answer.
+_MAX_TOKENS = 4096
+_MAX_PIECE_BYTES = 256 << 10
+_MAX_CHARS = 64 << 10
+
+
+class Questions(threading.Thread):
+    """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question.
+
+    For an Embed, `embed` makes the tokens here and hands them to the engine, which answers.
+    """
+
+    def __init__(
+        self,
+        make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]],
+        frames: Frames,
+        embed: Callable[[str, Embed], None],
+    ) -> None:
+        super().__init__(name="questions", daemon=True)
+        self._make_answerer = make_answerer
+        self._embed = embed
+        self._frames = frames
+        self._asks: SimpleQueue[Ask] = SimpleQueue()
+        self._live: set[str] = set()  # each operation on it is atomic; several threads drop and look
+
+    def ask(self, ask: Ask) -> None:
+        """Take a question; any thread may call it."""
+        self._live.add(ask.id)
+        self._asks.put(ask)
+
+    def drop(self, ask_id: str) -> None:
+        """Forget a question; any thread may call it. An answer that is being computed is finished, but not sent."""
+        self._live.discard(ask_id)
+
+    def run(self) -> None:
+        """Answer until the process ends."""
+        ask = self._asks.get()
+        answer = self._make_answerer()
+        while True:
+            self._answer(ask, answer)
+            ask = self._asks.get()
+
+    def _answer(self, ask: Ask, answer: Callable[[TextQuery], TextAnswer]) -> None:
+        if ask.id not in self._live:
+            return
+        try:
+            if isinstance(ask.query, Embed):
+                self._embed(ask.id, ask.query)
+                return
+            *parts, last = _split(answer(ask.query))
+            for part in parts:
+                if ask.id in self._live:
+                    self._frames.put(Answer(ask.id, part, is_last=False))
+            if ask.id in self._live:
+                self._frames.put(Answer(ask.id, last, is_last=True))
+        except EdgeAgentError as error:
+            self._frames.put(failed(ask.id, error))
+        except BaseException:  # the thread's outermost call: one bad question must not end it
+            traceback.print_exc()
+            unknown = InternalError("The question could not be answered; the daemon's log has the details.")
+            self._frames.put(failed(ask.id, unknown))
+        finally:
+            self._live.discard(ask.id)
+
+
+def _split(answer: TextAnswer) -> Iterator[TextAnswer]:
+    """Yield an answer in parts that fit a frame each; the last may be empty."""
+    for start in range(0, len(answer.text), _MAX_CHARS):
+        yield TextAnswer(answer.text[start : start + _MAX_CHARS])
+    start = num_bytes = 0
+    for index in range(len(answer.tokens)):
+        num_bytes += len(answer.pieces[index]) if answer.pieces else 0
+        if index - start >= _MAX_TOKENS or num_bytes > _MAX_PIECE_BYTES:
+            yield TextAnswer(tokens=answer.tokens[start:index], pieces=answer.pieces[start:index])
+            start, num_bytes = index, len(answer.pieces[index]) if answer.pieces else 0
+    yield TextAnswer(tokens=answer.tokens[start:], pieces=answer.pieces[start:])

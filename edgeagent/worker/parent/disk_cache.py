@@ -1,0 +1,64 @@
+"""The daemon's side of a worker's disk cache: its folder, bounds and secret, and what the log says of its trouble."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from edgeagent.cache_folder import ensure_private, ensure_secret
+from edgeagent.config import Config
+from edgeagent.errors import ConfigError
+from edgeagent.types import WorkerStatus
+from edgeagent.worker.exit_cause import one_line
+from edgeagent.worker.protocol import DiskCache
+
+_DAY_S = 86400.0
+_MIN_CLOSE_S = 1.0  # also for who drains nothing: the end of a conversation takes no longer to write
+# A trouble that lasts, or comes and goes, is logged once an hour; another one after a minute.
+_SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_disk_cache(config: Config) -> DiskCache | None:
+    """Make the folder and the secret; None where none is wanted, or no secret can be kept."""
+    if config.cache.disk_bytes == 0:
+        return None
+    folder = config.cache_dir.absolute()
+    try:
+        secret = ensure_secret(config.state_dir)
+        ensure_private(folder)
+    except ConfigError as error:
+        logger.warning("nothing is cached on disk: %s", error.message)
+        return None
+    except OSError as error:
+        logger.warning("nothing is cached on disk: cannot use %s: %s", folder, error.strerror)
+        return None
+    return DiskCache(
+        folder=str(folder),
+        secret=secret,
+        max_bytes=config.cache.disk_bytes,
+        min_free_bytes=config.cache.min_free_bytes,
+        max_unused_s=config.cache.max_unused_days * _DAY_S,
+        max_bytes_per_hour=config.cache.max_bytes_per_hour,
+        close_s=max(_MIN_CLOSE_S, config.server.drain_s),
+    )
+
+
+class TroubleLog:
+    """Logs why a worker keeps no prompts on disk, or fewer: a worker itself cannot write to the log."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._latest = ""
+        self._told_at_s = float("-inf")
+
+    def note(self, status: WorkerStatus, now_s: float) -> None:
+        """Log the trouble that a worker's status reports of its disk cache, unless it was logged lately."""
+        if status.disk_cache is None or status.disk_cache.trouble is None:
+            return
+        trouble = one_line(status.disk_cache.trouble)
+        kind = re.sub(r"[\d.,]+", "", trouble)  # how many bytes are left changes all the time
+        if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
+            self._latest, self._told_at_s = kind, now_s
+            logger.warning("%s: the cache on disk: %s", self._model, trouble)

@@ -1,0 +1,59 @@
+"""Why a model's supervisor refuses or ends requests, in words for their clients."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    InvalidRequest,
+    ModelChanged,
+    ModelLoadFailed,
+    PayloadTooLarge,
+)
+from edgeagent.worker.exit_cause import one_line
+from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, Ask, Submit, encode
+
+
+def check_sendable(message: Submit | Ask) -> None:
+    """Raise InvalidRequest for what cannot be encoded, PayloadTooLarge for what no frame can hold."""
+    try:
+        num_bytes = len(encode(message)) - LENGTH_BYTES
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
+        raise InvalidRequest(f"the request cannot be passed on: {error}") from error
+    if num_bytes > MAX_FRAME_TO_WORKER_BYTES:
+        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are taken")
+
+
+def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
+    """Return the error of a model that killed its workers."""
+    return BackendUnavailable(
+        f"the process of model {name!r} crashed too often ({cause}); it is not started for {duration_s / 60:g} "
+        "minutes, or until `edgeagent reload`",
+        served_by="local",
+    )
+
+
+def failed_trial(trying: str, cause: str) -> EdgeAgentError:
+    """Return the error of a file whose trial ended the process; `trying` says which part of which file was tried."""
+    return ModelLoadFailed(
+        f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
+        "converted wrongly or needs another build of llama.cpp; get it again, or another one",
+        served_by="local",
+    )
+
+
+def changed(name: str) -> EdgeAgentError:
+    """Return the error of a stream whose model was replaced by another."""
+    return ModelChanged(
+        f"the file of model {name!r} was changed, and the process that ran it ended; its answers cannot be continued. "
+        "Send the request again",
+        retry_after_s=1.0,
+        served_by="local",
+    )
+
+
+def renewed(error: EdgeAgentError, retry_after_s: float) -> EdgeAgentError:
+    """Return an error of the same kind to raise once more (one exception object collects tracebacks)."""
+    return type(error)(error.message, param=error.param, retry_after_s=max(1.0, retry_after_s), served_by="local")

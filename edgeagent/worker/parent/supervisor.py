@@ -1,0 +1,413 @@
+"""One model's worker through its lives: started, watched, replaced when it dies, stopped.
+
+It owns the worker's state and the ledger of its requests. It does not know what a model file is (it is given a
+coroutine that answers with the Load message) nor who listens to a request (a Sink).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, WorkerCrashed, from_code
+from edgeagent.types import (
+    AnswerSoFar,
+    GenerateRequest,
+    ModelInfo,
+    ModelStatus,
+    TextAnswer,
+    TextQuery,
+    WorkerState,
+)
+from edgeagent.worker.exit_cause import is_from_outside, read_left_out, read_notes
+from edgeagent.worker.parent.channel import Channel, FloodLimit
+from edgeagent.worker.parent.disk_cache import TroubleLog
+from edgeagent.worker.parent.live_requests import Fate, Ledger, LiveRequest, Sink
+from edgeagent.worker.parent.load_time import LoadTime
+from edgeagent.worker.parent.queries import Queries
+from edgeagent.worker.parent.refusals import changed, check_sendable, failed_trial, quarantined, renewed
+from edgeagent.worker.parent.restarts import Death, Quarantine, RestartPolicy
+from edgeagent.worker.parent.vitals import Vitals
+from edgeagent.worker.parent.watchdog import Owed, Patience
+from edgeagent.worker.protocol import (
+    Answer,
+    Ask,
+    Cancel,
+    Delivered,
+    Drop,
+    Failed,
+    FromWorker,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Pong,
+    ProtocolError,
+    Ready,
+    Steps,
+    Submit,
+)
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Keeps one worker for one model. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        prepare: Callable[[], Awaitable[Load]],
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        patience: Patience | None = None,
+        flood: FloodLimit | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        """`keep` is given what a worker that is ready wants to be kept for the next one."""
+        self.name = name
+        self._keep = keep
+        self._prepare = prepare
+        self._command = command
+        self._patience = patience or Patience()
+        self._flood = flood or FloodLimit()
+        self._clock = clock
+        self._ledger = Ledger()
+        self._queries = Queries()
+        self._restarts = RestartPolicy(self._patience)
+        self._disk_trouble = TroubleLog(name)
+        self._state = WorkerState.STOPPED
+        self._is_stopped_for_good = False
+        self._failure: EdgeAgentError | None = None
+        self._retry_at_s = 0.0
+        self._cause: str | None = None
+        self._num_restarts = 0
+        self._load_time = LoadTime(clock)
+        self._identity: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._channel: Channel | None = None
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Reset what is known of one worker process."""
+        self._verdict: asyncio.Future[Death] = asyncio.Future()
+        self._vitals = Vitals(self._patience)
+        self._info: ModelInfo | None = None
+        self._ready_at_s: float | None = None
+        self._load_time.begin()
+        self._has_seen_prompts = False
+
+    @property
+    def num_live(self) -> int:
+        """How many requests have been accepted and not ended."""
+        return len(self._ledger)
+
+    def status(self) -> ModelStatus:
+        """Return what is known of the model and its worker."""
+        retry_after_s = None if self._failure is None else max(0.0, self._retry_at_s - self._clock())
+        return ModelStatus(
+            name=self.name,
+            state=self._state,
+            progress=1.0 if self._state is WorkerState.READY else self._vitals.progress,
+            info=self._info,
+            worker=self._vitals.status,
+            pid=self._channel.pid if self._channel else None,
+            num_restarts=self._num_restarts,
+            cause=self._cause,
+            retry_after_s=retry_after_s,
+            ready_in_s=0.0 if self._state is WorkerState.READY else self._load_time.left_s(self._vitals.progress),
+        )
+
+    def start(self) -> None:
+        """Begin to load the model unless it is loaded or loading; a failed one is tried again."""
+        if self._task is None or self._task.done():
+            self._state, self._failure = WorkerState.STARTING, None
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
+
+    def reload(self) -> None:
+        """Start a worker anew: earlier failures no longer count, and a running one's requests go on with the next."""
+        if self._is_stopped_for_good:
+            return
+        self._restarts = RestartPolicy(self._patience)
+        if self._state is WorkerState.READY:
+            self._condemn("it was told to load the model again", Fate.REPLACED)
+        self.start()
+
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
+        """Accept a request, whose answer may have begun elsewhere; its answer, error or end goes to the sink.
+
+        Raise BackendUnavailable or the load's error if there can be no worker, InvalidRequest where the request
+        cannot be passed on.
+        """
+        self._check_available()
+        now_s = self._clock()
+        check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
+        self._ledger.add(request, sink, now_s, so_far)
+        self.start()
+        self._send_waiting()
+
+    async def ask(self, question: TextQuery) -> TextAnswer:
+        """Return the answer to a question; raise as `submit` does, or Overloaded, or what the worker says.
+
+        Cancelling the task that waits makes the worker forget it.
+        """
+        self._check_available()
+        check_sendable(Ask("", question))
+        query = self._queries.add(question)
+        self.start()
+        self._send_waiting()
+        try:
+            return await query.future
+        finally:
+            if self._queries.discard(query) and self._channel is not None:
+                self._channel.send(Drop(query.ask.id))
+            self._send_waiting()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request politely: its sink gets a Finished(cancelled); an unknown id is ignored."""
+        if self._ledger.cancel(request_id, self._clock()):
+            self._tell_cancelled(request_id)
+
+    def abandon(self, request_id: str) -> None:
+        """End a request whose sink wants nothing more; an unknown id is ignored."""
+        if self._ledger.abandon(request_id, self._clock()):
+            self._tell_cancelled(request_id)
+
+    def _check_available(self) -> None:
+        if self._is_stopped_for_good:
+            raise BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
+        now_s = self._clock()
+        if self._failure is not None and now_s < self._retry_at_s:
+            raise renewed(self._failure, self._retry_at_s - now_s)
+
+    async def stop(self) -> None:
+        """End the worker and every request, for good; return when the process is gone."""
+        self._is_stopped_for_good = True
+        if self._channel is not None:
+            self._state = WorkerState.STOPPING
+            if not self._verdict.done():
+                self._verdict.set_result(Death("stopped"))
+        elif self._task is not None:
+            self._task.cancel()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._ledger.cancel_all()
+        self._queries.fail_all(lambda: BackendUnavailable("the daemon is stopping", served_by="local"))
+        self._state = WorkerState.STOPPED
+
+    async def _run(self) -> None:
+        """Run one worker after the other, until stopped or quarantined."""
+        try:
+            while not self._is_stopped_for_good:
+                self._begin_life()
+                self._state = WorkerState.STARTING
+                death = await self._live()
+                if self._is_stopped_for_good:
+                    return
+                if death.fate is Fate.REPLACED:
+                    continue
+                if death.error is not None:
+                    self._give_up(death.error, WorkerState.FAILED, self._patience.load_retry_s)
+                    return
+                logger.warning("worker of %s died: %s", self.name, death.cause)
+                decision = self._restarts.on_end(self._clock(), death, has_worked=self._vitals.has_worked)
+                if isinstance(decision, Quarantine):
+                    error = quarantined(self.name, death.cause, decision.duration_s)
+                    self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
+                    return
+                self._num_restarts += 1
+                # At once, or the dead worker's progress is shown until the next one starts.
+                self._begin_life()
+                self._state = WorkerState.STARTING
+                await asyncio.sleep(decision.delay_s)
+        except Exception as error:  # a bug here must not leave requests without an end
+            logger.exception("supervisor of %s failed", self.name)
+            failure = InternalError(f"the supervisor failed: {type(error).__name__}")
+            self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
+
+    async def _live(self) -> Death:
+        """One worker from its start to its end."""
+        try:
+            load = await self._prepare()
+            self._take_identity(load.identity)
+            channel = await Channel.spawn(self._command, self._on_message, self._on_violation, self._flood)
+        except EdgeAgentError as error:
+            return Death(error.message, error=error)
+        except OSError as error:
+            return self._bury(Death(f"its process could not be started: {error}"))
+        self._channel = channel
+        channel.send(load)
+        await self._watch(channel)
+        return await self._end(channel)
+
+    async def _watch(self, channel: Channel) -> None:
+        """Ping and watch the worker until it ends, or is to be ended."""
+        events: set[asyncio.Future[Any]] = {channel.ended, self._verdict}
+        last_s = self._clock()
+        while True:
+            done, _ = await asyncio.wait(
+                events, timeout=self._patience.ping_interval_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            now_s = self._clock()
+            self._tick(channel, now_s - last_s)
+            last_s = now_s
+
+    def _tick(self, channel: Channel, elapsed_s: float) -> None:
+        owed = None
+        if self._state is not WorkerState.STARTING:
+            is_busy = self._ledger.num_sent() > 0 or self._queries.is_embedding
+            owed = Owed(is_busy, self._ledger.oldest_cancel_s(), self._queries.sent_at_s)
+        hang = self._vitals.tick(elapsed_s, channel.signs(), owed)
+        if hang is not None:
+            self._ledger.blame(self._vitals.culprit, hang)
+            self._condemn(hang, Fate.HUNG)
+        elif (ping := self._vitals.ping()) is not None:
+            channel.send(ping)
+
+    async def _end(self, channel: Channel) -> Death:
+        """Wait for the process to end, ending it if needed; return the cause of its death."""
+        self._state = WorkerState.STOPPING
+        is_gone = True
+        if self._verdict.done():
+            death = self._verdict.result()
+            # A worker that loads reads no message, and one that hangs or breaks the protocol is not worth a wait.
+            is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
+            grace_s = self._patience.stop_grace_s
+            is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
+            if num_bytes := read_left_out(channel.stderr_tail()):
+                logger.warning(
+                    "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "
+                    "server.drain_s gives it more time",
+                    self.name,
+                    num_bytes / 2**20,
+                )
+        else:
+            assert channel.returncode is not None
+            cause = channel.describe_end(has_seen_prompts=self._has_seen_prompts)
+            death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
+            if self._ready_at_s is None and self._vitals.trying and death.fate is Fate.CRASHED:
+                death = replace(death, error=failed_trial(self._vitals.trying, cause))
+        if not is_gone:
+            death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
+        self._channel = None
+        return self._bury(death)
+
+    def _bury(self, death: Death) -> Death:
+        """Settle a dead worker's requests."""
+        if self._ready_at_s is not None:
+            death = replace(death, ready_for_s=self._clock() - self._ready_at_s)
+        if not self._is_stopped_for_good:
+            self._vitals.status = None
+            self._cause = None if death.fate is Fate.REPLACED else death.cause
+            self._on_death(death.cause, death.fate)
+        return death
+
+    def _condemn(self, cause: str, fate: Fate, error: EdgeAgentError | None = None) -> None:
+        """Let the worker be ended; its requests need not wait for that."""
+        if self._verdict.done():
+            return
+        self._verdict.set_result(Death(cause, fate, error=error))
+        self._state = WorkerState.STOPPING
+        if self._channel is not None:
+            self._channel.mute()
+        self._cause = cause
+        self._on_death(cause, fate)
+
+    def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
+        """Start no worker for that time, then wait for a request. `status` shows it."""
+        self._state, self._failure, self._cause = state, error, error.message
+        self._retry_at_s = self._clock() + retry_after_s
+        self._ledger.fail_all(lambda: renewed(error, retry_after_s))
+        self._queries.fail_all(lambda: renewed(error, retry_after_s))
+
+    def _on_death(self, cause: str, fate: Fate) -> None:
+        """Settle what a worker had: its requests go on with the next one, questions it was busy with do not."""
+        self._ledger.on_death(cause, fate)
+        self._queries.fail_sent(
+            WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
+        )
+
+    def _take_identity(self, identity: str) -> None:
+        """Note which file is loaded: if it replaced another, the crashes and the streams of that one end with it."""
+        if self._identity not in (None, identity):
+            self._ledger.fail_begun(lambda: changed(self.name))
+            self._restarts = RestartPolicy(self._patience)
+        self._identity = identity
+
+    def _on_violation(self, what: str) -> None:
+        self._condemn(f"broke the protocol: {what}", Fate.CRASHED)
+
+    def _on_message(self, message: FromWorker) -> None:
+        match message:
+            case Steps():
+                self._vitals.on_steps(message)
+                self._ledger.on_steps(message)
+                self._send_waiting()
+            case Answer():
+                self._queries.on_answer(message)
+            case Failed(id=failed_id) if self._queries.has_id(failed_id):
+                self._queries.on_failed(message)
+            case Failed():
+                self._vitals.on_progress()
+                self._ledger.on_failed(message)
+                self._send_waiting()
+            case Pong():
+                self._vitals.on_pong(message)
+                self._disk_trouble.note(message.status, self._clock())
+            case LoadProgress():
+                self._vitals.on_load_progress(message)
+            case Ready(info, notes, to_keep):
+                self._on_ready(info)
+                self._keep(to_keep)
+                for note in read_notes(notes):
+                    logger.info("%s: %s", self.name, note)
+            case LoadFailed(code, text):
+                self._on_load_failed(from_code(code, text))
+
+    def _on_ready(self, info: ModelInfo) -> None:
+        if self._state is not WorkerState.STARTING or self._channel is None:
+            raise ProtocolError("ready twice, or before it was told what to load")
+        self._state, self._info = WorkerState.READY, info
+        self._ready_at_s = self._clock()
+        self._load_time.end()
+        self._send_waiting()
+
+    def _on_load_failed(self, error: EdgeAgentError) -> None:
+        if self._state is not WorkerState.STARTING:
+            raise ProtocolError("a load failed that had succeeded")
+        self._condemn(error.message, Fate.CRASHED, error)
+
+    def _send_waiting(self) -> None:
+        """Give the worker what it may have of the requests that wait for one."""
+        if self._state is not WorkerState.READY:
+            return
+        if self._ledger.has_unsent:
+            for live in self._ledger.sendable():
+                self._send(live)
+        if self._channel is not None:
+            for query in self._queries.sendable():
+                query.sent_at_s = self._clock()
+                self._has_seen_prompts = True
+                self._channel.send(query.ask)
+
+    def _send(self, live: LiveRequest) -> None:
+        assert self._channel is not None and self._ready_at_s is not None
+        load_ms = max(0.0, self._ready_at_s - live.accepted_at_s) * 1000
+        if self._ledger.num_sent() == 0:
+            self._vitals.on_progress()
+        self._has_seen_prompts = True
+        self._ledger.mark_sent(live)
+        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
+
+    def _tell_cancelled(self, request_id: str) -> None:
+        if self._channel is not None:
+            self._channel.send(Cancel(request_id))

@@ -1,0 +1,73 @@
+"""The signs of life of one worker process: its pings and its reports, from its start to its end.
+
+It knows when a worker counts as hung (watchdog has the limits), not what is done about that.
+"""
+
+from __future__ import annotations
+
+from edgeagent.types import WorkerStatus
+from edgeagent.worker.parent.watchdog import LoadWatch, Owed, Patience, Pulse, Signs, StepWatch
+from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, Steps
+
+
+class Vitals:
+    """What is known of one process's health."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._pulse = Pulse(patience)
+        self._load = LoadWatch(patience)
+        self._steps = StepWatch(patience)
+        self._nonce = 0
+        self._is_pong_due = False
+        self.status: WorkerStatus | None = None
+        self.trying = ""  # what of a model that is loaded is tried, in words
+        self.has_worked = False  # ended a step, as far as is known
+
+    @property
+    def progress(self) -> float:
+        """How much is loaded, 0 to 1."""
+        return self._load.progress
+
+    @property
+    def culprit(self) -> str:
+        """The request whose preparation is why the worker is hung; empty where it is not known."""
+        return self._steps.culprit
+
+    def on_load_progress(self, progress: LoadProgress) -> None:
+        """Note how much is loaded, and what is tried."""
+        self._load.advance(progress.fraction)
+        self.trying = progress.trying
+
+    def on_progress(self) -> None:
+        """Note that the worker answered a request, in part or whole, or was idle and got one."""
+        self._steps.on_progress()
+
+    def on_steps(self, steps: Steps) -> None:
+        """Note what a step brought, or that a prompt's computation begins."""
+        self._steps.on_progress()
+        self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
+
+    def on_pong(self, pong: Pong) -> None:
+        """Note an answer to a ping; raise ProtocolError for one that was not asked for."""
+        if not self._is_pong_due or pong.nonce != self._nonce:
+            raise ProtocolError(f"a pong {pong.nonce} that was not asked for")
+        self._is_pong_due = False
+        self.status = pong.status
+        self._steps.on_pong(pong.status)
+        self.has_worked = self.has_worked or pong.status.num_steps > 0
+
+    def ping(self) -> Ping | None:
+        """Return the ping to send, None while one is not answered."""
+        if self._is_pong_due:
+            return None
+        self._nonce += 1
+        self._is_pong_due = True
+        return Ping(self._nonce)
+
+    def tick(self, elapsed_s: float, signs: Signs | None, owed: Owed | None) -> str | None:
+        """Count time since the last tick; return why the worker is hung, or None.
+
+        `signs` are what the operating system says of the process, `owed` what it owes, None while it is loading.
+        """
+        elapsed = self._pulse.beat(elapsed_s, signs)
+        return self._load.tick(elapsed, signs) if owed is None else self._steps.tick(elapsed, owed)

@@ -1,0 +1,1 @@
+"""A model's chat template, run in a process of its own."""

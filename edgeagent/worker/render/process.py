@@ -1,0 +1,225 @@
+"""The processes that run a model's chat template, apart from the model: ending one affects no other request.
+
+Jinja's own work in C (comparing, sorting, formatting) checks no budget while it runs, and no other thread of the
+process runs meanwhile. So the kernel bounds it: a timer of CPU time ends the process, a limit of its address space
+makes allocations fail. A keeper, which runs nothing of the template, starts the next one and says what happened.
+
+Both are forked while the worker has one thread and is outside of its sandbox, in which it could start nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest
+from edgeagent.text.rendered import Rendered
+from edgeagent.text.template import ChatTemplate
+from edgeagent.worker.render.protocol import (
+    Done,
+    Ended,
+    Frames,
+    FromRenderer,
+    NotOpen,
+    Open,
+    Opened,
+    Refused,
+    Render,
+    ToRenderer,
+    decode_to_renderer,
+    encode,
+    send,
+)
+from edgeagent.worker.sandbox import sandbox
+
+# CPU time for compiling a template and trying what it can. The template's own budgets, which end in an error and not in
+# a process, are smaller.
+OPEN_CPU_S = 5.0
+# On top of what the process has mapped when it starts.
+MAX_MEMORY_BYTES = 256 << 20
+_MAX_DESCRIPTORS = 4096
+_PR_SET_PDEATHSIG = 1
+_number = struct.Struct("<Q")
+
+Pipes = tuple[int, int]
+"""What a renderer reads from, and what it writes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """A renderer's pipes, the number of the message it is busy with, and how many renderers were ended before it."""
+
+    pipe: Pipes
+    mark: bytes
+    place: mmap.mmap
+    num_ended: int
+
+
+def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
+    """Keep a renderer at each pair of pipes until the worker is gone. Call it in a new process; it ends that.
+
+    `mark` begins each frame.
+    """
+    try:
+        worker = os.getppid()
+        _leave_the_worker(pipes)
+        _end_with(worker)
+        gc.freeze()  # what is never collected stays shared with the worker
+        places = [mmap.mmap(-1, _number.size) for _ in pipes]
+        num_ended = [0 for _ in pipes]
+
+        def start(index: int) -> int:
+            return _start(_Post(pipes[index], mark, places[index], num_ended[index]), is_enclosed)
+
+        pids = {start(index): index for index in range(len(pipes))}
+        while pids:
+            pid, status = os.wait()
+            index = pids.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0:
+                for descriptor in pipes[index]:
+                    os.close(descriptor)
+                continue
+            (number,) = _number.unpack(places[index][:])
+            places[index][:] = _number.pack(0)
+            num_ended[index] += 1
+            send(pipes[index][1], mark, encode(Ended(number, max(0, -code))))
+            pids[start(index)] = index
+    except BaseException:
+        _say_what_failed()
+    os._exit(0)
+
+
+def _say_what_failed() -> None:
+    """Write the traceback to stderr, if that can be done: an error here would let this copy of the worker run on."""
+    with suppress(BaseException):
+        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+
+
+def _leave_the_worker(pipes: list[Pipes]) -> None:
+    """Close what the worker shares with the daemon: its pipe must end when the worker does."""
+    kept = {2, *(descriptor for pipe in pipes for descriptor in pipe)}
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    low = 3
+    for descriptor in sorted(kept - {2}):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, _MAX_DESCRIPTORS)
+
+
+def _end_with(parent: int) -> None:
+    """Ask for the end when the parent ends; elsewhere than on Linux the end of the pipe tells."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+def _start(post: _Post, is_enclosed: bool) -> int:
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _end_with(keeper)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        if is_enclosed:
+            sandbox.enclose_renderer()
+        _limit_memory()
+    except BaseException:
+        _say_what_failed()
+        os._exit(0)  # the next one would fail too
+    try:
+        _serve(post)
+    except BaseException:
+        _say_what_failed()
+        os._exit(1)
+    os._exit(0)
+
+
+def _limit_memory() -> None:
+    import resource
+
+    with suppress(OSError, ValueError):  # no /proc
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + MAX_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _serve(post: _Post) -> None:
+    template: ChatTemplate | None = None
+    place = post.place
+    frames = Frames(post.pipe[0], post.mark)
+    while (body := frames.receive()) is not None:
+        message = decode_to_renderer(body)
+        if message.num_ended != post.num_ended:
+            send(post.pipe[1], post.mark, encode(NotOpen(message.number)))
+            continue
+        place[:] = _number.pack(message.number)
+        began_s = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, OPEN_CPU_S if isinstance(message, Open) else message.cpu_s)
+        try:
+            if isinstance(message, Open):
+                template = None
+                template, frame = _open(message)
+            else:
+                frame = _render(template, message, began_s)
+        except EdgeAgentError as error:
+            frame = _refusal(message, error, began_s)
+        except MemoryError:
+            too_much = InvalidRequest("the model's chat template takes too much memory")
+            frame = _refusal(message, too_much, began_s)
+        except Exception:
+            _say_what_failed()
+            unknown = InternalError("The prompt could not be rendered; the daemon's log has the details.")
+            frame = _refusal(message, unknown, began_s)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        send(post.pipe[1], post.mark, frame)
+        # Behind the answer: one that is killed before it has answered must be told of, or the worker waits for ever.
+        place[:] = _number.pack(0)
+
+
+def _open(message: Open) -> tuple[ChatTemplate, bytes]:
+    template = ChatTemplate(
+        message.source,
+        bos_text=message.bos_text,
+        eos_text=message.eos_text,
+        architecture=message.architecture,
+        control_texts=message.control_texts,
+        marker_texts=message.marker_texts,
+    )
+    opened = Opened(message.number, template.supports_tools, template.supports_reasoning, template.tool_format)
+    return template, encode(opened)
+
+
+def _render(template: ChatTemplate | None, message: Render, began_s: float) -> bytes:
+    if template is None:
+        return encode(NotOpen(message.number))
+    rendered = template.render(message.prompt)
+    try:
+        return encode(Done(message.number, rendered, time.process_time() - began_s))
+    except UnicodeEncodeError:  # a template may write halves of characters
+        return encode(Done(message.number, _whole(rendered), time.process_time() - began_s))
+
+
+def _whole(rendered: Rendered) -> Rendered:
+    pieces = tuple((text.encode("utf-8", "replace").decode(), is_trusted) for text, is_trusted in rendered.pieces)
+    return Rendered("".join(text for text, _ in pieces), pieces, rendered.open_reasoning)
+
+
+def _refusal(message: ToRenderer, error: EdgeAgentError, began_s: float) -> bytes:
+    text = error.message.encode("utf-8", "replace").decode()
+    refused: FromRenderer = Refused(message.number, error.code, text, error.param, time.process_time() - began_s)
+    return encode(refused)

@@ -1,0 +1,262 @@
+"""A model's chat template, run in a process of its own: the worker's side.
+
+A rendering that takes too long, or that kills its process, is an error of the one request that it was for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import NoReturn, Protocol
+
+import msgspec
+
+from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
+from edgeagent.text.rendered import Rendered
+from edgeagent.text.template import ChatTemplate
+from edgeagent.text.tool_format import ToolFormat
+from edgeagent.types import ChatPrompt
+from edgeagent.worker.exit_cause import is_from_outside
+from edgeagent.worker.render.process import MAX_MEMORY_BYTES, OPEN_CPU_S, Pipes, keep
+from edgeagent.worker.render.protocol import (
+    Done,
+    Ended,
+    Frames,
+    FromRenderer,
+    NotOpen,
+    Open,
+    Opened,
+    Refused,
+    Render,
+    ToRenderer,
+    decode_from_renderer,
+    encode,
+    new_mark,
+    send,
+)
+
+
+class Template(Protocol):
+    """Renders conversations; one thread uses it."""
+
+    @property
+    def supports_tools(self) -> bool: ...
+
+    @property
+    def supports_reasoning(self) -> bool: ...
+
+    @property
+    def tool_format(self) -> ToolFormat: ...
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Return a rendered conversation; raise InvalidRequest where the template refuses it or takes too much."""
+        ...
+
+    def renew(self) -> None:
+        """Begin with another request: all renderings for one share its CPU time."""
+        ...
+
+
+# CPU time for all renderings of one request: a long conversation is rendered again for each length that is tried.
+REQUEST_CPU_S = 3.0
+# With less, a process would be ended by its start alone.
+_LEAST_CPU_S = 0.05
+# A process that is ended before it has begun, or after it is done, is ended for no fault of the prompt's.
+_MAX_TRIES = 4
+_END_TRIES, _END_WAIT_S = 20, 0.01
+
+MakeTemplate = Callable[[Open], Template]
+
+
+def open_here(opening: Open) -> ChatTemplate:
+    """Return a template that runs in this process, for platforms without fork."""
+    return ChatTemplate(
+        opening.source,
+        bos_text=opening.bos_text,
+        eos_text=opening.eos_text,
+        architecture=opening.architecture,
+        control_texts=opening.control_texts,
+        marker_texts=opening.marker_texts,
+    )
+
+
+def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
+    """Start processes for so many templates, and return a function that opens one after the other.
+
+    Call it while the process has one thread, and before it is enclosed. Where a process cannot be forked (Windows),
+    templates run in this one, under their own budgets alone.
+    """
+    if not hasattr(os, "fork"):
+        return open_here
+    requests = [os.pipe() for _ in range(num_templates)]
+    answers = [os.pipe() for _ in range(num_templates)]
+    mark = new_mark()
+    sys.stderr.flush()
+    keeper = os.fork()
+    if keeper == 0:
+        theirs = [(request[0], answer[1]) for request, answer in zip(requests, answers, strict=True)]
+        keep(theirs, mark, is_enclosed=is_enclosed)
+    ours: list[Pipes] = []
+    for request, answer in zip(requests, answers, strict=True):
+        os.close(request[0])
+        os.close(answer[1])
+        ours.append((answer[0], request[1]))
+    free = iter(ours)
+    return lambda opening: RemoteTemplate(next(free), mark, opening, keeper)
+
+
+class RemoteTemplate:
+    """A template in another process, opened anew where that process has ended."""
+
+    def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
+        """Open the template; raise TemplateTooSlow where it cannot be tried within its limits.
+
+        `keeper` is the child process that starts the others.
+        """
+        self._keeper = keeper
+        self._reads, self._writes = pipes
+        self._mark = mark
+        self._frames = Frames(self._reads, mark)
+        self._num_ended = 0
+        self._numbers = count(1)
+        self._opening = opening
+        self._left_s = REQUEST_CPU_S
+        try:
+            self._opened = self._open()
+        except InvalidRequest:
+            self.close()
+            raise
+
+    @property
+    def supports_tools(self) -> bool:
+        """See ChatTemplate."""
+        return self._opened.supports_tools
+
+    @property
+    def supports_reasoning(self) -> bool:
+        """See ChatTemplate."""
+        return self._opened.supports_reasoning
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """See ChatTemplate."""
+        return self._opened.tool_format
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Return a rendered conversation; raise InvalidRequest, or TemplateTooSlow where the process was ended."""
+        for _ in range(_MAX_TRIES):
+            if self._left_s < _LEAST_CPU_S:
+                raise _ended(signal.SIGPROF, REQUEST_CPU_S)
+            answer = self._ask(Render(next(self._numbers), prompt, self._num_ended, self._left_s), REQUEST_CPU_S)
+            if isinstance(answer, Done):
+                self._left_s -= answer.cpu_s
+                return answer.rendered
+            if not isinstance(answer, NotOpen):
+                raise InternalError(f"the chat template's process answered a prompt with {type(answer).__name__}")
+            self._open()
+        raise _ended(signal.SIGKILL, REQUEST_CPU_S)
+
+    def renew(self) -> None:
+        """Begin with another request, which has all of its CPU time."""
+        self._left_s = REQUEST_CPU_S
+
+    def close(self) -> None:
+        """Let its process end; afterwards no method is called."""
+        os.close(self._writes)
+        os.close(self._reads)
+        self._writes = self._reads = -1
+
+    def _open(self) -> Opened:
+        for _ in range(_MAX_TRIES):
+            number = next(self._numbers)
+            opening = msgspec.structs.replace(self._opening, number=number, num_ended=self._num_ended)
+            answer = self._ask(opening, OPEN_CPU_S)
+            if isinstance(answer, Opened):
+                return answer
+            if not isinstance(answer, NotOpen):
+                raise InternalError(f"the chat template's process answered a template with {type(answer).__name__}")
+        raise _ended(signal.SIGKILL, OPEN_CPU_S)
+
+    def _count_ends(self) -> None:
+        """Note the processes that ended since the last question, so that none of them counts as a try of the next."""
+        while (body := self._frames.receive_now()) is not None:
+            self._num_ended += isinstance(decode_from_renderer(body), Ended)
+
+    def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
+        """Return the answer to a message, NotOpen where a process was ended that may have had it.
+
+        Raise the error that the answer is, or TemplateTooSlow.
+        """
+        try:
+            self._count_ends()
+            send(self._writes, self._mark, encode(message))
+            while True:
+                body = self._frames.receive()
+                if body is None:
+                    _fail("it has ended", self._keeper)
+                answer = decode_from_renderer(body)
+                self._num_ended += isinstance(answer, Ended)
+                # An answer with another number is one to a question that was given up.
+                if answer.number == message.number or isinstance(answer, Ended):
+                    break
+        except (OSError, msgspec.MsgspecError) as error:
+            _fail(str(error), self._keeper)
+        match answer:
+            case Ended(number=busy_with) if busy_with != message.number:
+                # It is not known whether the process was idle, or had just read or answered this message.
+                return NotOpen(message.number)
+            case Ended(signal=number):
+                if number == signal.SIGPROF:
+                    self._left_s = 0.0
+                raise _ended(number, cpu_s)
+            case Refused(code=code, message=text, param=param, cpu_s=spent_s):
+                self._left_s -= spent_s
+                raise from_code(code, text, param=param)
+        return answer
+
+
+def _ended(number: int, cpu_s: float) -> InvalidRequest:
+    if number == signal.SIGPROF:
+        why = f"took more than {cpu_s:g} s of CPU time"
+    elif number == signal.SIGKILL:
+        why = f"was killed from outside; did it take more than {MAX_MEMORY_BYTES >> 20} MiB?"
+    elif not number:
+        why = f"failed in its process; did it take more than {MAX_MEMORY_BYTES >> 20} MiB?"
+    else:
+        why = f"ended its process by signal {number}"
+    return TemplateTooSlow(
+        f"the model's chat template {why}. Send a shorter conversation, use another model, or send a prompt's raw text "
+        "(/v1/completions)",
+        param="messages",
+    )
+
+
+def _fail(why: str, keeper: int) -> NoReturn:
+    """End the worker: without its renderer it is of no use, and another one goes on with its streams.
+
+    A keeper runs nothing of the model's, and no other can be started in the sandbox. So a kill of the keeper is a kill
+    of the worker, which ends by the same signal: that does not count as the model's crash.
+    """
+    sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
+    sys.stderr.flush()
+    returncode = _wait_ended(keeper)
+    if returncode is not None and is_from_outside(returncode):
+        os.kill(os.getpid(), -returncode)
+    os._exit(1)
+
+
+def _wait_ended(child: int) -> int | None:
+    """Return a child's exit code, None where it runs on: its pipes may have ended a moment before it has."""
+    for _ in range(_END_TRIES):
+        try:
+            pid, status = os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_END_WAIT_S)
+    return None

@@ -1,0 +1,1 @@
+"""What a worker's process gives up before it reads what others wrote."""

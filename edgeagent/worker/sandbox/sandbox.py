@@ -1,0 +1,144 @@
+"""What a worker gives up before it opens a model: network, programs, privileges, other people's files.
+
+A model file comes from anywhere, and parsers have bugs: an attacker who takes the worker over should find nothing there
+but the model, the conversation and a pipe. The returned state lists what the platform could do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edgeagent.worker.sandbox import landlock, privileges, seccomp
+
+NO_NETWORK = "no-network"
+NO_PROGRAMS = "no-programs"
+NO_NEW_PRIVILEGES = "no-new-privileges"
+READ_ONLY_FILES = "read-only files"
+
+_MAX_OPEN_FILES = 4096
+# Threads beyond those that the machine runs already; Linux counts all of a user's against this limit.
+_MAX_MORE_THREADS = 4096
+_OOM_SCORE, _MAX_OOM_SCORE = 500, 1000
+_WAKE_TIMEOUT_S = 20.0
+# Where programs, libraries and drivers are, and what they read of the system; no user's home.
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_GPU_DEVICES = ("dri", "nvidia*", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap")
+# Drivers compile kernels into these, which takes seconds that a next start should not pay again.
+_GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
+
+
+def set_limits() -> None:
+    """Bound what a worker can take from the machine, where the platform can.
+
+    No core files (they would hold prompts), no descriptors, threads or messages without end, no realtime priority, and
+    out of memory the worker goes before the daemon. Address space is not bounded: mapped models and GPU drivers reserve
+    far more than they ever use.
+    """
+    if os.name == "posix":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _lower(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError):
+            num_threads = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[2])
+            _lower(resource.RLIMIT_NPROC, num_threads + _MAX_MORE_THREADS)
+        _lower(resource.RLIMIT_MSGQUEUE, 0)
+        _lower(resource.RLIMIT_RTPRIO, 0)
+        with contextlib.suppress(OSError):
+            score = Path("/proc/self/oom_score_adj")
+            worse = min(_MAX_OOM_SCORE, int(score.read_text(encoding="ascii")) + _OOM_SCORE)
+            score.write_text(f"{worse}\n", encoding="ascii")
+
+
+def _lower(limit: int, value: int) -> None:
+    """Lower a limit to a value, for good; one that is lower stays."""
+    import resource
+
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(hard, value)
+    resource.setrlimit(limit, (value, value))
+
+
+def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
+    """Give up what a worker does not need, for good; return what was given up, in words.
+
+    `read` are the model's files, `write` folders of its own. Call it while the process has one thread: Landlock binds
+    the thread that asks and those it starts.
+    """
+    if sys.platform != "linux":
+        return ()
+    _wake_gpu()
+    state: list[str] = []
+    # An old kernel, or a container that forbids it, is no reason not to serve: the state says what is missing.
+    with contextlib.suppress(OSError):
+        privileges.give_up()
+        state.append(NO_NEW_PRIVILEGES)
+    with contextlib.suppress(OSError):
+        if _num_threads() == 1:
+            landlock.restrict(read=[*read, *_libraries()], write=[*write, *_gpu_caches()], devices=_devices())
+            state.append(READ_ONLY_FILES)
+    with contextlib.suppress(OSError):
+        seccomp.refuse_calls()
+        state += [NO_NETWORK, NO_PROGRAMS]
+    return tuple(sorted(state))
+
+
+def enclose_renderer() -> None:
+    """Give up all but the interpreter's own files, for good, where the platform can. Call it with one thread."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):
+        privileges.give_up()
+    with contextlib.suppress(OSError):
+        landlock.restrict(read=_libraries(), write=(), devices=_devices())
+    with contextlib.suppress(OSError):
+        seccomp.refuse_calls()
+
+
+def _wake_gpu() -> None:
+    """Have NVIDIA's device files made, which are missing until a program uses the GPU after the machine's start.
+
+    The driver makes them by a program that runs as root. The sandbox would forbid that, and no GPU would be found.
+    """
+    program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
+    is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()
+    if is_asleep and program is not None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([program, "-u", "-c=0"], timeout=_WAKE_TIMEOUT_S, check=False, stdout=sys.stderr)  # noqa: S603
+
+
+def _num_threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _libraries() -> Iterator[Path]:
+    """Yield the folders of the interpreter, its packages, the system and whatever the loader was told to look in."""
+    yield from (Path(name) for name in _SYSTEM)
+    yield from (Path(name) for name in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    yield from (Path(name) for name in sys.path if name)
+    for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if Path(name).is_absolute():
+            yield Path(name)
+
+
+def _devices() -> Iterator[Path]:
+    yield from (Path("/dev") / name for name in _DEVICES)
+    for pattern in _GPU_DEVICES:
+        yield from Path("/dev").glob(pattern)
+
+
+def _gpu_caches() -> Iterator[Path]:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return
+    for folder in (home, Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")):
+        yield from (folder / name for name in _GPU_CACHES)

@@ -1,0 +1,105 @@
+"""Linux's seccomp filter, called directly: system calls that a process refuses itself for good.
+
+Source: seccomp(2), include/uapi/linux/{seccomp,filter,audit}.h. The bindings on PyPI need libseccomp and are not
+maintained; a filter that compares numbers is five kinds of instruction. `system_calls` says which calls are refused,
+and why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+from edgeagent.worker.sandbox.system_calls import (
+    CHECKED,
+    MACHINES,
+    NEWEST_CALL,
+    OWN_ID,
+    OWN_PROCESS,
+    REFUSED,
+    UNKNOWN,
+    Check,
+    Machine,
+)
+
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_FILTER, _ALL_THREADS = 1, 1
+_ALLOW, _REFUSE, _NO_CALL = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
+# Classic BPF: load a word, mask it, compare and jump, return.
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x06
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET, _ARGUMENT_BYTES = 0, 4, 16, 8
+_OTHER_ABI = 0x40000000  # x86-64's x32 calls
+
+_Instruction = tuple[int, int, int, int]  # operation, jump if true, jump if false, value
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def refuse_calls() -> None:
+    """Make the kernel refuse the calls that `system_calls` names to all threads of this process, new processes too.
+
+    Needs no_new_privs. Raise OSError where the kernel or the architecture has no filter.
+    """
+    machine = MACHINES.get(platform.machine())
+    if machine is None:
+        raise OSError(f"no seccomp filter is known for {platform.machine()}")
+    instructions = make_filter(machine, os.getpid())
+    program = _Program(len(instructions) // 8, instructions)
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = ctypes.c_long(_SECCOMP[platform.machine()])
+    if libc.syscall(number, _SET_FILTER, _ALL_THREADS, ctypes.byref(program)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def make_filter(machine: Machine, pid: int) -> bytes:
+    """Return the instructions for a process of that id: calls are allowed unless they are named, or too new."""
+    code: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
+        (_JUMP_EQUAL, 1, 0, machine.audit),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
+        (_JUMP_GREATER, 0, 3, NEWEST_CALL),
+        (_JUMP_GREATER, 0, 1, _OTHER_ABI - 1),
+        (_RETURN, 0, 0, _REFUSE),
+        (_RETURN, 0, 0, _NO_CALL),
+    ]
+    for name in REFUSED:
+        code += _if_called(machine, name, [(_RETURN, 0, 0, _REFUSE)])
+    for name in UNKNOWN:
+        code += _if_called(machine, name, [(_RETURN, 0, 0, _NO_CALL)])
+    for name, checks in CHECKED.items():
+        steps = [step for check in checks for step in _check(check, pid)]
+        code += _if_called(machine, name, [*steps, (_RETURN, 0, 0, _ALLOW)])
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_Instruction]:
+    """Return the steps for one call, behind a jump that skips them for all others; they end in a return."""
+    number = machine.numbers.get(name)
+    return [] if number is None else [(_JUMP_EQUAL, 0, len(steps), number), *steps]
+
+
+def _check(check: Check, pid: int) -> list[_Instruction]:
+    """Return steps that refuse the call unless the argument passes; if it does, the steps behind them run."""
+    own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
+    values = [value for each in check.values for value in own.get(each, (each,))]
+    # Both architectures are little-endian.
+    offset = _ARGUMENTS_OFFSET + _ARGUMENT_BYTES * check.argument + (4 if check.is_upper_half else 0)
+    steps: list[_Instruction] = [(_LOAD, 0, 0, offset)]
+    if check.mask != 0xFFFFFFFF:
+        steps.append((_AND, 0, 0, check.mask))
+    for place, value in enumerate(values):
+        num_behind = len(values) - 1 - place
+        # A match goes on to the refusal, or past it.
+        steps.append((_JUMP_EQUAL, num_behind + (0 if check.refuses else 1), 0, value))
+    if check.refuses:
+        steps[-1] = (_JUMP_EQUAL, 0, 1, values[-1])
+    steps.append((_RETURN, 0, 0, _REFUSE))
+    return steps

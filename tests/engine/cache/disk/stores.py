@@ -1,0 +1,192 @@
+"""Stores in temporary folders, blocks to put into them, clocks that tests set, and a disk that fails at will."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Block, BlockKey, Keyring
+from edgeagent.engine.cache.disk.file_format import Seal
+from edgeagent.engine.cache.disk.files import Buffer, Files
+from edgeagent.engine.cache.disk.folder import Limits
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.disk.writer import Close
+
+SECRET = b"s" * 32
+FINGERPRINT = b"model, settings, build"
+HOUR_S, DAY_S = 3600.0, 86400.0
+BLOCK_TOKENS = MAX_BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    at_s: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+@dataclass(slots=True)
+class Times:
+    """A machine's clocks: one that cannot be set, and the wall clock."""
+
+    ticks: Clock = field(default_factory=Clock)
+    wall: Clock = field(default_factory=lambda: Clock(1_700_000_000.0))
+
+    def pass_s(self, seconds: float) -> None:
+        self.ticks.at_s += seconds
+        self.wall.at_s += seconds
+
+
+class Crash(BaseException):
+    """The process died here: nothing after this happened."""
+
+
+class FaultyFiles(Files):
+    """Counts operations and lets `fault` decide, before each one, whether it fails (OSError) or never was (Crash)."""
+
+    def __init__(self, folder: Path, fault: Callable[[int, str], None] = lambda number, name: None) -> None:
+        super().__init__(folder)
+        self.fault = fault
+        self.num_operations = 0
+
+    def _count(self, name: str) -> None:
+        self.num_operations += 1
+        self.fault(self.num_operations, name)
+
+    def sync(self, file: BinaryIO) -> None:
+        self._count("sync")  # no power is cut here: only whether it fails matters
+
+    def sync_folder(self) -> None:
+        self._count("sync_folder")
+
+    def write(self, file: BinaryIO, parts: Iterable[Buffer]) -> None:
+        """Write part by part, so that a fault finds the file half written."""
+        for part in parts:
+            half = len(part) // 2
+            self._count("write")
+            super().write(file, [part[:half]])
+            self._count("write")
+            super().write(file, [part[half:]])
+
+
+def _counted(name: str) -> Any:
+    def method(self: FaultyFiles, *args: Any) -> Any:
+        self._count(name)
+        return getattr(Files, name)(self, *args)
+
+    return method
+
+
+for _name in (
+    "prepare",
+    "list_names",
+    "scan",
+    "changed_ns",
+    "create",
+    "rename",
+    "remove",
+    "stamp",
+    "read",
+    "read_head",
+    "open_lock",
+    "free_bytes",
+):
+    setattr(FaultyFiles, _name, _counted(_name))
+
+
+def failing(code: int, first: int = 1, last: int = 1 << 60) -> Callable[[int, str], None]:
+    """Return a fault: operations `first` to `last` fail with this errno."""
+
+    def fault(number: int, name: str) -> None:
+        if first <= number <= last:
+            raise OSError(code, os.strerror(code))
+
+    return fault
+
+
+def crashing(at: int) -> Callable[[int, str], None]:
+    """Return a fault: the process dies at this operation."""
+
+    def fault(number: int, name: str) -> None:
+        if number >= at:
+            raise Crash
+
+    return fault
+
+
+def make_store(
+    folder: Path,
+    times: Times | None = None,
+    *,
+    files: Files | None = None,
+    secret: bytes = SECRET,
+    max_bytes: int = 1 << 30,
+    min_free_bytes: int = 0,
+    ttl_s: float = 7 * DAY_S,
+    bytes_per_hour: int = 0,
+    close_s: float = 1.0,
+) -> BlockStore:
+    times = times or Times()
+    files = files or Files(folder)
+    ledger = Ledger(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, ticks=times.ticks, wall=times.wall)
+    limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
+    return BlockStore(files, Seal(secret), ledger, limits, close_s=close_s, ticks=times.ticks)
+
+
+def close_now(store: BlockStore) -> None:
+    """Close a store that no thread runs."""
+    store._is_closed = True
+    store._writer.commands.put(Close(math.inf))
+    store.work()
+
+
+def keyring(secret: bytes = SECRET, fingerprint: bytes = FINGERPRINT) -> Keyring:
+    return Keyring(fingerprint, secret)
+
+
+def make_chain(
+    num_blocks: int,
+    *,
+    partition: str = "",
+    seed: int = 0,
+    payload_bytes: int = 1000,
+    draft: bool = False,
+    num_tokens: int = BLOCK_TOKENS,
+    keys: Keyring | None = None,
+) -> list[Block]:
+    """Return a prefix in full blocks (or of `num_tokens` each), whose payloads tell which block they belong to."""
+    keys = keys or keyring()
+    root = keys.root(partition)
+    blocks: list[Block] = []
+    for number in range(num_blocks):
+        parent: BlockKey = blocks[-1].key if blocks else root
+        tokens = array("i", [seed, number, *range(num_tokens - 2)])
+        key = keys.key(parent, tokens)
+        target = (key * (payload_bytes // 32 + 1))[:payload_bytes]
+        blocks.append(Block(root, parent, key, num_tokens * number, tokens, target, key[::-1] if draft else None))
+    return blocks
+
+
+def is_same(found: Block | None, block: Block) -> bool:
+    """Whether a block came back as it was."""
+    return (
+        found is not None
+        and (found.root, found.parent, found.key, found.start) == (block.root, block.parent, block.key, block.start)
+        and found.tokens == block.tokens
+        and bytes(found.target) == bytes(block.target)
+        and (found.draft is None) == (block.draft is None)
+        and bytes(found.draft or b"") == bytes(block.draft or b"")
+    )
+
+
+NO_SPACE = errno.ENOSPC

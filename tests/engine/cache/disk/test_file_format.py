@@ -1,0 +1,128 @@
+"""A block's file is the same on every machine, and only what this installation wrote is taken for a block."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from typing import Any
+
+import pytest
+
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
+from edgeagent.engine.cache.block import Block
+from edgeagent.engine.cache.disk.file_format import (
+    _HEADER,
+    HEADER_BYTES,
+    VERSION,
+    BadBlock,
+    Seal,
+    file_bytes,
+    head_bytes,
+)
+from tests.engine.cache.disk.stores import SECRET, is_same, make_chain
+
+SEAL = Seal(SECRET)
+
+
+def content_of(block: Block) -> bytes:
+    return b"".join(SEAL.encode(block))
+
+
+def name_of(block: Block) -> BlockName:
+    root, parent = block.root[:ROOT_BYTES], block.parent[:PARENT_BYTES]
+    return BlockName(root, parent, block.key, block.start, len(block.tokens), 1)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_file_has_the_size_that_is_said(draft: bool) -> None:
+    _, block = make_chain(2, draft=draft)
+    assert len(content_of(block)) == file_bytes(block)
+    assert file_bytes(block) == head_bytes(len(block.tokens)) + 1000 + (32 if draft else 0)
+
+
+def test_files_are_the_same_in_every_version() -> None:
+    """Or what earlier ones wrote is lost."""
+    _, block = make_chain(2, num_tokens=20, draft=True)
+    assert (
+        hashlib.sha256(content_of(block)).hexdigest()
+        == "bc3b2295e440ecc490ad2cc0d655f73857b6247421bd6be8fe9101a40efcf627"
+    )
+    root, parent, key = block.root.hex()[:16], block.parent.hex()[:32], block.key.hex()
+    assert name_of(block).file_name == f"{root}-{parent}-{key}-14-14-1.kv"
+
+
+def test_tokens_are_little_endian_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = make_chain(1, num_tokens=20)
+    tokens = array("i", block.tokens)
+    little = struct.pack("<20i", *block.tokens)
+    assert content_of(block)[HEADER_BYTES : HEADER_BYTES + 80] == little
+    # A machine of the other kind has the bytes of its numbers the other way round.
+    other_way = {"little": "big", "big": "little"}[sys.byteorder]
+    monkeypatch.setattr(sys, "byteorder", other_way)
+    content = content_of(block)
+    assert content[HEADER_BYTES : HEADER_BYTES + 80] == struct.pack(">20i", *block.tokens)
+    assert block.tokens == tokens, "the block itself stays as it is"
+    assert is_same(SEAL.decode(content, block.key), block)
+
+
+def test_an_empty_draft_is_not_none() -> None:
+    (block,) = make_chain(1)
+    with_draft = Block(block.root, block.parent, block.key, block.start, block.tokens, block.target, b"")
+    assert SEAL.decode(content_of(with_draft), block.key).draft == b""
+    assert SEAL.decode(content_of(block), block.key).draft is None
+
+
+MAGIC, FORMAT, HAS_DRAFT, NUM_TOKENS, TARGET_BYTES, DRAFT_BYTES = 0, 1, 2, 7, 8, 9
+
+
+def sealed(block: Block, changes: dict[int, Any]) -> bytes:
+    """Return a block's file with other values in its header, and the seal that they need."""
+    content = content_of(block)
+    fields = list(_HEADER.unpack_from(content))
+    for place, value in changes.items():
+        fields[place] = value
+    header, body = _HEADER.pack(*fields), content[HEADER_BYTES:]
+    return header + SEAL._mac(header, body) + body
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({MAGIC: b"edgeagkw"}, "not of this format"),
+        ({FORMAT: VERSION + 1}, "not of this format"),
+        ({NUM_TOKENS: 19}, "do not add up"),
+        ({TARGET_BYTES: 1001}, "do not add up"),
+        ({HAS_DRAFT: 2}, "do not add up"),
+        ({HAS_DRAFT: 0}, "do not add up"),
+        ({TARGET_BYTES: 999, DRAFT_BYTES: 33}, None),
+    ],
+)
+def test_a_seal_does_not_make_another_format_ours(changes: dict[int, Any], said: str | None) -> None:
+    (block,) = make_chain(1, num_tokens=20, draft=True)
+    content = sealed(block, changes)
+    if said is None:
+        assert len(SEAL.decode(content, block.key).target) == 999
+    else:
+        with pytest.raises(BadBlock, match=said):
+            SEAL.decode(content, block.key)
+
+
+def test_a_head_is_of_its_name() -> None:
+    _, block = make_chain(2, num_tokens=20)
+    head, name = content_of(block)[: head_bytes(20)], name_of(block)
+    found = SEAL.decode_head(head, name)
+    assert (found.root, found.parent, found.key, found.start) == (block.root, block.parent, block.key, 20)
+    assert found.tokens == block.tokens
+    with pytest.raises(BadBlock, match="too short"):
+        SEAL.decode_head(head[:-1], name)
+    others = [
+        BlockName(name.root, name.parent, name.key, 21, 20, 1),
+        BlockName(b"x" * ROOT_BYTES, name.parent, name.key, 20, 20, 1),
+        BlockName(name.root, b"x" * PARENT_BYTES, name.key, 20, 20, 1),
+        BlockName(name.root, name.parent, b"x" * 32, 20, 20, 1),
+    ]
+    for other in others:
+        with pytest.raises(BadBlock):
+            SEAL.decode_head(head, other)

@@ -1,0 +1,182 @@
+"""What is written, and what goes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeagent.cache_folder import BlockName
+from edgeagent.engine.cache.block import Importance
+from edgeagent.engine.cache.disk.retention import (
+    Held,
+    ReadRate,
+    choose_victims,
+    is_worth_writing,
+)
+from tests.examples import examples
+
+DAY_S = 86400.0
+NOW_S = 100 * DAY_S
+
+
+def held(
+    key: int, parent: int = 0, *, age_s: float = 0.0, importance: Importance = Importance.IDLE, root: int = 0
+) -> Held:
+    """Return a block of a hundred bytes; parent 0 is the root."""
+    name_of = {True: bytes([root + 200] * 16)}.get(parent == 0, bytes([parent] * 16))
+    name = BlockName(bytes([root + 200] * 8), name_of, bytes([key] * 32), key, 256, int(importance))
+    return Held(name, 100, NOW_S - age_s)
+
+
+def victims(*blocks: Held, num_bytes: int = 0, max_bytes: int = 1000, ttl_s: float = 7 * DAY_S) -> list[int]:
+    chosen = choose_victims(blocks, num_bytes=num_bytes, max_bytes=max_bytes, now_s=NOW_S, ttl_s=ttl_s)
+    return [block.name.key[0] for block in chosen]
+
+
+@pytest.mark.parametrize(
+    ("left", "written"),
+    [
+        (1.0, {"ONCE", "IDLE", "REUSED", "SYSTEM", "PINNED"}),
+        (0.4, {"IDLE", "REUSED", "SYSTEM", "PINNED"}),
+        (0.2, {"REUSED", "SYSTEM", "PINNED"}),
+        (0.05, {"SYSTEM", "PINNED"}),
+        (0.0, set()),
+    ],
+)
+def test_the_less_is_left_the_more_something_must_matter(left: float, written: set[str]) -> None:
+    worth = {importance.name for importance in Importance if is_worth_writing(importance, allowance_left=left)}
+    assert worth == written
+
+
+def test_nothing_goes_while_there_is_room() -> None:
+    assert victims(held(1), held(2, 1)) == []
+
+
+def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
+    blocks = [held(1, age_s=50), held(2, 1, age_s=900), held(3, age_s=500), held(4, 3, age_s=500)]
+    assert victims(*blocks, num_bytes=250, max_bytes=400) == [2, 4, 3]
+
+
+def test_of_two_that_are_alike_either_goes() -> None:
+    """They are of two prompts, in the same place and equally old."""
+    blocks = [held(1), held(2)]
+    for block in blocks:
+        block.name = replace(block.name, start=0)
+    assert len(victims(*blocks, num_bytes=100)) == 1
+
+
+@pytest.mark.parametrize(("num_bytes", "num_victims"), [(0, 0), (1, 1), (100, 1), (101, 2), (200, 2)])
+def test_no_more_goes_than_has_to(num_bytes: int, num_victims: int) -> None:
+    blocks = [held(number, age_s=number) for number in range(1, 5)]
+    assert len(victims(*blocks, num_bytes=num_bytes)) == num_victims
+
+
+def test_a_block_is_as_young_as_what_stands_on_it() -> None:
+    assert victims(held(1, age_s=900), held(2, 1, age_s=5), held(3, age_s=100), num_bytes=100, max_bytes=300) == [3]
+
+
+def test_what_matters_stays_longer() -> None:
+    blocks = [held(1, age_s=500, importance=Importance.SYSTEM), held(2, age_s=100), held(3, age_s=80)]
+    assert victims(*blocks, num_bytes=100, max_bytes=300) == [2]
+    blocks[0].used_s = NOW_S - 900
+    assert victims(*blocks, num_bytes=100, max_bytes=300) == [1]
+
+
+@pytest.mark.parametrize(
+    ("importance", "times"),
+    [(Importance.VOLATILE, 1.0), (Importance.IDLE, 1.5), (Importance.REUSED, 3.0), (Importance.SYSTEM, 8.0)],
+)
+def test_how_much_longer_what_matters_stays(importance: Importance, times: float) -> None:
+    once = held(1, age_s=1000, importance=Importance.ONCE)
+    for age_s, first in ((times * 1000 - 10, 1), (times * 1000 + 10, 2)):
+        blocks = [once, held(2, age_s=age_s, importance=importance)]
+        assert victims(*blocks, num_bytes=100, max_bytes=300) == [first]
+
+
+@pytest.mark.parametrize(("age_s", "first"), [(7990, 1), (8010, 2)])
+def test_how_much_longer_a_small_share_stays(age_s: float, first: int) -> None:
+    large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
+    blocks = [*large, held(2, age_s=age_s, root=1)]
+    assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
+
+
+def test_pinned_ones_stay_with_what_they_stand_on() -> None:
+    blocks = [held(1, age_s=50 * DAY_S), held(2, 1, age_s=50 * DAY_S, importance=Importance.PINNED), held(3)]
+    assert victims(*blocks, num_bytes=10_000) == [3]
+
+
+def test_what_cannot_be_reached_goes_pinned_or_not() -> None:
+    blocks = [held(1), held(3, 2), held(4, 3, importance=Importance.PINNED)]
+    assert sorted(victims(*blocks)) == [3, 4]
+
+
+def test_what_nobody_used_for_long_goes() -> None:
+    assert victims(held(1, age_s=8 * DAY_S), held(2, age_s=7 * DAY_S), held(3, age_s=6 * DAY_S)) == [1]
+
+
+def test_what_cannot_be_reached_goes_before_what_is_expired_and_that_before_the_rest() -> None:
+    blocks = [held(1, age_s=1), held(2, age_s=8 * DAY_S), held(4, 3)]
+    assert victims(*blocks, num_bytes=250) == [4, 2, 1]
+
+
+def test_a_flood_leaves_another_partition_its_share() -> None:
+    mine = [held(number, age_s=300) for number in range(1, 3)]
+    flood = [held(number, age_s=100, root=1) for number in range(10, 18)]
+    assert set(victims(*mine, *flood, num_bytes=600)) <= set(range(10, 18))
+    for age_s, block in enumerate(mine, 5000):
+        block.used_s = NOW_S - age_s  # but not for ever
+    assert victims(*mine, *flood, num_bytes=100) == [2]
+
+
+@settings(max_examples=examples(50))
+@given(
+    blocks=st.lists(
+        st.tuples(st.integers(0, 30), st.floats(0, 20 * DAY_S), st.sampled_from(list(Importance)), st.integers(0, 2)),
+        max_size=30,
+    ),
+    num_bytes=st.integers(0, 4000),
+)
+def test_what_is_left_can_be_reached(blocks: list[tuple[int, float, Importance, int]], num_bytes: int) -> None:
+    everything: list[Held] = []
+    for key, (parent, age_s, importance, root) in enumerate(blocks, 1):
+        roots = {block.name.key[0]: block.name.root[0] - 200 for block in everything}
+        parent = parent if parent < key else 0
+        everything.append(held(key, parent, age_s=age_s, importance=importance, root=roots.get(parent, root)))
+    gone = set(victims(*everything, num_bytes=num_bytes))
+    left = {block.name.key[0] for block in everything} - gone
+    for block in everything:
+        if block.name.key[0] in left and not block.name.is_first:
+            assert block.name.parent[0] in left
+    pinned = {block.name.key[0] for block in everything if block.importance is Importance.PINNED}
+    assert pinned <= left
+    others = [block for block in everything if block.name.key[0] in left]
+    is_enough = 100 * len(gone) >= num_bytes
+    assert is_enough or not choose_victims(others, num_bytes=1, max_bytes=1000, now_s=NOW_S, ttl_s=1e9)
+
+
+def test_the_first_second_of_reads_counts_nearly_alike() -> None:
+    rate = ReadRate()
+    rate.observe(1000, 0.4)
+    rate.observe(3000, 0.4)
+    assert rate.bytes_per_s == pytest.approx((0.9 * 1000 + 3000) / (0.9 * 0.4 + 0.4))
+
+
+def test_after_the_first_second_what_was_read_before_counts_half() -> None:
+    rate = ReadRate()
+    rate.observe(1000, 1.5)
+    rate.observe(3000, 0.5)
+    assert rate.bytes_per_s == pytest.approx((0.5 * 1000 + 3000) / (0.5 * 1.5 + 0.5))
+
+
+def test_recent_reads_count_most() -> None:
+    rate = ReadRate()
+    assert rate.bytes_per_s == 0
+    rate.observe(3_000_000, 0.003)
+    assert rate.bytes_per_s == pytest.approx(1e9)
+    for _ in range(50):
+        rate.observe(3_000_000, 0.3)
+    assert rate.bytes_per_s == pytest.approx(1e7, rel=0.1)
+    assert ReadRate(5e8).bytes_per_s == 5e8

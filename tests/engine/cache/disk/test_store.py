@@ -1,0 +1,416 @@
+"""Blocks go to disk and come back, in this process and the next; what should not be kept is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from edgeagent import cache_folder
+from edgeagent.cache_folder import About
+from edgeagent.engine.cache.block import Importance
+from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, file_bytes
+from tests.engine.cache.disk.stores import (
+    FaultyFiles,
+    Times,
+    close_now,
+    is_same,
+    keyring,
+    make_chain,
+    make_store,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
+    store, chain = make_store(folder), make_chain(3, draft=draft)
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    assert store.num_bytes(chain[0].key) is None  # not before it is published
+    store.work()
+    for block in chain:
+        assert store.num_bytes(block.key) == file_bytes(block)
+        assert is_same(store.read(block.key), block)
+    stats = store.stats()
+    assert (stats.num_blocks, stats.num_hits, stats.num_offered, stats.num_dropped) == (3, 3, 3, 0)
+    assert stats.num_bytes == sum(file_bytes(block) for block in chain)
+    assert stats.read_bytes_per_s > 0
+
+
+def test_the_next_process_finds_them_without_reading_any(folder: Path) -> None:
+    chain = make_chain(4)
+    first = make_store(folder)
+    for block in chain:
+        first.offer(block, Importance.SYSTEM)
+    first.work()
+    second = make_store(folder)
+    second.open()
+    assert [second.num_bytes(block.key) for block in chain] == [file_bytes(block) for block in chain]
+    assert second.stats().num_bytes == first.stats().num_bytes
+    assert all(is_same(second.read(block.key), block) for block in chain)
+
+
+def test_files_are_private(folder: Path) -> None:
+    store = make_store(folder)
+    store.introduce(keyring().root(""), About("model", "client"))
+    for block in make_chain(2):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    close_now(store)
+    names = [path.name for path in folder.iterdir()]
+    assert len(names) == 5  # blocks, what their root is, state, lock
+    if sys.platform != "win32":
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_what_must_not_be_written_is_not(folder: Path) -> None:
+    store = make_store(folder)
+    store.offer(make_chain(1)[0], Importance.VOLATILE)
+    store.work()
+    assert list(cache_folder.scan(folder)) == []
+    assert store.stats().num_dropped == 1
+
+
+def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
+    store, chain = make_store(folder), make_chain(2)
+    assert not store.offer(chain[1], Importance.SYSTEM)
+    store.work()
+    assert store.num_bytes(chain[1].key) is None
+    assert store.stats().num_dropped == 1
+
+
+def test_a_block_is_written_once(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    for _ in range(3):
+        assert store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.num_written == 1
+
+
+def test_importance_rises_and_outlives_the_process(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    store.offer(block, Importance.ONCE)
+    store.offer(block, Importance.SYSTEM)  # while the first offer waits
+    store.work()
+    assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.SYSTEM]
+    store.offer(block, Importance.ONCE)
+    store.offer(block, Importance.PINNED)
+    store.work()
+    assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.PINNED]
+    assert is_same(store.read(block.key), block)
+    assert store.num_written == 1
+
+
+def test_a_purge_forgets_at_once_and_files_follow(folder: Path) -> None:
+    mine, others = make_chain(2, partition="me"), make_chain(2, partition="you")
+    store = make_store(folder)
+    for block in (*mine, *others):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.purge(mine[0].root) == 2
+    assert store.num_bytes(mine[0].key) is None
+    assert store.read(mine[0].key) is None
+    assert is_same(store.read(others[0].key), others[0])
+    store.work()
+    assert {found.name.root for found in cache_folder.scan(folder)} == {others[0].root[: cache_folder.ROOT_BYTES]}
+    assert store.purge() == 2
+    store.work()
+    assert list(cache_folder.scan(folder)) == []
+
+
+def test_what_was_offered_before_a_purge_is_not_written_after_it(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    store.work()
+    store.offer(block, Importance.IDLE)
+    store.purge(block.root)
+    store.work()
+    assert list(cache_folder.scan(folder)) == []
+    store.offer(block, Importance.IDLE)  # asked again after the purge
+    store.work()
+    assert is_same(store.read(block.key), block)
+
+
+def test_a_purge_of_one_partition_leaves_what_waits_of_another(folder: Path) -> None:
+    store, (mine,), (other,) = make_store(folder), make_chain(1, partition="me"), make_chain(1, partition="you")
+    store.work()
+    for block in (mine, other):
+        store.offer(block, Importance.IDLE)
+    store.purge(mine.root)
+    assert (store.is_pending(mine.key), store.is_pending(other.key)) == (False, True)
+    store.work()
+    assert {found.name.root for found in cache_folder.scan(folder)} == {other.root[: cache_folder.ROOT_BYTES]}
+
+
+def test_how_fast_reads_are_is_measured_and_outlives_the_process(folder: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    files = FaultyFiles(folder, lambda number, name: times.pass_s(0.01) if name == "read" else None)
+    store = make_store(folder, times, files=files)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().read_bytes_per_s == 0
+    assert is_same(store.read(block.key), block)
+    rate = store.stats().read_bytes_per_s
+    assert rate == pytest.approx(100 * file_bytes(block))
+    close_now(store)
+    later = make_store(folder, times)
+    later.open()
+    assert later.stats().read_bytes_per_s == rate
+
+
+def test_the_quota_is_kept_and_the_longest_unused_goes(folder: Path) -> None:
+    times = Times()
+    chains = [make_chain(2, seed=seed) for seed in range(6)]
+    size = 2 * file_bytes(chains[0][0])
+    store = make_store(folder, times, max_bytes=4 * size)
+    for chain in chains[:4]:
+        for block in chain:
+            store.offer(block, Importance.IDLE)
+        store.work()
+        times.pass_s(60)
+    store.touch([block.key for block in chains[0]])
+    times.pass_s(60)
+    for block in chains[4]:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_bytes <= 4 * size
+    assert all(store.num_bytes(block.key) for block in (*chains[0], *chains[4]))
+    assert store.num_bytes(chains[1][1].key) is None
+    assert store.stats().num_evicted > 0
+
+
+def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, chain = Times(), make_chain(4)
+    size = file_bytes(chain[0])
+    store = make_store(folder, times, min_free_bytes=10 * size)
+    free = 12 * size
+    monkeypatch.setattr("edgeagent.engine.cache.disk.files.Files.free_bytes", lambda self: free)
+    for block in chain[:2]:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_blocks == 2
+    free = 9 * size  # another program filled the disk
+    times.pass_s(3600)
+    store.work()
+    assert store.stats().num_blocks < 2
+    assert "are to stay so" in (store.stats().trouble or ""), "whoever looks is told why"
+    store.offer(chain[0], Importance.IDLE)
+    store.work()
+    assert "are to stay so" in (store.stats().trouble or "")
+    free = 100 * size
+    times.pass_s(61)
+    store.work()
+    assert store.stats().trouble is None
+    for block in chain[:2]:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_blocks == 2
+
+
+def test_what_is_pinned_everywhere_is_said(folder: Path) -> None:
+    (pinned,), (other,) = make_chain(1), make_chain(1, seed=1)
+    store = make_store(folder, max_bytes=file_bytes(pinned))
+    store.offer(pinned, Importance.PINNED)
+    store.offer(other, Importance.IDLE)
+    store.work()
+    assert store.num_bytes(other.key) is None
+    assert "pinned" in (store.stats().trouble or "")
+
+
+def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
+    times = Times()
+    chains = [make_chain(1, seed=seed) for seed in range(64)]
+    size = file_bytes(chains[0][0])
+    troubles: list[str | None] = []
+
+    def offer_all(importance: Importance) -> int:
+        store = make_store(folder, times, bytes_per_hour=16 * size)
+        for (block,) in chains:
+            store.offer(block, importance)
+            store.work()
+        troubles.append(store.stats().trouble)
+        close_now(store)
+        return store.num_written
+
+    assert offer_all(Importance.ONCE) <= 9  # leaves half to what matters
+    assert troubles == [None]
+    assert offer_all(Importance.SYSTEM) in (6, 7, 8)
+    assert "cache.max_bytes_per_hour" in (troubles[-1] or "")
+    assert offer_all(Importance.SYSTEM) == 0
+    times.pass_s(1800)
+    assert offer_all(Importance.SYSTEM) in (7, 8)
+
+
+def test_close_waits_for_the_writer_as_long_as_it_may_and_half_a_second_more(folder: Path) -> None:
+    waits: list[float | None] = []
+
+    class Never(SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            waits.append(timeout)
+            raise Empty
+
+    times = Times()
+    store = make_store(folder, times, close_s=2.0)
+    store._writer.closed = Never()
+    store.close()
+    times.pass_s(5)
+    store.close()
+    assert waits == [2.5, 0.5]
+
+
+def test_the_first_lookup_waits_for_what_is_there_to_be_known(folder: Path) -> None:
+    waits: list[float | None] = []
+
+    class Never(SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            waits.append(timeout)
+            raise Empty
+
+    store = make_store(folder)
+    store._writer.opened = Never()
+    store.wait_until_open(3.0)
+    assert waits == [3.0]
+
+
+def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
+    store, (block, other) = make_store(folder), make_chain(2)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.read(other.key) is None
+    assert (store.stats().num_hits, store.stats().num_misses) == (0, 1)
+    (path,) = folder.glob("*.kv")
+    path.write_bytes(bytes(path.stat().st_size))
+    assert store.read(block.key) is None
+    assert (store.stats().num_hits, store.stats().num_misses) == (0, 2)
+    store.work()
+    assert list(folder.glob("*.kv")) == [], "what is damaged goes"
+
+
+def test_close_writes_down_uses(folder: Path) -> None:
+    times, (block,) = Times(), make_chain(1)
+    store = make_store(folder, times)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    before = next(cache_folder.scan(folder)).used_s
+    times.pass_s(20)  # too soon for the next stamp
+    store.touch([block.key])
+    store.work()
+    assert next(cache_folder.scan(folder)).used_s == before
+    close_now(store)
+    assert next(cache_folder.scan(folder)).used_s == pytest.approx(before + 20, abs=1)
+
+
+def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_path: Path) -> None:
+    times, folder = Times(), tmp_path / "cache"
+    store = make_store(folder, times)
+    chain = make_chain(2)
+    store.introduce(chain[0].root, About("m", ""))
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.stats().num_blocks == 2
+    shutil.rmtree(folder)
+    store.work()
+    assert store.stats().num_blocks == 0
+    times.pass_s(1)
+    store.work()
+    assert store.trouble is None
+    if os.name == "posix":
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    assert (store.trouble, store.stats().num_blocks) == (None, 2)
+    assert is_same(store.read(chain[1].key), chain[1])
+    names = {path.name for path in folder.iterdir()}
+    assert {cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(chain[0].root)} <= names
+
+
+def test_a_folder_that_cannot_be_made_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, folder = Times(), tmp_path / "cache"
+    store = make_store(folder, times)
+    (block,) = make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    shutil.rmtree(folder)
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache_folder, "ensure_private", refuse)
+    for _ in range(3):
+        times.pass_s(1)
+        store.work()
+        assert (store.trouble or "").endswith("permission denied") or "no such file" in (store.trouble or "").lower()
+    assert store.stats().num_blocks == 0
+    monkeypatch.undo()
+    times.pass_s(30)
+    store.work()
+    assert store.trouble is None
+
+
+def test_two_processes_on_one_folder_find_what_the_other_wrote(folder: Path) -> None:
+    times, chain = Times(), make_chain(3)
+    first, second = make_store(folder, times), make_store(folder, times)
+    first.open()
+    second.open()
+    for block in chain:
+        first.offer(block, Importance.IDLE)
+    first.work()
+    assert list(second.take_found(9)) == []
+    for _ in range(2):
+        times.pass_s(11)
+        second.work()
+    assert [head.key for head in second.take_found(2)] == [block.key for block in chain[:2]]
+    assert [head.tokens for head in second.take_found(9)] == [chain[2].tokens]
+    assert list(second.take_found(9)) == []
+    assert all(is_same(second.read(block.key), block) for block in chain)
+    assert list(first.take_found(9)) == [], "it knows what it wrote"
+
+
+def test_only_heads_are_read_at_the_start(folder: Path) -> None:
+    chain = make_chain(50, payload_bytes=100_000)
+    first = make_store(folder)
+    for block in chain:
+        first.offer(block, Importance.IDLE)
+    first.work()
+    files = FaultyFiles(folder)
+    operations: list[str] = []
+    files.fault = lambda number, name: operations.append(name)
+    second = make_store(folder, files=files)
+    second.open()
+    assert len(list(second.take_found(99))) == 50
+    assert operations.count("read_head") == 50
+    assert "read" not in operations
+
+
+def test_a_head_that_was_changed_or_is_anothers_is_not_found(folder: Path) -> None:
+    chain = make_chain(3)
+    first = make_store(folder)
+    for block in chain:
+        first.offer(block, Importance.IDLE)
+    first.work()
+    (victim,) = [path for path in folder.glob("*.kv") if chain[1].key.hex() in path.name]
+    content = bytearray(victim.read_bytes())
+    content[HEADER_BYTES + 5] ^= 1  # one of its tokens
+    victim.write_bytes(content)
+    second = make_store(folder)
+    second.open()
+    assert [head.key for head in second.take_found(9)] == [chain[0].key, chain[2].key]
+    stranger = make_store(folder, secret=b"x" * 32)
+    stranger.open()
+    assert list(stranger.take_found(9)) == []
+    stranger.work()
+    assert len(list(folder.glob("*.kv"))) == 3, "they are another's to remove"

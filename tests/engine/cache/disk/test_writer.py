@@ -1,0 +1,511 @@
+"""When the writer writes: full blocks at once, ends of conversations when they are quiet, nothing that was replaced."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from edgeagent.cache_folder import BlockName
+from edgeagent.engine.cache.block import Block, Importance
+from edgeagent.engine.cache.disk import writer as writer_module
+from edgeagent.engine.cache.disk.file_format import file_bytes
+from edgeagent.engine.cache.disk.folder import Outcome
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.disk.writer import Close, Command
+from tests.engine.cache.disk.stores import (
+    BLOCK_TOKENS,
+    NO_SPACE,
+    FaultyFiles,
+    Times,
+    close_now,
+    failing,
+    is_same,
+    make_chain,
+    make_store,
+)
+
+
+@pytest.fixture
+def times() -> Times:
+    return Times()
+
+
+@pytest.fixture
+def store(tmp_path: Path, times: Times) -> BlockStore:
+    opened = make_store(tmp_path / "cache", times)
+    opened.open()
+    return opened
+
+
+def held(store: BlockStore, *blocks: Block) -> list[bool]:
+    return [store.num_bytes(block.key) is not None for block in blocks]
+
+
+def test_a_block_that_is_not_full_waits_until_it_is_quiet(store: BlockStore, times: Times) -> None:
+    (full,), (tail,) = make_chain(1), make_chain(1, num_tokens=20, seed=1)
+    store.offer(full, Importance.IDLE)
+    store.offer(tail, Importance.IDLE)
+    store.work()
+    assert held(store, full, tail) == [True, False]
+    times.pass_s(6)
+    store.work()
+    assert is_same(store.read(tail.key), tail)
+
+
+def test_a_second_offer_of_no_more_importance_hurries_nothing(store: BlockStore, times: Times) -> None:
+    (block,) = make_chain(1, num_tokens=100)
+    for _ in range(2):
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert store.num_bytes(block.key) is None
+    times.pass_s(6)
+    store.work()
+    assert store.num_bytes(block.key) is not None
+
+
+def test_one_that_a_longer_one_replaced_is_never_written(store: BlockStore, times: Times) -> None:
+    (tail,), (longer,) = make_chain(1, num_tokens=20), make_chain(1, num_tokens=40)
+    store.offer(tail, Importance.IDLE)
+    store.work()
+    store.offer(longer, Importance.IDLE)
+    store.discard(tail.key)
+    store.work()
+    times.pass_s(6)
+    store.work()
+    assert held(store, tail, longer) == [False, True]
+    assert store.num_written == 1
+    store.discard(longer.key)  # nor kept, once it is written
+    store.work()
+    assert held(store, longer) == [False]
+
+
+def test_one_that_matters_does_not_wait(store: BlockStore) -> None:
+    tails = [make_chain(1, num_tokens=20, seed=seed)[0] for seed in range(2)]
+    store.offer(tails[0], Importance.SYSTEM)
+    store.offer(tails[1], Importance.IDLE)
+    store.work()
+    assert held(store, *tails) == [True, False]
+    store.offer(tails[1], Importance.REUSED)
+    store.work()
+    assert held(store, *tails) == [True, True]
+
+
+def test_a_parent_that_waits_is_written_with_its_child(store: BlockStore) -> None:
+    chain = make_chain(2, num_tokens=20)
+    store.offer(chain[0], Importance.IDLE)
+    store.offer(chain[1], Importance.SYSTEM)
+    store.work()
+    assert held(store, *chain) == [True, True]
+
+
+def test_what_waits_is_written_at_the_end(tmp_path: Path, store: BlockStore) -> None:
+    (tail,) = make_chain(1, num_tokens=20)
+    store.offer(tail, Importance.IDLE)
+    close_now(store)
+    later = make_store(tmp_path / "cache")
+    later.open()
+    assert is_same(later.read(tail.key), tail)
+
+
+def test_what_matters_most_is_written_first(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    write = store._folder.write
+
+    def noted(name: BlockName, *rest: Any) -> Outcome:
+        written.append(name.key)
+        return write(name, *rest)
+
+    monkeypatch.setattr(store._folder, "write", noted)
+    chains = [make_chain(2, seed=seed) for seed in range(3)]
+    for chain, importance in zip(chains, (Importance.ONCE, Importance.IDLE, Importance.SYSTEM), strict=True):
+        for block in chain:
+            store.offer(block, importance)
+    store.work()
+    assert written == [block.key for chain in reversed(chains) for block in chain]
+
+
+def test_what_the_allowance_does_not_cover_waits_until_it_renews(tmp_path: Path, times: Times) -> None:
+    chain = make_chain(12)
+    store = make_store(tmp_path / "cache", times, bytes_per_hour=8 * file_bytes(chain[0]))
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.work()
+    assert 0 < sum(held(store, *chain)) < 8
+    assert store.is_stalled
+    for _ in range(180):
+        times.pass_s(60)
+        store.work()
+    assert all(held(store, *chain))
+    assert store.stats().num_dropped == 0
+    assert not store.is_pending(chain[-1].key)
+
+
+def test_what_is_offered_while_the_disk_refuses_is_written_when_it_takes_it_again(tmp_path: Path, times: Times) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    store, chain = make_store(tmp_path / "cache", times, files=files), make_chain(3)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.work()
+    assert store.trouble is not None
+    assert store.is_stalled
+    files.fault = lambda number, name: None
+    times.pass_s(60)
+    store.work()
+    store.work()
+    assert all(held(store, *chain))
+
+
+def test_one_that_is_taken_back_is_not_written_and_may_be_offered_again(store: BlockStore) -> None:
+    chain = make_chain(2)
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.withdraw(chain[1].key)
+    assert not store.is_pending(chain[1].key)
+    store.work()
+    assert held(store, *chain) == [True, False]
+    assert store.offer(chain[1], Importance.IDLE)
+    store.work()
+    assert held(store, *chain) == [True, True]
+
+
+def test_a_block_whose_parent_is_gone_is_not_written_and_counts_as_dropped_once(store: BlockStore) -> None:
+    chain = make_chain(2)
+    for block in chain:
+        assert store.offer(block, Importance.IDLE)
+    store.discard(chain[0].key)
+    store.work()
+    assert held(store, *chain) == [False, False]
+    stats = store.stats()
+    assert (stats.num_blocks, stats.num_dropped) == (0, 1)
+    assert not store.is_pending(chain[1].key)
+
+
+def test_what_had_to_be_left_out_at_the_end_is_told(tmp_path: Path, times: Times) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    store, chain = make_store(tmp_path / "cache", times, files=files), make_chain(3)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    close_now(store)
+    assert store.left_out_bytes == sum(block.num_bytes for block in chain)
+    assert store.stats().num_dropped == 3
+
+
+def test_the_end_waits_until_less_is_to_be_written(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = make_chain(2)
+
+    def sleep(seconds: float) -> None:
+        assert seconds < 0.1, "what was written is noticed soon"
+        store.work()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert not store.wait_written(), "nothing is to be written"
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    assert store.wait_written()
+    assert held(store, *chain) == [True, True]
+    assert not store.wait_written()
+
+
+def test_the_end_waits_no_longer_than_it_may(store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = times.ticks.at_s
+    monkeypatch.setattr(time, "sleep", lambda seconds: times.pass_s(0.25))
+    store.offer(make_chain(1)[0], Importance.IDLE)
+    assert not store.wait_written()
+    assert times.ticks.at_s == began_s + 1.25  # a second is what `close_s` allows
+    assert not store.wait_written()
+    assert times.ticks.at_s == began_s + 1.25, "the second is counted once"
+
+
+def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
+    tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    store = make_store(tmp_path / "cache", times, files=files)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    store.offer(make_chain(1)[0], Importance.IDLE)
+    store.work()
+    sleeps: list[float] = []
+    monkeypatch.setattr(time, "sleep", sleeps.append)
+    assert not store.wait_written()
+    assert sleeps == []
+
+
+class _Commands(SimpleQueue[Command]):
+    """Commands that end with Close, and the times that the writer waits for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self.num_looks = 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Command:
+        self.waits.append(timeout)
+        if self.empty():
+            self.put(Close(time.monotonic() + 60))
+        return super().get(block, timeout)
+
+    def get_nowait(self) -> Command:
+        self.num_looks += 1
+        assert self.num_looks < 100, "the thread never rests"
+        return super().get_nowait()
+
+
+def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: BlockStore) -> None:
+    writer, chain = store._writer, make_chain(3)
+    commands = writer.commands = _Commands()
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.run()
+    assert held(store, *chain) == [True] * 3
+    # Once before the first command, once when all is written.
+    assert commands.waits == [writer_module._TICK_S] * 2
+    assert not writer.is_broken
+    assert not writer.closed.empty(), "whoever waits for its end goes on"
+
+
+def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path: Path, times: Times) -> None:
+    chain = make_chain(2)
+    store = make_store(tmp_path / "cache", times, bytes_per_hour=int(1.5 * file_bytes(chain[0])))
+    commands = store._writer.commands = _Commands()
+    for block in chain:
+        store.offer(block, Importance.SYSTEM)
+    store.run()
+    assert held(store, *chain) == [True, False]
+    assert store.left_out_bytes == chain[1].num_bytes
+    assert len(commands.waits) == 2
+    assert not store._writer.is_broken
+
+
+def test_what_a_scan_found_is_given_out_once(store: BlockStore) -> None:
+    assert not store._folder.has_found
+    store._folder.has_found = True
+    store.work()
+    assert not store._folder.has_found
+
+
+def test_what_is_forgotten_or_there_already_is_not_written_again(tmp_path: Path, times: Times) -> None:
+    operations: list[str] = []
+    files = FaultyFiles(tmp_path / "cache", lambda number, name: operations.append(name))
+    store, other = make_store(tmp_path / "cache", times, files=files), make_store(tmp_path / "cache", times)
+    (theirs,) = make_chain(1, num_tokens=BLOCK_TOKENS // 2)
+    store.offer(theirs, Importance.IDLE)
+    store.work()
+    other.offer(theirs, Importance.SYSTEM)
+    other.work()
+    times.pass_s(1.0)
+    store._folder._scan()
+    operations.clear()
+    times.pass_s(writer_module._SETTLE_S)
+    store.work()
+    assert (store.num_written, store.is_pending(theirs.key), held(store, theirs)) == (0, False, [True])
+    assert "create" not in operations
+    (forgotten,) = make_chain(1, seed=1)
+    store.offer(forgotten, Importance.IDLE)
+    store._index.forget(None)
+    store.work()
+    assert (store.num_written, store.is_pending(forgotten.key)) == (0, False)
+    assert "create" not in operations
+
+
+def test_who_waits_until_it_is_open_goes_on_whether_it_opens_or_breaks(
+    tmp_path: Path, store: BlockStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(number: int, name: str) -> None:
+        raise RuntimeError("a bug")
+
+    broken = make_store(tmp_path / "other", files=FaultyFiles(tmp_path / "other", fault))
+    broken.run()
+    assert "a bug" in capsys.readouterr().err
+    for each in (store, broken):
+        assert not each._writer.opened.empty()
+
+
+class _Threaded:
+    """A store with its writer's thread."""
+
+    def __init__(self, folder: Path, files: FaultyFiles | None = None) -> None:
+        self.store = make_store(folder, files=files)
+        self.store._ticks = self.store._writer._ticks = time.monotonic
+        self.thread = threading.Thread(target=self.store.run)
+        self.thread.start()
+        self.store.wait_until_open(10)
+
+
+def test_on_its_thread(tmp_path: Path) -> None:
+    threaded = _Threaded(tmp_path / "cache")
+    chain = make_chain(3)
+    for block in chain:
+        threaded.store.offer(block, Importance.IDLE)
+    threaded.store.close()
+    threaded.thread.join(10)
+    assert not threaded.thread.is_alive()
+    later = make_store(tmp_path / "cache")
+    later.open()
+    assert all(is_same(later.read(block.key), block) for block in chain)
+
+
+def test_it_leaves_the_processor_to_those_who_compute_and_ends_soon_all_the_same(tmp_path: Path) -> None:
+    threaded = _Threaded(tmp_path / "cache")
+    threaded.store.yield_to(lambda: True)
+    (block,) = make_chain(1, payload_bytes=4 << 20)
+    (other,) = make_chain(1, seed=1)
+    threaded.store.offer(block, Importance.SYSTEM)
+    threaded.store.offer(other, Importance.SYSTEM)
+    while threaded.store.num_bytes(block.key) is None:
+        time.sleep(0.005)
+    assert threaded.store.num_bytes(other.key) is None  # it rests a hundred times as long as it worked
+    threaded.store.close()
+    threaded.thread.join(10)
+    assert threaded.store.num_bytes(other.key) is not None
+
+
+def test_it_rests_after_each_block_while_tokens_are_computed(
+    store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+    worked_s = itertools.count(0.0, 0.01)
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        times.pass_s(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "thread_time", lambda: next(worked_s))
+    blocks = [make_chain(1, seed=seed)[0] for seed in range(3)]
+    store.offer(blocks[0], Importance.IDLE)
+    store.work()
+    assert sleeps == [], "none are computed"
+    store.yield_to(lambda: True)
+    for block in blocks[1:]:
+        store.offer(block, Importance.IDLE)
+        store.work()
+    assert sum(sleeps) == pytest.approx(2.0, rel=0.01), "a hundred times as long as it worked"
+
+
+def test_it_rests_in_short_steps_and_less_the_more_waits(
+    store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        times.pass_s(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    writer = store._writer
+    writer.is_busy = lambda: True
+    writer._rest(0.01)
+    assert max(sleeps) <= 0.05
+    assert sum(sleeps) == pytest.approx(1.0), "a hundred times as long as it worked"
+    (block,) = make_chain(1)
+    store.offer(block, Importance.IDLE)
+    writer.max_pending_bytes = 2 * writer.pending_bytes()
+    sleeps.clear()
+    writer._rest(0.01)
+    assert sum(sleeps) == pytest.approx(0.5)
+
+
+def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = FaultyFiles(tmp_path / "cache")
+    threaded = _Threaded(tmp_path / "cache", files)
+
+    def fault(number: int, name: str) -> None:
+        raise RuntimeError("a bug")
+
+    files.fault = fault
+    threaded.store.offer(make_chain(1)[0], Importance.SYSTEM)
+    threaded.thread.join(10)
+    assert "a bug" in (threaded.store.trouble or "")
+    assert not threaded.store._writer.closed.empty(), "whoever waits for its end goes on"
+    threaded.store.offer(make_chain(1, seed=1)[0], Importance.SYSTEM)
+    threaded.store.close()
+    assert threaded.store.stats().num_dropped == 1
+    assert "RuntimeError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("importance", [Importance.SYSTEM, Importance.IDLE])
+def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
+    tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch, importance: Importance
+) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_STALE", 10)
+    files = FaultyFiles(tmp_path / "cache", failing(NO_SPACE))
+    store = make_store(tmp_path / "cache", times, files=files)
+    # Those that are not full wait until they are quiet, where they do not matter.
+    kept, *others = (make_chain(1, seed=seed, num_tokens=20)[0] for seed in range(100))
+    store.offer(kept, importance)
+    for block in others:
+        store.offer(block, importance)
+        store.work()
+        store.withdraw(block.key)
+    writer = store._writer
+    assert len(writer._waiting) < 20 and len(writer._turns) < 20 and len(writer._settling) < 20
+    assert kept.key in writer._waiting and store.is_pending(kept.key)
+    times.pass_s(6)
+    for _ in range(30):
+        store.work()
+    assert len(writer._turns) < 20, "one that is quiet comes to its place once"
+    files.fault = lambda number, name: None
+    times.pass_s(31)
+    store.work()
+    store.work()
+    assert held(store, kept, others[-1]) == [True, False]
+
+
+def test_what_matters_most_is_still_first_after_others_were_taken_back(
+    tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_STALE", 0)
+    files, written = FaultyFiles(tmp_path / "cache"), list[bytes]()
+    store = make_store(tmp_path / "cache", times, files=files)
+    store.open()
+    files.fault = failing(NO_SPACE)
+    *pinned, once, system, idle = (make_chain(1, seed=seed)[0] for seed in range(15))
+    for block in (*pinned, once, system):
+        store.offer(
+            block, Importance.ONCE if block is once else Importance.SYSTEM if block is system else Importance.PINNED
+        )
+    store.work()
+    for block in pinned:
+        store.withdraw(block.key)
+    store.offer(idle, Importance.IDLE)
+    store.work()
+    files.fault = lambda number, name: None
+    write = store._folder.write
+
+    def noted(name: BlockName, *rest: Any) -> Outcome:
+        written.append(name.key)
+        return write(name, *rest)
+
+    monkeypatch.setattr(store._folder, "write", noted)
+    times.pass_s(31)
+    store.work()
+    store.work()
+    assert written == [system.key, idle.key, once.key]
+
+
+def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp_path: Path, times: Times) -> None:
+    ours, theirs = make_store(tmp_path / "cache", times), make_store(tmp_path / "cache", times)
+    mine, foreign = make_chain(2), make_chain(2, seed=1)
+    seen = []
+    for number in range(2):
+        ours.offer(mine[number], Importance.IDLE)
+        ours.work()
+        ours.offer(mine[number], Importance.SYSTEM)  # gives its file another name
+        theirs.offer(foreign[number], Importance.IDLE)
+        theirs.work()
+        for _ in range(3):
+            times.pass_s(20)
+            ours.work()
+        seen.append([head.key for head in ours.take_found(99)])
+    assert seen == [[block.key] for block in foreign]

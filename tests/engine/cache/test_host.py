@@ -1,0 +1,254 @@
+"""What host memory keeps, what it gives up first, and what the tier below is offered."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+from edgeagent.engine.cache.block import Block, Importance, Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.pins import MAX_LANES
+from tests.fakes import FakeClock, FakeTier
+from tests.integrity import check_integrity
+
+KEYS = Keyring(b"model", b"s" * 32)
+SIZE = 1000  # bytes of a test's block, tokens included
+
+
+def block(parent: Block | str, tokens: list[int], num_bytes: int = SIZE) -> Block:
+    """Make a block behind another, or at the beginning of a partition."""
+    payload = bytes(num_bytes - 4 * len(tokens))
+    if isinstance(parent, str):
+        root = KEYS.root(parent)
+        return Block(root, root, KEYS.key(root, tokens), 0, array("i", tokens), payload)
+    start = parent.start + len(parent.tokens)
+    return Block(parent.root, parent.key, KEYS.key(parent.key, tokens), start, array("i", tokens), payload)
+
+
+def offer(tier: HostTier, *blocks: Block, importance: Importance = Importance.ONCE) -> None:
+    for each in blocks:
+        tier.offer(each, importance)
+        check_integrity(tier)
+
+
+def held(tier: HostTier, *blocks: Block) -> list[bool]:
+    return [tier.num_bytes(each.key) is not None for each in blocks]
+
+
+def test_what_was_offered_is_found() -> None:
+    tier = HostTier(10 * SIZE)
+    first = block("", [1, 2])
+    second = block(first, [3])
+    offer(tier, first, second)
+    assert tier.read(second.key) is second
+    assert tier.read(b"?") is None
+    stats = tier.stats()
+    assert (stats.num_blocks, stats.num_bytes, stats.num_hits, stats.num_misses) == (2, 2 * SIZE, 1, 1)
+
+
+def test_the_least_recently_used_of_equals_goes_first() -> None:
+    tier = HostTier(3 * SIZE)
+    blocks = [block("", [n]) for n in range(4)]
+    offer(tier, *blocks[:3])
+    tier.touch([blocks[0].key])
+    offer(tier, blocks[3])
+    assert held(tier, *blocks) == [True, False, True, True]
+
+
+def test_leaves_go_before_what_they_hang_on() -> None:
+    tier = HostTier(3 * SIZE)
+    first = block("", [1])
+    second = block(first, [2])
+    other = block("", [9, 9])
+    offer(tier, first, second, other)
+    offer(tier, block("", [8]))
+    assert held(tier, first, second, other) == [True, False, True]
+
+
+def test_what_costs_more_to_compute_again_stays_longer() -> None:
+    tier = HostTier(3 * SIZE)
+    dear, cheap = block("", list(range(100))), block("", [1])
+    offer(tier, dear, cheap, block("", [2]))
+    offer(tier, block("", [3]), block("", [4]))
+    assert held(tier, dear, cheap) == [True, False]
+
+
+def test_what_is_pinned_stays_and_may_fill_all() -> None:
+    tier = HostTier(2 * SIZE)
+    pinned = [block("", [n]) for n in range(2)]
+    offer(tier, *pinned, importance=Importance.PINNED)
+    offer(tier, block("", [7]))
+    assert held(tier, *pinned) == [True, True]
+    assert tier.stats().num_dropped == 1
+
+
+def test_a_flood_takes_only_what_is_over_the_others_share() -> None:
+    clock = FakeClock()
+    tier = HostTier(8 * SIZE, clock=clock)
+    mine = [block("a", [n]) for n in range(4)]
+    offer(tier, *mine)
+    flood = [block("b", [n]) for n in range(50)]
+    offer(tier, *flood)
+    assert held(tier, *mine) == [True] * 4
+    clock.advance(3600)
+    offer(tier, *(block("b", [100 + n]) for n in range(50)))
+    assert held(tier, *mine) == [False] * 4, "nobody used them for an hour"
+
+
+def test_a_longer_sibling_replaces_its_beginnings() -> None:
+    tier = HostTier(10 * SIZE)
+    short, other, long = block("", [1, 2]), block("", [1, 3]), block("", [1, 2, 3])
+    offer(tier, short, other, long)
+    assert held(tier, short, other, long) == [False, True, True]
+    exact = HostTier(10 * SIZE, can_cut=False)
+    offer(exact, short, other, long)
+    assert held(exact, short, other, long) == [True, True, True]
+
+
+def test_what_goes_is_offered_below_with_its_ancestors_first() -> None:
+    below = FakeTier()
+    tier = HostTier(2 * SIZE, below=below)
+    first = block("", [1])
+    second = block(first, [2])
+    offer(tier, first, second)
+    assert below.offered == []
+    offer(tier, block("", [9]))
+    assert [each for each, _ in below.offered] == [first, second]
+    tier.purge()
+    offer(tier, block(second, [3]))
+    assert tier.stats().num_dropped == 0, "its parent is held below"
+    offer(tier, block(block("", [77]), [3]))
+    assert tier.stats().num_dropped == 1
+
+
+def test_what_is_used_again_is_offered_below_at_once_and_all_the_rest_at_the_end() -> None:
+    below = FakeTier()
+    tier = HostTier(9 * SIZE, below=below)
+    blocks = [block("", [n]) for n in range(3)]
+    offer(tier, *blocks)
+    offer(tier, block("", [8]), importance=Importance.VOLATILE)
+    tier.promote([blocks[1].key], Importance.REUSED)
+    tier.promote([blocks[1].key], Importance.REUSED)
+    assert below.offered == [(blocks[1], Importance.REUSED)]
+    tier.close()
+    assert [each for each, _ in below.offered] == [blocks[1], blocks[0], blocks[2]]
+
+
+def test_a_purge_forgets_one_partition_or_all() -> None:
+    tier = HostTier(9 * SIZE)
+    mine = block("a", [1])
+    child = block(mine, [2])
+    yours = block("b", [1])
+    offer(tier, mine, child, yours)
+    assert tier.purge(mine.root) == 2
+    check_integrity(tier)
+    assert held(tier, mine, child, yours) == [False, False, True]
+    assert tier.purge() == 1
+    assert tier.stats().num_bytes == 0
+
+
+def test_integrity_over_random_offers() -> None:
+    rng = random.Random(0)
+    for can_cut in (True, False):
+        tier = HostTier(12 * SIZE, can_cut=can_cut, below=FakeTier(), clock=FakeClock())
+        known: list[Block] = []
+        for _ in range(600):
+            parent = rng.choice([*known[-20:], "a", "b", "c"])
+            made = block(parent, [rng.randrange(3) for _ in range(rng.randrange(1, 4))], rng.randrange(500, 3000))
+            known.append(made)
+            tier.offer(made, rng.choice(list(Importance)[:-1]))
+            tier.touch([rng.choice(known).key])
+            tier.promote([rng.choice(known).key], Importance.REUSED)
+            if rng.random() < 0.1:
+                tier.hold(rng.choice("xyz"), [made.parent, made.key])
+            if rng.random() < 0.02:
+                tier.purge(KEYS.root(rng.choice("abc")))
+            check_integrity(tier)
+
+
+def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
+    below = FakeTier()
+    tier = HostTier(10 * SIZE, below=below)
+    secret = block("", [1, 2])
+    child = block(secret, [3])
+    offer(tier, secret, importance=Importance.VOLATILE)
+    tier.promote((secret.key,), Importance.REUSED)
+    offer(tier, child, importance=Importance.IDLE)
+    tier.flush()
+    assert below.offered == []
+    # Until a sequence that has all of its tokens may be written.
+    tier.keep((secret.key, child.key), Importance.IDLE)
+    assert [each for each, _ in below.offered] == [secret, child]
+
+
+def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() -> None:
+    below = FakeTier()
+    tier = HostTier(10 * SIZE, below=below)
+    short, longer = block("", [1, 2]), block("", [1, 2, 3])
+    offer(tier, short, importance=Importance.IDLE)
+    offer(tier, longer, importance=Importance.VOLATILE)
+    assert held(tier, short, longer) == [False, True]
+    assert list(below.blocks) == [short.key]
+    offer(tier, short, importance=Importance.IDLE)
+    offer(tier, block("", [1, 2, 3, 4]), importance=Importance.IDLE)
+    assert short.key not in below.blocks
+
+
+class TestHolding:
+    """What is held for a lane stays until the lane holds something else."""
+
+    def test_it_stays_and_what_was_held_before_may_go(self) -> None:
+        tier = HostTier(6 * SIZE)
+        first, second = block("", [1]), block("", [2])
+        child = block(first, [3])
+        offer(tier, first, child)
+        tier.hold("lane", [first.key, child.key])
+        offer(tier, *(block("", [9, n]) for n in range(9)), second)
+        assert held(tier, first, child, second) == [True, True, True]
+        tier.hold("lane", [second.key])
+        offer(tier, *(block("", [10, n]) for n in range(9)))
+        assert held(tier, first, child, second) == [False, False, True]
+
+    def test_the_partition_that_holds_most_gives_up_its_oldest(self) -> None:
+        tier = HostTier(10 * SIZE)
+        mine, yours = block("a", [1]), [block("b", [n]) for n in range(6)]
+        offer(tier, mine, *yours)
+        tier.hold("mine", [mine.key])
+        for number, each in enumerate(yours):
+            tier.hold(f"yours {number}", [each.key])
+            check_integrity(tier)
+        offer(tier, *(block("c", [9, n]) for n in range(30)))
+        assert held(tier, mine, *yours) == [True, False, False, True, True, True, True]
+
+    def test_more_than_all_lanes_may_hold_is_not_held(self) -> None:
+        tier = HostTier(4 * SIZE)
+        large = [block("", [n]) for n in range(3)]
+        offer(tier, *large)
+        tier.hold("lane", [each.key for each in large])
+        offer(tier, *(block("", [9, n]) for n in range(9)))
+        assert held(tier, *large) == [False] * 3
+
+    def test_lanes_are_counted_too(self) -> None:
+        tier = HostTier(1000 * SIZE)
+        blocks = [block("", [n]) for n in range(MAX_LANES + 1)]
+        for number, each in enumerate(blocks):
+            tier.offer(each, Importance.ONCE)
+            tier.hold(f"{number}", [each.key])
+        check_integrity(tier)
+        tier.offer(block("", [-1], 900 * SIZE), Importance.ONCE)
+        assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
+
+    def test_a_purge_ends_it_and_a_longer_block_takes_its_place(self) -> None:
+        tier = HostTier(10 * SIZE)
+        short, longer, other = block("a", [1]), block("a", [1, 2]), block("b", [1])
+        offer(tier, short, other)
+        tier.hold("lane", [short.key])
+        tier.hold("other", [other.key])
+        offer(tier, longer)
+        assert held(tier, short, longer) == [False, True]
+        tier.hold("lane", [longer.key])
+        tier.purge(longer.root)
+        check_integrity(tier)
+        assert held(tier, longer, other) == [False, True]
+        tier.purge()
+        check_integrity(tier)

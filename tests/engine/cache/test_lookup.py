@@ -1,0 +1,263 @@
+"""What the cache of blocks finds and tells its tiers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache import lookup as block_cache
+from edgeagent.engine.cache.block import MIN_PART, Block, BlockKey, CachePriority, Importance, Keyring, LowerTier
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache, Continuation, Link, make_blocks
+from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cache.slots import Source
+from edgeagent.engine.runner import Slice
+from edgeagent.types import MemoryKind
+from tests.fakes import FakeClock, FakeRunner, FakeTier
+
+TOKENS = array("i", range(64))
+KEYS = Keyring(b"model", b"s" * 32)
+ROOT = KEYS.root("")
+
+
+class TouchedTier(FakeTier):
+    """Remembers of which blocks it was told that they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: list[BlockKey] = []
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        self.touched += keys
+
+
+def find(blocks: BlockCache, tokens: array[int]) -> list[Link]:
+    """Look tokens up."""
+    return blocks.find(blocks.walk(ROOT, tokens))
+
+
+def make_cache(below: LowerTier | None) -> BlockCache:
+    """Return a cache with two blocks of one prefix."""
+    host = HostTier(1 << 20, can_cut=True, below=below, clock=FakeClock())
+    blocks = BlockCache(KEYS, host, below, can_cut=True, block_tokens=32)
+    parent = None
+    for start in (0, 32):
+        block = blocks.make(ROOT, parent, start, TOKENS[start : start + 32], memoryview(bytes(100)))
+        assert blocks.add(block, Importance.IDLE)
+        parent = block.key
+    return blocks
+
+
+def test_the_tier_below_is_told_what_is_used() -> None:
+    below = TouchedTier()
+    blocks = make_cache(below)
+    links = find(blocks, TOKENS)
+    assert [(link.start, link.end) for link in links] == [(0, 32), (32, 64)]
+    assert below.touched == [], "to find is not to use"
+    blocks.use(links)
+    assert below.touched == [link.key for link in links]
+
+
+@pytest.mark.parametrize("max_length", [64, 32])
+def test_without_a_tier_below_uses_concern_host_memory_alone(max_length: int) -> None:
+    blocks = make_cache(None)
+    links = find(blocks, TOKENS[:max_length])
+    blocks.use(links)
+    assert find(blocks, TOKENS[:max_length]) == links
+
+
+@pytest.mark.parametrize("lengths", [(32, 28, 24), (24, 28, 32)])
+def test_of_blocks_that_go_equally_far_the_one_with_the_least_to_cut_off_is_taken(lengths: tuple[int, ...]) -> None:
+    blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
+    for length in lengths:
+        own = TOKENS[:20] + array("i", [100 + length]) * (length - 20)
+        assert blocks.add(blocks.make(ROOT, None, 0, own, memoryview(bytes(100))), Importance.IDLE)
+    (link,) = find(blocks, TOKENS)
+    assert (link.end, link.length) == (20, 24)
+
+
+@pytest.mark.parametrize("longest_first", [True, False])
+def test_of_chains_that_end_together_the_one_of_the_fewest_blocks_is_found(longest_first: bool) -> None:
+    blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
+    for lengths in sorted([(32,), (16, 16)], key=len, reverse=longest_first):
+        parent, start = None, 0
+        for length in lengths:
+            block = blocks.make(ROOT, parent, start, TOKENS[start : start + length], memoryview(bytes(100)))
+            assert blocks.add(block, Importance.IDLE)
+            parent, start = block.key, start + length
+    assert [(link.start, link.end) for link in find(blocks, TOKENS[:32])] == [(0, 32)]
+
+
+@pytest.mark.parametrize("num_before", [0, 32])
+@pytest.mark.parametrize("shared", [MIN_PART - 1, MIN_PART])
+def test_a_part_that_is_worth_restoring_is_found(num_before: int, shared: int) -> None:
+    links = find(make_cache(None), TOKENS[: num_before + shared] + array("i", [99]) * 32)
+    whole, part = [32] * (num_before // 32), [shared] if shared >= MIN_PART else []
+    assert [link.num_tokens for link in links] == whole + part
+
+
+@pytest.mark.parametrize("kind", list(MemoryKind))
+def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
+    blocks = no_tier_below(kind)
+    assert blocks.add(blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.IDLE)
+    assert [link.end for link in find(blocks, TOKENS[:32])] == [32]
+    assert [link.end for link in find(blocks, TOKENS[:20])] == ([20] if kind is MemoryKind.FULL_ATTENTION else [])
+
+
+def no_tier_below(kind: MemoryKind) -> BlockCache:
+    """Return an empty cache for a kind of memory."""
+    return make_blocks(kind, EngineConfig(cache_memory_bytes=1 << 20), token_bytes=128 << 10)
+
+
+def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own: array[int]) -> Block:
+    """Put a block into the tier below alone, as another process does."""
+    start = 0 if parent is None else parent.start + len(parent.tokens)
+    block = blocks.make(ROOT, None if parent is None else parent.key, start, own, memoryview(bytes(100)))
+    below.offer(block, Importance.IDLE)
+    return block
+
+
+def over(below: FakeTier, host_bytes: int = 1 << 20) -> BlockCache:
+    """Return an empty cache over a tier."""
+    host = HostTier(host_bytes, can_cut=True, below=below, clock=FakeClock())
+    return BlockCache(KEYS, host, below, can_cut=True, block_tokens=32)
+
+
+def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
+    below = FakeTier()
+    blocks = over(below)
+    first = offered_below(blocks, below, None, TOKENS[:20])
+    offered_below(blocks, below, first, TOKENS[20:52])
+    other = offered_below(blocks, below, None, TOKENS[:30] + array("i", [99, 98]))
+    assert [link.end for link in find(blocks, TOKENS)] == [20, 52]
+    del below.blocks[first.key]
+    for length in (64, 40):
+        assert [(link.key, link.end) for link in find(blocks, TOKENS[:length])] == [(other.key, 30)]
+
+
+def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
+    below = FakeTier()
+    blocks, runner = over(below), FakeRunner(num_cells=256)
+    saver = Saver(runner, blocks)
+    first = offered_below(blocks, below, None, TOKENS[:32])
+    seq_id = saver.claim(ROOT, Source(), find(blocks, TOKENS))
+    assert seq_id is not None and saver.cells.reserve(64)
+    runner.decode([Slice(seq_id, 0, list(TOKENS[:64]), 0)])
+    saver.cells.append(seq_id, TOKENS[:64])
+    del below.blocks[first.key]
+    assert find(blocks, TOKENS[:20]) == []  # and the tree forgets it
+    below.come_back(first)
+    saver.release(seq_id, keep=True, priority=CachePriority())
+    for _ in range(3):  # two blocks, and that there is no third
+        saver.save_one()
+    assert not saver.has_unsaved
+    assert [link.end for link in find(blocks, TOKENS[:64])] == [32, 64]
+
+
+def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
+    below = FakeTier()
+    blocks = over(below)
+    offered_below(blocks, below, None, TOKENS[:20] + array("i", [99] * 4))
+    longer = blocks.make(ROOT, None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
+    assert blocks.add(longer, Importance.ONCE)
+    (link,) = find(blocks, TOKENS)
+    assert (link.tier, link.key, link.end) == (blocks.host, longer.key, 20)
+
+
+def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_cache, "_MIN_SWEEP", 4)
+    blocks, num_asked = over(FakeTier()), 0
+    blocks._sweep_at = 4
+    is_held = blocks.is_held
+
+    def counted(key: BlockKey) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return is_held(key)
+
+    monkeypatch.setattr(blocks, "is_held", counted)
+    for number in range(20):
+        block = blocks.make(ROOT, None, 0, array("i", [number] * 32), memoryview(bytes(100)))
+        assert blocks.add(block, Importance.ONCE)
+        blocks.refresh()
+    assert num_asked == 5 + 15
+    blocks.host.purge()
+    for number in range(40):
+        blocks.add(blocks.make(ROOT, None, 0, array("i", [50 + number] * 32), memoryview(bytes(100))), Importance.ONCE)
+        blocks.refresh()
+    assert len(blocks.tree.blocks) == 40
+
+
+class TestContinuation:
+    """What there is of a sequence's next tokens, when its next block is to be saved."""
+
+    def test_behind_a_block_that_is_gone_there_is_nothing(self) -> None:
+        blocks = over(FakeTier())
+        assert blocks.continuation(ROOT, b"gone" * 8, 32, TOKENS[32:40], 0) == Continuation(None, None)
+
+    def test_a_block_that_has_all_of_the_tokens_is_complete_though_it_goes_on(self) -> None:
+        blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
+        block = blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100)))
+        assert blocks.add(block, Importance.IDLE)
+        found = blocks.continuation(ROOT, None, 0, TOKENS[:24], 0)
+        assert found.extendable is None
+        assert found.complete is not None and (found.complete.key, found.complete.end) == (block.key, 24)
+
+    def test_a_block_that_has_all_but_the_last_is_not(self) -> None:
+        below = FakeTier()
+        blocks = over(below)
+        first = offered_below(blocks, below, None, TOKENS[:20])
+        offered_below(blocks, below, first, TOKENS[20:52])
+        offered_below(blocks, below, None, TOKENS[:23] + array("i", [99] * 9))
+        blocks.refresh()
+        assert blocks.continuation(ROOT, None, 0, TOKENS[:24], 0).complete is None
+
+    @pytest.mark.parametrize(
+        ("length", "cut", "has_child", "is_extendable"),
+        [(32, 0, False, True), (20, 0, False, False), (20, 20, False, True), (20, 0, True, True)],
+    )
+    def test_a_child_may_extend_what_is_full_ends_at_the_cut_or_has_one(
+        self, length: int, cut: int, has_child: bool, is_extendable: bool
+    ) -> None:
+        below = FakeTier()
+        blocks = over(below)
+        block = offered_below(blocks, below, None, TOKENS[:length])
+        if has_child:
+            offered_below(blocks, below, block, array("i", [99] * 8))
+        links = find(blocks, TOKENS[:length])
+        assert [link.key for link in blocks.extendable(links, cut)] == [block.key] * is_extendable
+        found = blocks.continuation(ROOT, None, 0, TOKENS[:length], cut)
+        assert (found.extendable is not None) == is_extendable
+
+
+@pytest.mark.parametrize(("total_bytes", "host_bytes"), [(8 << 30, 1 << 30), (1 << 40, 2 << 30)])
+def test_host_memory_is_an_eighth_of_the_machines_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch, total_bytes: int, host_bytes: int
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total_bytes))
+    config = EngineConfig(cache_memory_bytes=-1)
+    assert make_blocks(MemoryKind.FULL_ATTENTION, config).host.max_bytes == host_bytes
+    assert make_blocks(MemoryKind.FULL_ATTENTION, config, share=0.25).host.max_bytes == host_bytes // 4
+
+
+def test_each_purge_is_another_epoch_of_what_it_concerns() -> None:
+    blocks = make_cache(None)
+    other = KEYS.root("other")
+    epochs = [(blocks.epoch(ROOT), blocks.epoch(other))]
+    for root in (ROOT, None):
+        blocks.purge(root)
+        epochs.append((blocks.epoch(ROOT), blocks.epoch(other)))
+    assert epochs == [(0, 0), (1, 0), (2, 1)]
+
+
+def test_what_a_request_uses_counts_for_more_in_host_memory() -> None:
+    blocks, promoted = make_cache(None), list[tuple[list[BlockKey], Importance]]()
+    blocks.host.promote = lambda keys, importance: promoted.append((list(keys), importance))  # type: ignore[method-assign]
+    links = find(blocks, TOKENS)
+    blocks.use(links)
+    assert promoted == [([link.key for link in links], Importance.REUSED)]

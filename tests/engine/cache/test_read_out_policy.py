@@ -1,0 +1,203 @@
+"""What reading prefixes out of the cells may cost those who wait, on a runner that says what everything costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import pytest
+
+from edgeagent.engine.cache.block import CachePriority, Importance, Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.sequence import SequenceSpec
+from tests.engine.test_engine import greedy, run
+from tests.fakes import FakeClock, FakeRunner, FakeTier
+from tests.integrity import check_integrity
+
+BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Seconds of a batch, of each token, of reading a token out, and of a token beside each cell of another one."""
+
+    batch_s: float = 0.01
+    token_s: float = 0.0025
+    read_s: float = 0.00005
+    foreign_s: float = 0.0
+
+
+class Timed(FakeRunner):
+    """Moves a clock as a machine would."""
+
+    def __init__(self, machine: Machine, *, num_cells: int = 8192) -> None:
+        super().__init__(num_cells=num_cells, max_batch=512, end_token=-1, max_outputs=64)
+        self.machine, self.clock = machine, FakeClock()
+        self.num_read = 0
+
+    def decode(self, slices: Items[Slice]) -> None:
+        super().decode(slices)
+        ids = {part.seq_id for part in slices}
+        num_foreign = sum(len(held) for seq_id, held in self._sequences.items() if seq_id not in ids)
+        num_tokens = sum(len(part.tokens) for part in slices)
+        token_s = self.machine.token_s + self.machine.foreign_s * num_foreign
+        self.clock.advance(self.machine.batch_s + num_tokens * token_s)
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        self.num_read += end - start
+        self.clock.advance((end - start) * self.machine.read_s)
+        return super().save(seq_id, start, end)
+
+    def _logits_after(self, prefix: list[int]):  # type: ignore[no-untyped-def]
+        return super()._logits_after(prefix[-1:])
+
+
+class Served:
+    """An engine on such a machine, with host memory and a disk."""
+
+    def __init__(self, machine: Machine, *, num_cells: int = 8192) -> None:
+        self.runner = Timed(machine, num_cells=num_cells)
+        below = FakeTier()
+        host = HostTier(1 << 30, below=below, clock=self.runner.clock)
+        blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=True, block_tokens=BLOCK_TOKENS)
+        costs = CostModel(self.runner.max_batch)
+        for num_tokens in (1, 32):
+            costs.observe(num_tokens, 0, machine.batch_s + num_tokens * machine.token_s)
+        self.engine = Engine(self.runner, max_running=4, blocks=blocks, costs=costs, clock=self.runner.clock)
+
+    def begin(self, name: str, prompt: list[int], max_tokens: int = 4, **options: object) -> float:
+        """Add a request, and run until its first token; return how long that took."""
+        started_s = self.runner.clock()
+        sequence = self.engine.add(
+            SequenceSpec(name, prompt, greedy(), max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+        )
+        while not sequence.num_output:
+            self.engine.step()
+        return self.runner.clock() - started_s
+
+    def finish(self) -> None:
+        """Run until nothing is live; what is idle then is not read out yet."""
+        while self.engine.num_live:
+            self.engine.step()
+
+
+def prompt_of(length: int, seed: int = 1) -> list[int]:
+    return [1 + (seed * 7 + index * index + index // 49) % 49 for index in range(length)]
+
+
+def test_nothing_is_read_out_before_the_first_token() -> None:
+    served = Served(Machine())
+    served.begin("a", prompt_of(1400), 400)
+    assert served.runner.num_read == 0
+    before_s = served.runner.clock()
+    served.finish()
+    assert served.runner.num_read > 400, "a disk wants what a long answer has so far"
+    assert served.runner.num_read * served.runner.machine.read_s <= 0.02 * (served.runner.clock() - before_s)
+    run(served.engine)
+    served.engine.close()
+    check_integrity(served.engine)
+
+
+@pytest.mark.parametrize("foreign_s", [2e-7, 2e-6], ids=["flash", "plain"])
+def test_new_conversations_in_a_row_are_as_quick_as_the_first(foreign_s: float) -> None:
+    served = Served(Machine(foreign_s=foreign_s))
+    times = []
+    for number in range(5):
+        times.append(served.begin(f"{number}", prompt_of(1400, number)))
+        served.finish()
+    assert max(times[1:]) <= 1.05 * times[0], times
+
+
+def test_where_idle_cells_cost_nothing_no_prompt_waits_for_a_slow_read() -> None:
+    served = Served(Machine(token_s=0.0001, read_s=0.0001))
+    first_s = served.begin("0", prompt_of(1400, 0))
+    served.finish()
+    assert served.begin("1", prompt_of(1400, 1)) <= 1.05 * first_s
+    served.finish()
+    # The block that was read out first told what the others would cost.
+    num_read = served.runner.num_read
+    assert served.begin("2", prompt_of(1400, 2)) <= 1.02 * first_s
+    assert served.runner.num_read == num_read
+
+
+def test_what_a_slow_read_left_in_the_cells_is_read_out_when_there_is_time() -> None:
+    served = Served(Machine(token_s=0.0001, read_s=0.0001))
+    for number in range(3):
+        served.begin(f"{number}", prompt_of(1400, number))
+        served.finish()
+    run(served.engine)
+    sequence = served.engine.add(SequenceSpec("again", prompt_of(1400, 1), greedy(), max_tokens=1))
+    run(served.engine)
+    assert sequence.num_cached >= 1399 - 1
+    assert sequence.num_restored
+    check_integrity(served.engine)
+
+
+@pytest.mark.parametrize(("read_s", "is_kept"), [(0.00005, True), (0.1, False)])
+def test_what_must_leave_is_dropped_if_reading_costs_more_than_computing(read_s: float, is_kept: bool) -> None:
+    served = Served(Machine(read_s=read_s), num_cells=2048)
+    served.engine._saver.read_out_policy.observe_read(1000, 1000 / 4 * read_s)  # a token of the fake has four bytes
+    served.engine._saver._cell_bytes = 4.0
+    for number in range(2):
+        served.begin(f"{number}", prompt_of(1400, number))
+        served.finish()
+    assert (served.runner.num_read > 0) == is_kept
+    sequence = served.engine.add(SequenceSpec("again", prompt_of(1400, 0), greedy(), max_tokens=1))
+    served.finish()
+    assert (sequence.num_cached > 1300) == is_kept
+    check_integrity(served.engine)
+
+
+def test_what_matters_is_read_out_as_long_as_it_saves_anything() -> None:
+    costs = CostModel(512)
+    costs.observe(512, 0, 1.0)
+    leaving = ReadOutPolicy(costs)
+    leaving.observe_read(1000, 1.0)
+    for _ in range(100):
+        leaving.observe_prompt(1000, 0)  # nobody comes back
+    idle = CachePriority()
+    assert leaving.is_worth_reading(1, 0, 512, idle)
+    assert not leaving.is_worth_reading(900, 0, 512, idle)
+    assert leaving.is_worth_reading(900, 0, 512, CachePriority(lane="chat"))
+    assert leaving.is_worth_reading(900, 0, 512, CachePriority(num_system=512))
+    assert not leaving.is_worth_reading(1100, 0, 512, CachePriority(lane="chat"))
+    assert leaving.is_worth_reading(1100, 0, 512, CachePriority(Importance.PINNED))
+    for _ in range(100):
+        leaving.observe_prompt(1000, 950)
+    assert leaving.is_worth_reading(900, 0, 512, idle)
+
+
+def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
+    served = Served(Machine())
+    served.begin("a", prompt_of(600), 300)
+    served.engine.purge()
+    served.finish()
+    run(served.engine)
+    assert served.runner.num_read == 0
+
+
+def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> None:
+    served = Served(Machine())
+    blocks = served.engine._saver.blocks
+    blocks.token_bytes = 4.0
+    engine = Engine(served.runner, max_running=4, blocks=blocks, clock=served.runner.clock)
+    asked: list[tuple[int, int]] = []
+
+    def prepare(num_bytes: int, max_bytes: int) -> bool:
+        assert not engine.num_live
+        asked.append((num_bytes, max_bytes))
+        return len(asked) % 3 != 0
+
+    served.runner.prepare = prepare  # type: ignore[method-assign]
+    engine._saver._cell_bytes = 4.0
+    while engine.has_work:
+        engine.step()
+    assert asked == [(4 * BLOCK_TOKENS, 8192)] * 3, "a quarter of the cells' bytes"
+    engine.add(SequenceSpec("a", prompt_of(100), greedy(), max_tokens=3))
+    run(engine)
+    assert len(asked) == 6, "what was read out took some of it"

@@ -1,0 +1,100 @@
+"""What of a prompt is taken from cells, and what from blocks."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from edgeagent.engine.cache.block import Importance, Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.radix_tree import RadixTree, Walk
+from edgeagent.engine.cache.restorer import Found, Restorer
+from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cache.slots import Source
+from edgeagent.engine.runner import Slice
+from edgeagent.types import MemoryKind
+from tests.fakes import FakeClock, FakeRunner
+from tests.integrity import check_integrity
+
+PROMPT = array("i", range(1, 97))
+
+
+class Cached:
+    """A prompt whose blocks of 32 tokens are in host memory."""
+
+    def __init__(self, kind: MemoryKind = MemoryKind.FULL_ATTENTION) -> None:
+        can_cut = kind is MemoryKind.FULL_ATTENTION
+        self.runner = FakeRunner(num_vocab=200, max_batch=128, memory_kind=kind)
+        host = HostTier(1 << 20, can_cut=can_cut, clock=FakeClock())
+        self.blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, can_cut=can_cut, block_tokens=32)
+        self.saver = Saver(self.runner, self.blocks, FakeClock())
+        self.restorer = Restorer(self.runner, self.saver, FakeClock())
+        parent = None
+        for start in range(0, len(PROMPT), 32):
+            own = PROMPT[start : start + 32]
+            block = self.blocks.make(self.blocks.root(""), parent, start, own, memoryview(bytes(100)))
+            assert self.blocks.add(block, Importance.IDLE)
+            parent = block.key
+
+    def compute(self, tokens: array[int]) -> int:
+        """Put a live sequence into the cells."""
+        seq_id = self.saver.claim(self.blocks.root(""), Source(), [])
+        assert seq_id is not None and self.saver.cells.reserve(len(tokens))
+        self.runner.decode([Slice(seq_id, 0, tokens, 0)])
+        self.saver.cells.append(seq_id, tokens)
+        check_integrity(self.saver)
+        return seq_id
+
+    def find(self, tokens: array[int]) -> Found:
+        return self.restorer.find("", tokens, len(tokens), lambda _tokens, _depth: None)
+
+
+def test_one_walk_tells_what_cells_and_blocks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached, num_walks, walk = Cached(), 0, RadixTree.walk
+    seq_id = cached.compute(PROMPT[:40] + array("i", [150] * 5))
+
+    def counted(*arguments: object) -> Walk:
+        nonlocal num_walks
+        num_walks += 1
+        return walk(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RadixTree, "walk", counted)
+    found = cached.find(PROMPT)
+    assert found.source == Source(32, seq_id), "blocks go further than the sequence, which leaves them at 40"
+    assert [(link.start, link.end) for link in found.to_restore] == [(32, 64), (64, 96)]
+    assert found.end == 96
+    assert num_walks == 1
+    restoring = cached.restorer.claim(PROMPT, found)
+    assert restoring is not None and cached.saver.cells.length(restoring.seq_id) == 32
+    assert num_walks == 1, "to claim is not to look again"
+
+
+def test_a_sequence_that_goes_further_than_the_blocks_is_taken() -> None:
+    cached = Cached()
+    longer = PROMPT + array("i", [150] * 20)
+    seq_id = cached.compute(longer)
+    assert cached.find(longer).source == Source(116, seq_id)
+    assert cached.find(longer).to_restore == []
+    assert cached.restorer.num_shared("", longer[:110] + array("i", [7])) == 110
+
+
+def test_a_state_that_is_not_where_blocks_go_on_is_left_alone() -> None:
+    cached = Cached(MemoryKind.RECURRENT)
+    seq_id = cached.compute(PROMPT[:40])
+    assert cached.find(PROMPT[:60]).source == Source(40, seq_id)
+    found = cached.find(PROMPT)
+    assert found.source == Source()
+    assert [link.start for link in found.to_restore] == [0, 32, 64]
+
+
+def test_partitions_share_nothing() -> None:
+    cached = Cached()
+    cached.compute(PROMPT[:40])
+    found = cached.restorer.find("other", PROMPT, 96, lambda _tokens, _depth: None)
+    assert (found.source, found.to_restore, found.end) == (Source(), [], 0)
+    assert cached.saver.purge("other") == 0
+    assert cached.find(PROMPT).end == 96
+    assert cached.saver.purge("") == 3
+    assert cached.find(PROMPT).source.length == 40, "a live sequence stays"

@@ -1,0 +1,44 @@
+"""Batches of a number of tokens that is quick to compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
+
+Q4_0, Q8_0, F16 = 2, 7, 1
+
+
+@pytest.mark.parametrize(
+    ("file_type", "changed"),
+    [
+        (Q4_0, {3: 4, 7: 8, 11: 12, 13: 16, 14: 16, 15: 16, 19: 20, 23: 24}),
+        (Q8_0, {7: 8, 13: 16, 14: 16, 15: 16, 23: 24}),
+        (F16, {}),
+    ],
+)
+def test_so_many_tokens_are_computed_instead(file_type: int, changed: dict[int, int]) -> None:
+    tile = choose_tile(file_type)
+    assert {
+        count: count + num_to_fill(count, tile, 512) for count in range(25) if num_to_fill(count, tile, 512)
+    } == changed
+
+
+@pytest.mark.parametrize("file_type", [Q4_0, Q8_0])
+def test_what_is_added_does_not_bring_another_kernel(file_type: int) -> None:
+    tile = choose_tile(file_type)
+    assert [count + num_to_fill(count, tile, 512) for count in (45, 60, 61, 62, 63, 64, 77)] == [
+        48,
+        60,
+        61,
+        62,
+        63,
+        64,
+        80,
+    ]
+
+
+def test_no_token_of_several_is_computed_alone() -> None:
+    added = {count: num_to_fill(count, choose_tile(F16), 128) for count in (1, 2, 127, 128, 129, 130, 257)}
+    assert added == {1: 0, 2: 0, 127: 0, 128: 0, 129: 1, 130: 0, 257: 1}
+    assert num_to_fill(131, choose_tile(Q8_0), 130) == 1

@@ -1,0 +1,183 @@
+"""Embeddings by llama.cpp itself: the same whatever the chunks, and as llama-cpp-python's own Llama makes them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.embedder import MAX_CHUNK, Embedder, Pooling, Rows, choose_pooling, shortened
+from edgeagent.engine.llama.model import Model
+from edgeagent.errors import InternalError
+from edgeagent.types import MemoryKind
+from tests.conftest import TinyModel
+from tests.models import make_tiny_model
+
+CONFIG = EngineConfig(threads=1, flash_attention="on")
+TOKENS = [20 + 7 * i % 200 for i in range(150)]
+MAX_TOKENS = 1024
+
+# What llama-cpp-python makes of the same tokens, pooled by llama.cpp, in one batch.
+REFERENCE = """
+import json, sys
+from llama_cpp import Llama
+path, tokens, kinds = json.loads(sys.argv[1])
+vectors = []
+for kind in kinds:
+    llama = Llama(path, embedding=True, pooling_type=kind, n_ctx=512, n_batch=512, n_threads=1, verbose=False)
+    llama.tokenize = lambda *_, **__: tokens
+    vectors.append(llama.embed("", normalize=True))
+    llama.close()
+print(json.dumps(vectors))
+"""
+KINDS = {Pooling.MEAN: 1, Pooling.FIRST: 2, Pooling.LAST: 3}
+
+Make = Callable[[MemoryKind], Embedder]
+MakeOf = Callable[[Path], Embedder]
+
+
+@pytest.fixture
+def make_of() -> Iterator[MakeOf]:
+    opened: list[tuple[Embedder, Model]] = []
+
+    def make_one(path: Path) -> Embedder:
+        model = Model(path, CONFIG)
+        opened.append((Embedder(model, CONFIG, MAX_TOKENS), model))
+        return opened[-1][0]
+
+    yield make_one
+    for embedder, model in opened:
+        embedder.close()
+        model.close()
+
+
+@pytest.fixture
+def make(make_of: MakeOf, tiny_model: TinyModel) -> Make:
+    return lambda kind: make_of(tiny_model(kind))
+
+
+@pytest.fixture(scope="module")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Return a function to the path of a model in F32 of that kind.
+
+    A CPU may sum one token's products in another order than those of many. Where activations are rounded to 8 bits,
+    as for quantized weights, the next layers may make a hundredth of that; in F32 it stays small.
+    """
+    folder = tmp_path_factory.mktemp("exact")
+    return lambda kind: make_tiny_model(folder / f"{kind}.gguf", kind, matrix_type=GGMLQuantizationType.F32)
+
+
+def embed(embedder: Embedder, tokens: list[int], chunk: int = MAX_CHUNK) -> Rows:
+    """Return the vector of a text that is fed in chunks of one size."""
+    embedder._chunk_length = lambda _: chunk  # type: ignore[method-assign]
+    embedder.begin(tokens)
+    while (vector := embedder.advance(1.0, 1)) is None:
+        pass
+    return vector
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("kind", MemoryKind, ids=str)
+def test_a_vector_does_not_depend_on_its_chunks(
+    make_of: MakeOf, exact_model: TinyModel, kind: MemoryKind, pooling: Pooling
+) -> None:
+    embedder = make_of(exact_model(kind))
+    embedder.pooling = pooling
+    whole = embed(embedder, TOKENS[:60])
+    assert whole.shape == (64,)
+    assert np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-6)
+    # How sums are ordered and cells are rounded changes a vector a hundred times less than one forgotten token.
+    forgotten = np.linalg.norm(embed(embedder, TOKENS[1:60]) - whole)
+    for chunk in (1, 7, 32):
+        assert np.linalg.norm(embed(embedder, TOKENS[:60], chunk) - whole) < forgotten / 100
+    # What came before leaves nothing behind.
+    assert np.array_equal(embed(embedder, TOKENS[:60]), whole)
+
+
+def test_vectors_equal_those_of_llama_cpp_python(make: Make, tiny_model: TinyModel) -> None:
+    request = json.dumps([str(tiny_model(MemoryKind.FULL_ATTENTION)), TOKENS, list(KINDS.values())])
+    process = subprocess.run([sys.executable, "-c", REFERENCE, request], capture_output=True, check=True)
+    embedder = make(MemoryKind.FULL_ATTENTION)
+    for pooling, expected in zip(KINDS, json.loads(process.stdout.splitlines()[-1]), strict=True):
+        embedder.pooling = pooling
+        ours = embed(embedder, TOKENS, 48)
+        assert np.allclose(ours, expected, atol=0.02), pooling
+        assert float(ours @ np.array(expected)) > 0.9995, pooling
+
+
+def test_a_longer_text_gets_a_longer_context_and_close_frees_it(make: Make) -> None:
+    embedder = make(MemoryKind.FULL_ATTENTION)
+    assert not embedder.is_open
+    short = embed(embedder, TOKENS[:8])
+    embed(embedder, TOKENS * 6)
+    assert embedder._num_cells == MAX_TOKENS
+    assert np.array_equal(embed(embedder, TOKENS[:8]), short)
+    embedder.close()
+    assert not embedder.is_open
+    assert np.array_equal(embed(embedder, TOKENS[:8]), short)
+
+
+def test_chunks_are_as_long_as_the_time_allows(make: Make) -> None:
+    embedder = make(MemoryKind.FULL_ATTENTION)
+    embedder._note_rate(1000.0)
+    assert [embedder._chunk_length(budget_s) for budget_s in (0.001, 0.02, 1.0)] == [8, 20, MAX_CHUNK]
+
+
+def test_where_llama_cpp_has_no_vectors_the_text_fails_and_the_next_does_not(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = make(MemoryKind.FULL_ATTENTION)
+    expected = embed(embedder, TOKENS[:8])
+    with monkeypatch.context() as patch:
+        null = ctypes.POINTER(ctypes.c_float)()
+        patch.setattr("edgeagent.engine.llama.embedder.lib.llama_get_embeddings", lambda context: null)
+        with pytest.raises(InternalError, match="8 tokens, but has no vectors"):
+            embed(embedder, TOKENS[:8])
+    assert np.array_equal(embed(embedder, TOKENS[:8]), expected)
+
+
+class _Card:
+    """A model of which only the metadata is asked."""
+
+    has_encoder = False
+
+    def __init__(self, **metadata: str) -> None:
+        self._metadata = {"general.architecture": "x", **{f"x.{key}": value for key, value in metadata.items()}}
+
+    def metadata(self, key: str) -> str | None:
+        return self._metadata.get(key)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "pooling"),
+    [
+        ({}, Pooling.LAST),
+        ({"pooling_type": "0"}, Pooling.LAST),
+        ({"pooling_type": "1"}, Pooling.MEAN),
+        ({"pooling_type": "2"}, Pooling.FIRST),
+        ({"pooling_type": "3"}, Pooling.LAST),
+        ({"pooling_type": "4"}, None),
+        ({"pooling_type": "1", "attention.causal": "false"}, None),
+        ({"attention.causal": "true"}, Pooling.LAST),
+    ],
+)
+def test_the_file_says_how_to_pool(metadata: dict[str, str], pooling: Pooling | None) -> None:
+    assert choose_pooling(cast(Model, _Card(**metadata))) is pooling
+
+
+def test_dimensions_cut_and_keep_the_length() -> None:
+    vector = np.array([0.6, 0.0, 0.8], np.float32)
+    assert shortened(vector, None) is vector
+    assert np.allclose(shortened(vector, 2), [1.0, 0.0])
+    assert np.allclose(shortened(np.zeros(3, np.float32), 2), 0.0)
+    with pytest.raises(InternalError, match="no number"):
+        shortened(np.array([np.nan, 1.0], np.float32), 1)

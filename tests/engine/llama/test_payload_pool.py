@@ -1,0 +1,71 @@
+"""Memory that is used again, and never while somebody still reads it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from edgeagent.engine.llama.payload_pool import PayloadPool
+
+MIB = 1 << 20
+
+
+def made(max_free_bytes: int = 8 * MIB) -> PayloadPool:
+    pool = PayloadPool()
+    pool.max_free_bytes = max_free_bytes
+    return pool
+
+
+def address(buffer: memoryview) -> int:
+    return int(np.frombuffer(buffer, np.uint8).ctypes.data)
+
+
+def test_a_buffer_comes_back_when_its_last_view_is_gone() -> None:
+    pool = made()
+    first = pool.take(MIB)
+    first[:10] = b"\7" * 10
+    place, part = address(first), np.frombuffer(first[:10].toreadonly(), np.uint8)[:5]
+    del first
+    second = pool.take(MIB)
+    assert address(second) != place
+    assert part.tolist() == [7] * 5
+    del part
+    assert address(pool.take(MIB)) == place
+
+
+def test_what_is_kept_is_bounded() -> None:
+    pool = made(max_free_bytes=3 * MIB)
+    taken = [pool.take(MIB) for _ in range(10)]
+    taken.clear()
+    assert pool.num_free_bytes == 3 * MIB
+    while pool.prepare(MIB):
+        pass
+    assert pool.num_free_bytes == 3 * MIB
+
+
+def test_memory_is_made_ready_for_later() -> None:
+    pool = made(max_free_bytes=2 * MIB)
+    assert [pool.prepare(MIB) for _ in range(3)] == [True, True, False]
+    kept = [pool.take(MIB - 100), pool.take(MIB - 100)]
+    assert {len(buffer) for buffer in kept} == {MIB - 100}
+    assert pool.num_free_bytes == 0
+
+
+def test_small_payloads_are_the_allocator_s() -> None:
+    pool = made()
+    small = pool.take(1000)
+    del small
+    assert pool.num_free_bytes == 0
+    assert not pool.prepare(1000)
+
+
+def test_another_thread_may_be_the_last_reader() -> None:
+    pool = made()
+    buffer = pool.take(MIB)
+    views = [np.frombuffer(buffer, np.uint8)]
+    del buffer
+    thread = threading.Thread(target=views.clear)
+    thread.start()
+    thread.join()
+    assert pool.num_free_bytes == MIB

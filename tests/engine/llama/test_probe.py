@@ -1,0 +1,70 @@
+"""The probe on llama.cpp: it computes the first layers only, and uses cells without computing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama import probe as probes
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.probe import LlamaProbe
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.engine.tuning.choices import Work
+from edgeagent.types import MemoryKind
+from tests.conftest import TinyModel
+
+CONFIG = EngineConfig(threads=1, batch=64, parallel=2, ctx=512)
+
+
+@pytest.fixture(params=list(MemoryKind), ids=str)
+def model(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Model]:
+    made = Model(tiny_model(request.param), CONFIG)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("form", ["on", "off"])
+def test_every_memory_can_do_all_works(model: Model, form: str) -> None:
+    probe = LlamaProbe(model, CONFIG, Attention(form, 64), 128)  # type: ignore[arg-type]
+    for _ in range(2):
+        for work in Work:
+            sample = probe.measure(work, 1, math.inf)
+            assert sample is not None
+            assert sample.seconds > 0
+    probe.close()
+
+
+def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[bytes] = []
+    node_name = probes.node_name
+
+    def listen(node: int) -> bytes:
+        names.append(node_name(node))
+        return names[-1]
+
+    monkeypatch.setattr(probes, "node_name", listen)
+    model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
+    assert model.num_layers > 1
+    lengths = []
+    for num_layers in (1, model.num_layers):
+        names.clear()
+        probe.measure(Work.TURN_BEHIND, num_layers, math.inf)
+        lengths.append(len(names))
+        outputs = {name for name in names if name.startswith(b"l_out-")}
+        assert len(outputs) == num_layers
+    assert lengths[0] < lengths[1]
+    probe.close()
+    model.close()
+
+
+def test_a_deadline_ends_it_at_once(tiny_model: TinyModel) -> None:
+    model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
+    assert probe.measure(Work.TURN_ALONE, 1, -math.inf) is None
+    assert probe.measure(Work.TURN_ALONE, 1, math.inf) is not None
+    probe.close()
+    model.close()

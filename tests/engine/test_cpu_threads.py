@@ -1,0 +1,60 @@
+"""How many threads are left for us when others use the machine."""
+
+from __future__ import annotations
+
+from edgeagent.engine.cpu_threads import CpuSample, ThreadGovernor, read_cpu
+
+
+class Machine:
+    """A scripted machine: how many cores others and we have used since the last look."""
+
+    def __init__(self) -> None:
+        self.now_s = self.others_s = self.own_s = 0.0
+
+    def run(self, seconds: float, *, others: float, own: float = 0.0) -> float:
+        self.now_s += seconds
+        self.others_s += others * seconds
+        self.own_s += own * seconds
+        return self.now_s
+
+    def sample(self) -> CpuSample:
+        return CpuSample(self.now_s, self.others_s + self.own_s, self.own_s)
+
+
+def test_gives_up_a_core_that_others_use_and_takes_it_back() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(2, num_cores=2, sample=machine.sample)
+    assert not governor.update(machine.run(1, others=0.1, own=1.9))
+    assert governor.update(machine.run(1, others=0.9, own=1.1))
+    assert governor.num_threads == 1
+    assert not governor.update(machine.run(1, others=0.4, own=1))  # not free enough to go back
+    assert governor.update(machine.run(1, others=0.1, own=1))
+    assert governor.num_threads == 2
+
+
+def test_always_leaves_one() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(4, num_cores=4, sample=machine.sample)
+    governor.update(machine.run(1, others=8))
+    assert governor.num_threads == 1
+
+
+def test_spare_cores_of_the_machine_bear_the_load_first() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(4, num_cores=8, sample=machine.sample)
+    assert not governor.update(machine.run(1, others=3.9, own=4))
+    assert governor.update(machine.run(1, others=6, own=2))
+    assert governor.num_threads == 2
+
+
+def test_looks_only_now_and_then() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(2, num_cores=2, sample=machine.sample)
+    assert not governor.update(machine.run(0.1, others=2))
+    assert governor.num_threads == 2
+
+
+def test_the_real_machine_answers() -> None:
+    first, second = read_cpu(), read_cpu()
+    assert second.all_s >= first.all_s > 0
+    assert second.own_s >= first.own_s > 0

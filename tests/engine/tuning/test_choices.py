@@ -1,0 +1,93 @@
+"""Choices follow from measurements, whichever they are, and stay where another is not clearly better."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.engine.tuning.choices import Room, Work, decide
+from edgeagent.types.choices import CandidateTimes, Kept, Measurements
+from tests.engine.tuning.machines import CANDIDATES, DEPTH, NUM_LAYERS, ROOM, Machine, cheap
+
+ALL = list(itertools.product(("on", "off"), (512, 128, 64)))
+
+
+@pytest.mark.parametrize(("form", "size"), ALL)
+def test_no_choice_is_a_constant(form: str, size: int) -> None:
+    found = Machine(cheap(form, size)).calibrate()
+    decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
+    assert decision.attention == Attention(form, size)  # type: ignore[arg-type]
+    assert [choice.by for choice in decision.choices] == ["measurement", "measurement"]
+
+
+def measured(on: dict[Work, float], off: dict[Work, float]) -> Measurements:
+    candidates = tuple(
+        CandidateTimes(is_flash, 128, {str(work): seconds for work, seconds in times.items()})
+        for is_flash, times in ((True, on), (False, off))
+    )
+    return Measurements(DEPTH, NUM_LAYERS, 1.0, True, candidates)
+
+
+def chosen(found: Measurements | None, former: Kept | None = None, room: Room = ROOM) -> str:
+    return decide(CANDIDATES, found, room, num_layers=NUM_LAYERS, former=former).attention.flash
+
+
+def kept(*, is_flash: bool) -> Kept:
+    return Kept({}, None, is_flash, 128, 1)
+
+
+# Half of the works by which a form is chosen.
+HALF = (Work.PROMPT_ALONE, Work.TURN_ALONE, Work.TURN_BEHIND, Work.TOKEN_ALONE, Work.TOKEN_BEHIND, Work.TOKEN_BESIDE)
+
+
+def alike(seconds: float) -> dict[Work, float]:
+    return dict.fromkeys(HALF, seconds)
+
+
+def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
+    def found(off_s: float) -> Measurements:
+        return measured(alike(1.0), alike(off_s))
+
+    assert chosen(found(0.97)) == "on"
+    assert chosen(found(0.9)) == "off"
+    assert chosen(found(0.9), kept(is_flash=True)) == "on"
+    assert chosen(found(0.8), kept(is_flash=True)) == "off"
+    assert chosen(found(1.1), kept(is_flash=False)) == "off"
+    assert chosen(found(1.3), kept(is_flash=False)) == "on"
+
+
+def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
+    """Plain attention is quicker behind a text and slower beside others: what counts is how many share the cells."""
+    on = alike(1.0) | {Work.TURN_BEHIND: 1.5, Work.TOKEN_BEHIND: 1.5}
+    off = alike(1.0) | {Work.TURN_BEHIND: 1.2, Work.TOKEN_BEHIND: 1.2, Work.TOKEN_BESIDE: 1.5}
+    assert chosen(measured(on, off), room=Room(8192, 1)) == "off"
+    assert chosen(measured(on, off), room=Room(8192, 8)) == "on"
+
+
+def test_without_measurements_the_default_or_what_was_chosen_before() -> None:
+    one_sided = measured({Work.PROMPT_ALONE: 9.0}, {Work.PROMPT_ALONE: 1.0})
+    for found in (None, measured({}, {}), measured(alike(9.0), {Work.PROMPT_ALONE: 1.0}), one_sided):
+        decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
+        assert decision.attention == CANDIDATES[0]
+        assert [choice.by for choice in decision.choices] == ["default", "default"]
+        assert chosen(found, kept(is_flash=False)) == "off"
+
+
+def test_an_option_overrides() -> None:
+    found = measured({Work.PROMPT_ALONE: 9.0}, {Work.PROMPT_ALONE: 1.0})
+    decision = decide(CANDIDATES[:3], found, ROOM, num_layers=NUM_LAYERS, asked="on")
+    assert decision.attention.flash == "on"
+    assert decision.choices[0].by == "option"
+
+
+def test_the_reasons_name_numbers() -> None:
+    found = measured(alike(0.1), alike(0.3))
+    [form, size] = decide(CANDIDATES, found, ROOM, num_layers=2 * NUM_LAYERS).choices
+    assert form.why == "mean time over 4 kinds of work, on being 1: off 3.00"
+    assert [(each.value, each.work_ms) for each in form.alternatives] == [
+        ("on", dict.fromkeys(("prompt alone", "turn behind", "token behind", "token beside"), 200.0)),
+        ("off", dict.fromkeys(("prompt alone", "turn behind", "token behind", "token beside"), 600.0)),
+    ]
+    assert size.why == "too little could be measured in the time for it"

@@ -1,0 +1,196 @@
+"""The worker process over its pipes, with a tiny model."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+from msgspec import structs
+
+from edgeagent.config import EngineConfig
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    MemoryKind,
+    SamplingParams,
+    Started,
+    TokenPrompt,
+)
+from edgeagent.worker.child.process import _own_bytes
+from edgeagent.worker.parent.supervisor import WORKER_COMMAND
+from edgeagent.worker.protocol import (
+    LENGTH_BYTES,
+    MAX_FRAME_FROM_WORKER_BYTES,
+    Cancel,
+    FromWorker,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Ping,
+    Pong,
+    Ready,
+    Steps,
+    Stop,
+    Submit,
+    ToWorker,
+    decode_from_worker,
+    encode,
+    frame_length,
+)
+from tests.conftest import TinyModel
+
+Frame = TypeVar("Frame", bound=FromWorker)
+
+
+class Child:
+    """The real process with a tiny model."""
+
+    def __init__(self, path: Path) -> None:
+        self._process = subprocess.Popen(
+            [*WORKER_COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        # One step takes a prompt of 4,000 tokens: long enough for whatever is to happen in its midst.
+        config = EngineConfig(threads=1, ctx=4096, batch=4096)
+        self.load = Load("tiny", str(path), None, config.model_dump_json().encode())
+
+    def write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def send(self, *messages: ToWorker) -> None:
+        self.write(b"".join(encode(message) for message in messages))
+
+    def ask(self, request_id: str, num_prompt: int, **fields: Any) -> None:
+        tokens = tuple(10 + index % 200 for index in range(num_prompt))
+        sampling = SamplingParams(temperature=0.0)
+        request = GenerateRequest(id=request_id, model="", prompt=TokenPrompt(tokens), sampling=sampling, **fields)
+        self.send(Submit(request, time.monotonic()))
+
+    def receive(self) -> FromWorker | None:
+        """Wait for the next frame; None at the end."""
+        assert self._process.stdout is not None
+        header = self._process.stdout.read(LENGTH_BYTES)
+        if not header:
+            return None
+        return decode_from_worker(self._process.stdout.read(frame_length(header, MAX_FRAME_FROM_WORKER_BYTES)))
+
+    def until(self, kind: type[Frame]) -> Frame:
+        """Return the next frame of a kind, past others."""
+        while (frame := self.receive()) is not None:
+            if isinstance(frame, kind):
+                return frame
+        raise AssertionError(f"the worker ended before a {kind.__name__}: {self.finish()}")
+
+    def until_finished(self, request_id: str) -> Finished:
+        while True:
+            for item in self.until(Steps).items:
+                if item.id == request_id and item.deltas and isinstance(item.deltas[-1], Finished):
+                    return item.deltas[-1]
+
+    def start(self) -> Ready:
+        self.send(self.load)
+        return self.until(Ready)
+
+    def finish(self) -> tuple[int, str]:
+        """Close its stdin and wait for its end; return its exit code and what it printed."""
+        _, printed = self._process.communicate()
+        return self._process.returncode, printed.decode()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def child(tiny_model: TinyModel) -> Iterator[Child]:
+    made = Child(tiny_model(MemoryKind.FULL_ATTENTION))
+    yield made
+    made.kill()
+
+
+class TestChild:
+    def test_loads_answers_and_ends_on_stop(self, child: Child) -> None:
+        child.send(child.load)
+        progress = []
+        while isinstance(frame := child.receive(), LoadProgress):
+            progress.append(frame.fraction)
+        assert progress == sorted(progress)
+        assert progress[-1] == 1.0
+        assert isinstance(frame, Ready)
+        assert (frame.info.name, frame.info.context_length) == ("tiny", 4096)
+        child.ask("a", 5, max_tokens=4)
+        finished = child.until_finished("a")
+        assert (finished.usage.num_prompt_tokens, finished.usage.num_output_tokens) == (5, 4)
+        child.ask("live", 5)
+        child.until(Steps)
+        child.send(Stop())
+        assert child.until_finished("live").reason is FinishReason.CANCELLED
+        assert child.receive() is None
+        assert child.finish() == (0, "")
+
+    def test_in_a_long_step_it_hears_pings_cancels_and_stop(self, child: Child) -> None:
+        child.start()
+        child.ask("long", 4000, prefill_only=True)
+        started = child.until(Steps)
+        assert started.items[0].deltas == (Started(4000, 0),)
+        child.send(child.load, Ping(7))
+        pong = child.receive()
+        assert isinstance(pong, Pong)
+        assert (pong.nonce, pong.status.num_steps) == (7, 0)
+        assert pong.status.step_started_at_s > 0
+        child.send(Cancel("long"))
+        # Its only step was not finished: that would have ended it with STOP.
+        assert child.until_finished("long").reason is FinishReason.CANCELLED
+        child.ask("next", 5, max_tokens=2)
+        assert child.until_finished("next").reason is FinishReason.LENGTH
+        child.ask("other", 4000, prefill_only=True)
+        child.until(Steps)
+        child.send(Stop())
+        assert child.until_finished("other").reason is FinishReason.CANCELLED
+        # llama.cpp's words on interrupted steps are no errors of anybody's.
+        assert child.finish() == (0, "edgeagent worker: a second Load; ignored\n")
+
+    def test_the_end_of_its_input_ends_it_even_in_a_step(self, child: Child) -> None:
+        child.start()
+        child.ask("long", 4000)
+        child.until(Steps)
+        assert child.finish() == (0, "")
+
+    def test_garbage_ends_it(self, child: Child) -> None:
+        child.start()
+        child.write(b"\4\0\0\0abcd")
+        assert child.receive() is None
+        code, printed = child.finish()
+        assert code == 0
+        assert printed.startswith("edgeagent worker: ")
+
+    def test_what_does_not_begin_with_a_load_is_told_who_starts_it(self, child: Child) -> None:
+        child.write(b"\xff\xff\xff\xff")
+        code, printed = child.finish()
+        assert code == 2
+        assert printed == "edgeagent worker: the first message must be Load; this program is started by the daemon\n"
+
+    def test_a_model_that_does_not_load_is_its_last_word(self, child: Child, tmp_path: Path) -> None:
+        path = tmp_path / "broken.gguf"
+        path.write_bytes(b"GGUF" + bytes(100))
+        child.send(structs.replace(child.load, path=str(path)))
+        failed = child.until(LoadFailed)
+        assert failed.code == "model_load_failed"
+        assert child.receive() is None
+        assert child.finish()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "own_bytes"),
+    [({"rss": 700, "shared": 500}, 200), ({"rss": 700, "private": 300}, 300), ({"rss": 700}, 0)],
+    ids=["Linux", "Windows", "macOS"],
+)
+def test_own_memory_leaves_out_mapped_weights_on_every_system(counts: dict[str, int], own_bytes: int) -> None:
+    assert _own_bytes(SimpleNamespace(**counts)) == own_bytes

@@ -1,0 +1,178 @@
+"""What tiny models' own tokenizers make of prompts and questions."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.model import Model
+from edgeagent.errors import ContextLengthExceeded, InvalidRequest
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.vocabulary import special_texts
+from edgeagent.types import (
+    ChatPrompt,
+    Detokenize,
+    MemoryKind,
+    Message,
+    RenderPrompt,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+    Tool,
+)
+from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from tests.models import make_tiny_model
+
+PARTS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "<think>",
+    "<|im_",
+    "<",
+    "tool_call>",
+    " the ",
+    "\n",
+    "  ",
+    "é",
+    "10",
+)
+
+
+class Tools:
+    """A model's text tools, as the host puts them together."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = Model(path, EngineConfig())
+        special = special_texts(self.model)
+        self.vocabulary = LongTextVocabulary(self.model, special)
+        self.template = make_template(self.model, special)
+        self.reader = PromptReader(self.model, self.vocabulary, self.template, 512)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    return Tools(make_tiny_model(path, MemoryKind.FULL_ATTENTION))
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_long_texts_give_llama_cpps_own_tokens(tools: Tools, parse_special: bool) -> None:
+    for seed in range(6):
+        chance = random.Random(seed)
+        some = chance.sample(PARTS, chance.randint(2, len(PARTS)))
+        text = "".join(chance.choice(some) for _ in range(3000))
+        expected = tools.model.tokenize(text, parse_special=parse_special)
+        assert tools.vocabulary.tokenize(text, parse_special=parse_special) == expected
+
+
+def test_many_special_texts_are_soon_tokenized(tools: Tools) -> None:
+    """llama.cpp alone takes minutes for as many."""
+    for text in ("<|im_start|>", "<|im_end|> ", "<tool_call>\n"):
+        num = 40_000
+        assert len(tools.vocabulary.tokenize(text * num, parse_special=True)) >= num
+
+
+def test_questions(tools: Tools) -> None:
+    def ask(query: Tokenize | Detokenize | RenderPrompt) -> object:
+        return answer_query(tools.model, tools.vocabulary, tools.template, query)
+
+    control, *_ = tools.model.tokenize("<|im_end|>", parse_special=True)
+    answer = answer_query(tools.model, tools.vocabulary, tools.template, Tokenize("<|im_end|>é", with_pieces=True))
+    assert answer.tokens[0] == control
+    assert ask(Tokenize("<|im_end|>é")) == type(answer)(tokens=answer.tokens)
+    assert b"".join(answer.pieces).decode() == "<|im_end|>é"
+    assert ask(Detokenize(answer.tokens)) == type(answer)("<|im_end|>é")
+    assert ask(Detokenize((answer.tokens[1],))) == type(answer)("\ufffd")
+    with pytest.raises(InvalidRequest) as caught:
+        ask(Detokenize((1, tools.model.num_tokens)))
+    assert caught.value.param == "tokens"
+    prompt = ChatPrompt((Message("user", "Hi"),))
+    rendered = answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(prompt))
+    assert rendered.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert list(rendered.tokens) == tools.reader.read(prompt).tokens
+
+
+def test_what_is_no_prompt_is_refused(tools: Tools) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tools.reader.read(TokenPrompt((1, -1)))
+    assert caught.value.param == "prompt"
+    for prompt in (TextPrompt("x" * 100_000), ChatPrompt((Message("user", "x" * 100_000),))):
+        with pytest.raises(ContextLengthExceeded):
+            tools.reader.read(prompt)
+
+
+def test_instructions_are_the_tokens_that_another_question_begins_with_too(tools: Tools) -> None:
+    def read(question: str, *system: Message, **options: object) -> ReadPrompt:
+        return tools.reader.read(ChatPrompt((*system, Message("user", question)), **options))  # type: ignore[arg-type]
+
+    system = Message("system", "be kind to cats")
+    one, other = read("one?", system), read("Two?", system)
+    assert 0 < one.num_system < len(one.tokens)
+    assert one.num_system == other.num_system
+    assert one.tokens[: one.num_system] == other.tokens[: one.num_system]
+    assert one.tokens[one.num_system] != other.tokens[one.num_system]
+    with_tool = read("one?", tools=(Tool("lamp", "Switches a lamp.", "{}"),))
+    text = b"".join(map(tools.model.piece, with_tool.tokens[: with_tool.num_system])).decode()
+    assert "lamp" in text
+    assert text.endswith("<|im_start|>user\n")
+    assert read("one?").num_system == 0
+
+
+def conversation(num_turns: int, words: int = 2) -> tuple[Message, ...]:
+    chance = random.Random(3)
+    messages = [Message("system", "be kind to cats")]
+    for index in range(num_turns):
+        text = " ".join(chance.choice(("cats", "dogs", "maps", "the")) for _ in range(words))
+        messages += [Message("user", f"{index} {text}?"), Message("assistant", f"{text}.")]
+    return (*messages, Message("user", "and now?"))
+
+
+def test_a_conversation_that_is_too_long_loses_its_front_where_that_is_wanted(tools: Tools) -> None:
+    messages = conversation(16)
+    prompt = ChatPrompt(messages, truncate=True)
+    whole = tools.reader.read(ChatPrompt(messages))
+    assert (whole.num_dropped_items, len(whole.tokens) > 512) == (0, True)
+    for max_tokens, most in ((None, 512 - 64), (5000, 512 - 128), (10, 502)):
+        read = tools.reader.read(prompt, max_tokens)
+        assert 0 < len(read.tokens) <= most
+        assert read.text is not None and "be kind to cats" in read.text and "and now?" in read.text
+        assert read.text.count("<|im_start|>") == len(messages) - read.num_dropped_items + 1
+    short = ChatPrompt(messages[:5], truncate=True)
+    assert tools.reader.read(short) == tools.reader.read(ChatPrompt(messages[:5]))
+
+
+def test_the_next_turns_find_their_beginning_again(tools: Tools) -> None:
+    """Else each turn of a long conversation would be computed from its first word on."""
+    reads = []
+    for num_turns in range(20, 60):
+        reads.append(tools.reader.read(ChatPrompt(conversation(num_turns), truncate=True)))
+    num_dropped = [read.num_dropped_items for read in reads]
+    assert num_dropped == sorted(num_dropped)
+    moves = [index for index in range(1, len(reads)) if num_dropped[index] != num_dropped[index - 1]]
+    assert 2 <= len(moves) <= len(reads) // 3, num_dropped
+    for index in range(1, len(reads)):
+        if index not in moves:
+            before, now = reads[index - 1].tokens, reads[index].tokens
+            # All but the question that was the last, and where its answer began.
+            assert now[: len(before) - 20] == before[: len(before) - 20]
+    # Behind a move there is room for more turns.
+    assert min(len(reads[index].tokens) for index in moves) <= 512 * 3 // 4
+
+
+def test_what_cannot_be_dropped_is_refused_with_its_length(tools: Tools) -> None:
+    long = " ".join(["cats"] * 3000)
+    for messages in ((Message("user", long),), (Message("system", long), *conversation(3))):
+        with pytest.raises(ContextLengthExceeded):
+            if len(tools.reader.read(ChatPrompt(messages, truncate=True)).tokens) > 512:
+                raise ContextLengthExceeded("the engine says how many")
+
+
+def test_a_huge_conversation_is_soon_cut(tools: Tools) -> None:
+    messages = (*conversation(2000, 200), Message("user", "well?"))
+    read = tools.reader.read(ChatPrompt(messages, truncate=True))
+    assert len(read.tokens) <= 512
+    assert read.text is not None and "well?" in read.text
