@@ -46,6 +46,8 @@ UP = "\x1b[A"
 CTRL_C, CTRL_D = "\x03", "\x04"
 PASTE = "\x1b[200~{}\x1b[201~"
 WAIT_S = 30.0
+# For a daemon that the command starts.
+UNCALIBRATED = {"EDGEAGENT_ENGINE__CALIBRATION_S": "0"}
 
 
 class Terminal:
@@ -227,7 +229,8 @@ def test_a_dumb_terminal_is_talked_to_in_lines(
 
 def test_the_command_on_a_terminal_with_the_bundled_model(terminals: list[Terminal], tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    terminal = Terminal(sys.executable, "-m", "edgeagent", "run", "--state-dir", str(folder), "--max-tokens", "1")
+    command = (sys.executable, "-m", "edgeagent", "run", "--max-tokens", "1", "--state-dir")
+    terminal = Terminal(*command, str(folder), **UNCALIBRATED)
     terminals.append(terminal)
     terminal.wait_for("starting the daemon")
     terminal.wait_for("/help lists the commands")
@@ -243,17 +246,7 @@ def test_the_command_on_a_terminal_with_the_bundled_model(terminals: list[Termin
     lines = (folder / "history").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("+")] == ["+Hello", "+/timings"]
 
-    unkept = Terminal(
-        sys.executable,
-        "-m",
-        "edgeagent",
-        "run",
-        "--state-dir",
-        str(tmp_path / "none"),
-        "--no-store",
-        "--max-tokens",
-        "1",
-    )
+    unkept = Terminal(*command, str(tmp_path / "none"), "--no-store", **UNCALIBRATED)
     terminals.append(unkept)
     unkept.wait_for(">>>")
     for question in ("a secret", "what did I say?"):

@@ -42,10 +42,10 @@ def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "
     """Start a daemon and wait until its model is ready; `program` is what Python runs.
 
     It computes with one thread unless `flags` say otherwise: two wait for each other by spinning, which takes many
-    times as long where another test runs beside this one.
+    times as long where another test runs beside this one. It does not calibrate, which takes longer than the start.
     """
     log = state_dir.with_suffix(".log")
-    flags = ("--threads", "1", *flags)
+    flags = ("--threads", "1", "--calibration-s", "0", *flags)
     command = [sys.executable, *program, "serve", *flags, "--port", "0", "--state-dir", str(state_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
     with log.open("wb") as output:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.config import Config
+from edgeagent.config import Config, EngineConfig
 from edgeagent.router import build
 from edgeagent.types import WorkerState
 from tests.daemon.running import running
@@ -63,7 +63,7 @@ ACTIVITIES: list[tuple[str, Make]] = [
 
 
 async def test_what_the_worker_does_is_not_felt(tmp_path: Path) -> None:
-    config = Config(state_dir=tmp_path / "state", model="builtin")
+    config = Config(state_dir=tmp_path / "state", model="builtin", engine=EngineConfig(calibration_s=0))
     config.state_dir.mkdir(mode=0o700)
     router = build(config)
     await router.start()

@@ -29,7 +29,7 @@ IMPATIENT = Patience(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.
 
 @asynccontextmanager
 async def running(model: Path, command: tuple[str, ...], patience: Patience = IMPATIENT) -> AsyncIterator[LocalBackend]:
-    config = Config(engine=EngineConfig(threads=1))
+    config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=patience)
     backend = LocalBackend(config.engine, pool)
     await backend.start()

@@ -67,7 +67,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
         **engine: object,
     ) -> LocalBackend:
         files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
-        config = Config(engine=EngineConfig(threads=1, **engine))  # type: ignore[arg-type]
+        config = Config(engine=EngineConfig(threads=1, calibration_s=0, **engine))  # type: ignore[arg-type]
         pool = Pool(config, lambda _: files, validate, patience=patience)
         made.append(LocalBackend(config.engine, pool))
         return made[-1]
@@ -299,7 +299,7 @@ from edgeagent.types import WorkerState
 from edgeagent.worker.parent.pool import Pool
 
 async def main():
-    config = Config(engine=EngineConfig(threads=1))
+    config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     pool = Pool(config, lambda _: Files(Path(sys.argv[1])), lambda _: None)
     backend = LocalBackend(config.engine, pool)
     await backend.start()

@@ -99,7 +99,7 @@ async def make(home: Home) -> AsyncIterator[Make]:
     disk = DiskCache(str(home.folder / "cache"), bytes(32), 64 << 20, 0, 3600.0, 0, 1.0)
 
     def make_one(**engine: Any) -> Pool:
-        config = Config(engine=EngineConfig(threads=1, **engine))
+        config = Config(engine=EngineConfig(threads=1, calibration_s=0, **engine))
         command = (sys.executable, "-P", "-m", "tests.robust.intruder")
         if home.user != os.getuid():
             command += (str(home.user),)

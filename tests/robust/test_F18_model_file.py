@@ -37,7 +37,7 @@ class Loaded:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        config = Config(engine=EngineConfig(threads=1))
+        config = Config(engine=EngineConfig(threads=1, calibration_s=0))
         self.pool = Pool(config, lambda _: Files(path), validate_model, patience=PATIENCE)
         self.backend = LocalBackend(config.engine, self.pool)
 

@@ -46,7 +46,7 @@ os._exit(process.main())
 
 def make_pool(path: Path) -> Pool:
     """Return a pool for one model, whose chat template's work is not counted in Python."""
-    config = Config(engine=EngineConfig(threads=1))
+    config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     return Pool(config, lambda _: Files(path), validate_model, command=(sys.executable, "-P", "-c", UNCOUNTED))
 
 
@@ -82,7 +82,7 @@ async def test_the_file_is_to_blame(
 ) -> None:
     path = tmp_path / "damaged.gguf"
     make(path, monkeypatch)
-    pool = Pool(Config(engine=EngineConfig(threads=1)), lambda _: Files(path), validate_model)
+    pool = Pool(Config(engine=EngineConfig(threads=1, calibration_s=0)), lambda _: Files(path), validate_model)
     try:
         record = Record()
         with pytest.raises(ModelLoadFailed) as caught:

@@ -56,7 +56,7 @@ class Child:
             [*WORKER_COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         # One step takes a prompt of 4,000 tokens: long enough for whatever is to happen in its midst.
-        config = EngineConfig(threads=1, ctx=4096, batch=4096)
+        config = EngineConfig(threads=1, ctx=4096, batch=4096, calibration_s=0)
         self.load = Load("tiny", str(path), None, config.model_dump_json().encode())
 
     def write(self, data: bytes) -> None:
