@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 
+UNREACHABLE = "unreachable"
+"""The obstacle of a remote none of whose endpoints answers, as far as is known."""
+
 
 class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full it is, and after how long a refused one may try again.

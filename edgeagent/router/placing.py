@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from edgeagent import metrics
-from edgeagent.backends.base import Backend, Estimate
+from edgeagent.backends.base import UNREACHABLE, Backend, Estimate
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.coalesce import SharedStreams
 from edgeagent.router.conversations import Conversations
@@ -76,16 +76,26 @@ class Placing:
             placed = self.conversations.find(request)
             has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
             order = choose_routes(request, mode, list(estimates.values()), placed, has_failed=has_failed)
+            self._warm(order, estimates)
             if not order.routes:
                 raise _no_route(request, mode, estimates, unknown)
             first = estimates[order.routes[0].backend]
             if first.num_live >= first.max_live:
                 raise _full(estimates)
-            if order.is_fallback_likely and self._remotes is not None:
-                self._remotes.warm(order.routes[1].backend)
             return order
         finally:
             metrics.placement_seconds.observe(time.perf_counter() - began_s)
+
+    def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
+        """Prepare the remote that is likely to be needed; have those probed that are missed and do not answer."""
+        if self._remotes is None:
+            return
+        if order.is_fallback_likely:
+            self._remotes.warm(order.routes[1].backend)
+        elif not order.routes or order.routes[0].reason not in (RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL):
+            for name, estimate in estimates.items():
+                if estimate.obstacle == UNREACHABLE:
+                    self._remotes.warm(name)
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
         """Return where an answer that lost its worker goes on sooner than with the worker's successor, if anywhere."""

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from edgeagent.backends.base import Estimate
+from edgeagent.backends.base import UNREACHABLE, Estimate
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.body import unsupported
 from edgeagent.backends.remote.choose import score
 from edgeagent.backends.remote.cluster import Cluster, Ledger, num_prompt_tokens
 from edgeagent.backends.remote.control import Cause
-from edgeagent.backends.remote.failures import Failure
+from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.run import Run
 from edgeagent.backends.remote.transport import Call, check_permit
 from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
@@ -38,6 +39,8 @@ from edgeagent.types import (
 
 _RETRY_AFTER_S = 1.0
 _PROBE_INTERVAL_S = 10.0
+# While an endpoint rests it is probed more often, after a random time of at most this: 1 s first, then twice as long.
+_FIRST_LOOK_S, _MAX_LOOK_S = 1.0, 5.0
 # Probes stop this long after the last request, so that an idle daemon sends nothing.
 _PROBED_AFTER_USE_S = 60.0
 # Servers close idle connections after a few seconds (uvicorn: 5).
@@ -58,12 +61,14 @@ class RemoteBackend:
         ledger: Ledger,
         probes: Callable[[], ProbePermit | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.remote = remote
         self.name = f"remote:{remote.name}"
         self._ledger = ledger
         self._probes = probes
         self._clock = clock
+        self._chance = chance
         self._live: dict[str, Run] = {}
         self._used_s: float | None = None
         self._prober: asyncio.Task[None] | None = None
@@ -243,7 +248,7 @@ class RemoteBackend:
         if unsupported(request) or self._speaks_no(request):
             return "unsupported"
         if self._awaits_probe():
-            return "unreachable"
+            return UNREACHABLE
         room = self.remote.context_length
         if room and num_tokens > room:
             return "context"
@@ -253,7 +258,7 @@ class RemoteBackend:
             return ""
         cluster, now_s = self._served(), self._clock()
         is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
-        return "unreachable" if is_open else "backing_off"
+        return UNREACHABLE if is_open else "backing_off"
 
     def _awaits_probe(self) -> bool:
         """Whether every endpoint hung when it was last asked, and has not answered a probe since; probe them.
@@ -291,20 +296,26 @@ class RemoteBackend:
             logger.error("probing %s ended: %s", self.name, type(error).__name__)
 
     async def _probe_while_used(self, cluster: Cluster) -> None:
+        most_s = _FIRST_LOOK_S
         while self._used_s is not None and self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
             if (permit := self._probes()) is None or self._obstacle()[0]:
                 return
             cluster.note_network()
             await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
-            await asyncio.sleep(_PROBE_INTERVAL_S)
+            if cluster.is_resting or await cluster.rests_within(_PROBE_INTERVAL_S):
+                # Full jitter: of many machines that saw the same failure, not all may ask at once.
+                await asyncio.sleep(self._chance() * most_s)
+                most_s = min(2 * most_s, _MAX_LOOK_S)
+            else:
+                most_s = _FIRST_LOOK_S
 
     async def _probe(self, cluster: Cluster, index: int, permit: ProbePermit) -> None:
         endpoint, prober = cluster.endpoints[index], cluster.probers[index]
-        if endpoint.breaker.seconds_left(self._clock()):
-            return
         try:
             await prober.check(permit, cluster.access.headers())
         except Failure as failure:
+            if failure.kind in COUNT_AGAINST_HEALTH:
+                endpoint.breaker.note_down()
             cluster.note_failure(endpoint, failure)
         except ConfigError:
             return

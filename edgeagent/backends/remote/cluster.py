@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -58,6 +59,22 @@ class Cluster:
         self._looked_s = -_LOOK_S
         self.endpoints = [Endpoint(remote, address, context) for address in remote.endpoints]
         self.probers = [Prober(endpoint) for endpoint in self.endpoints]
+        self._has_opened = asyncio.Event()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether an endpoint gets no requests because of its failures."""
+        now_s = self.clock()
+        return any(endpoint.breaker.state(now_s) == "open" for endpoint in self.endpoints)
+
+    async def rests_within(self, seconds: float) -> bool:
+        """Wait until an endpoint begins to rest; False where none does in time."""
+        self._has_opened.clear()
+        try:
+            await asyncio.wait_for(self._has_opened.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     @property
     def name(self) -> str:
@@ -126,7 +143,8 @@ class Cluster:
         elif not was_open and endpoint.breaker.state(now_s) == "open":
             seconds = endpoint.breaker.seconds_left(now_s)
             host = endpoint.transport.host
-            logger.warning("%s: %s gets no requests for %.0f s: %s", self.name, host, seconds, failure.message)
+            logger.warning("%s: %s gets no requests for up to %.0f s: %s", self.name, host, seconds, failure.message)
+            self._has_opened.set()
 
 
 def num_prompt_tokens(request: GenerateRequest) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from edgeagent.backends.remote.averages import Averages
 from edgeagent.backends.remote.choose import LONG_PROMPT_TOKENS, View
 from edgeagent.backends.remote.dialect import UNKNOWN, Dialect
-from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure, Kind
+from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, WAS_NOT_SENT, Failure, Kind
 from edgeagent.backends.remote.health import Breaker, Pause
 from edgeagent.backends.remote.transport import Transport
 from edgeagent.remotes import Endpoint as Address
@@ -71,6 +71,8 @@ class Endpoint:
 
     def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
         """Take note of a failure: after waiting from `since_s` on, of an answer that `had_begun` or had not."""
+        if failure.kind in WAS_NOT_SENT:
+            self.breaker.note_down()
         if failure.kind is Kind.TIMEOUT or failure.was_reused:
             # The connection may lead nowhere, and those that are kept beside it too.
             self.transport.renew()

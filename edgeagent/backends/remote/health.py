@@ -29,6 +29,9 @@ class Breaker:
     Open, it lets nothing through for 30 s, twice as long each time that it opens again without a success between. Half
     open, it lets one request through, whose end closes or opens it. After a hang a probe should go first, where there
     may be probes: it costs nobody a limit of time.
+
+    An answered probe shortens that time only if the endpoint had been down before, so that not even a probe got an
+    answer. An endpoint that answers probes and fails requests would otherwise get requests all the time.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,7 @@ class Breaker:
         self._open_until_s: float | None = None
         self._is_trying = False
         self._has_hung = False
+        self._is_down = False
         self._heard_s = -math.inf
         self._cut_s = -math.inf
         self.cause = ""
@@ -77,7 +81,7 @@ class Breaker:
         """Take note of an answer's first content."""
         self._num_failures = self._num_openings = 0
         self._open_until_s = None
-        self._is_trying = False
+        self._is_trying = self._is_down = False
         self.cause = ""
 
     def fail(
@@ -100,9 +104,14 @@ class Breaker:
             self._num_openings += 1
             self._has_hung = hung
 
+    def note_down(self) -> None:
+        """Take note that it takes no connection, or answers no probe."""
+        self._is_down = True
+
     def recover(self, now_s: float) -> None:
-        """Take note that a probe was answered: after its time an open breaker closes, and the next failure opens it."""
-        if self.state(now_s) == "half_open" and not self._is_trying:
+        """Take note of an answered probe: where it counts, an open breaker closes, and the next failure opens it."""
+        was_down, self._is_down = self._is_down, False
+        if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):
             self._open_until_s = None
             self._num_failures = MAX_FAILURES - 1
 

@@ -120,6 +120,19 @@ def test_the_breaker() -> None:
     assert breaker.state(now_s) == "closed" and not breaker.cause
 
 
+def test_an_answered_probe_counts_before_its_time_where_the_endpoint_was_down() -> None:
+    breaker = Breaker()
+    breaker.fail(0, "hung", hung=True)
+    breaker.recover(1)
+    assert breaker.state(1) == "open", "it answered probes all the time"
+    breaker.note_down()
+    breaker.recover(2)
+    assert breaker.state(2) == "closed"
+    breaker.fail(3, "cut")
+    breaker.recover(4)
+    assert breaker.state(4) == "open", "it has been down once, not again"
+
+
 def test_answers_that_are_cut_at_one_time_are_one_failure() -> None:
     breaker = Breaker()
     for number in range(20):

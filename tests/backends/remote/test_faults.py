@@ -408,12 +408,28 @@ async def test_a_probe_brings_an_endpoint_back() -> None:
         endpoint.breaker.fail(clock(), "hung", hung=True)
         remote.warm()
         await asyncio.sleep(0.05)
-        assert not server.asked, "probed while open"
+        assert remote.status().endpoints[0].breaker == "open", "it answers probes, but hung"
         clock.now_s += OPEN_S
         await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
         assert remote.status().endpoints[0].breaker == "closed"
         endpoint.breaker.fail(clock(), "hung")
         assert remote.status().endpoints[0].breaker == "open", "one more failure opens it again"
+
+
+async def test_an_endpoint_that_starts_again_gets_requests_before_its_time() -> None:
+    async with (
+        faults([Act.CLOSE], gets={"/readiness": plain(502)}) as server,
+        backend(server.url, clock=Clock(), probes=True) as remote,
+    ):
+        remote._chance = lambda: 0.01
+        for number in range(5):
+            await ask(remote, id=f"r{number}")
+        assert remote.estimate(REQUEST).obstacle == "unreachable"
+        await until(lambda: sum(asked.path == "/readiness" for asked in server.asked) > 1)
+        assert remote.estimate(REQUEST).obstacle == "unreachable"
+        server.gets["/readiness"], server.scripts[:] = plain(200), [stream(answer("a"))]
+        await until(lambda: not remote.estimate(REQUEST).obstacle)
+        assert (await ask(remote, id="again")).text == "a"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Where a decision sends a request, and what it has the remotes do."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from edgeagent.errors import EdgeAgentError
+from edgeagent.router.placing import Placing
+from edgeagent.router.remote_backends import RemoteBackends
+from edgeagent.types import RouteMode
+from tests.router.test_journey import Place
+from tests.worker.support import request
+
+
+class Remotes:
+    """Notes which remotes are to be made ready."""
+
+    def __init__(self) -> None:
+        self.warmed: list[str] = []
+
+    def refresh(self) -> None:
+        """Do nothing: they are given."""
+
+    def warm(self, name: str) -> None:
+        """Note a name."""
+        self.warmed.append(name)
+
+
+@pytest.mark.parametrize(
+    ("mode", "local", "is_probed"),
+    [
+        (RouteMode.PREFER_LOCAL, {}, False),
+        (RouteMode.PREFER_LOCAL, {"strain": "memory"}, True),
+        (RouteMode.PREFER_REMOTE, {}, True),
+        (RouteMode.REMOTE_ONLY, {}, True),
+        (RouteMode.LOCAL_ONLY, {}, False),
+    ],
+)
+def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, str], is_probed: bool) -> None:
+    remotes = Remotes()
+    places = [Place("local", **local), Place("remote:gpu", obstacle="unreachable"), Place("remote:far", obstacle="key")]
+    placing = Placing({place.name: place for place in places}, lambda: mode, cast(RemoteBackends, remotes))
+    try:
+        placing.choose(request("", model="fake"))
+    except EdgeAgentError:
+        assert mode is RouteMode.REMOTE_ONLY
+    assert remotes.warmed == ["remote:gpu"] * is_probed
