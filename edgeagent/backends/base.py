@@ -19,7 +19,7 @@ class Estimate(Struct, frozen=True):
     `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty where it can.
     `strain`: why it would serve badly now, as one word (loading, memory, thermal); empty where it would not.
     `first_token_s` and `token_s`: the predicted time to the first token, and from one token to the next; None where
-    nothing is known yet.
+    nothing is known yet. `may_be_tried`: its obstacle may have gone; a request that nothing else can serve finds out.
     """
 
     backend: str
@@ -31,6 +31,7 @@ class Estimate(Struct, frozen=True):
     first_token_s: float | None = None
     token_s: float | None = None
     strain: str = ""
+    may_be_tried: bool = False
 
 
 class Backend(Protocol):

@@ -84,6 +84,7 @@ def choose_routes(
        realtime request is hedged. A conversation that runs on a remote comes back when the target is met twice over.
     5. prefer_local otherwise: the remotes that meet the target, then all that is left by its predicted first token.
     In each case a place that cannot serve the request at all is left out, but for this machine where nothing else is.
+    Where no place can serve it, a remote is tried whose obstacle may have gone.
     """
     target = TARGETS[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
@@ -91,7 +92,7 @@ def choose_routes(
     if mode is RouteMode.LOCAL_ONLY:  # 1
         return Order(tuple(Route(each.backend, "local_only", None, each.first_token_s) for each in here))
     remotes = sorted(
-        (estimate for estimate in estimates if not estimate.is_local and not _obstacle(estimate)),
+        _remotes(estimates, is_local_allowed=mode is not RouteMode.REMOTE_ONLY),
         key=lambda estimate: (estimate.backend != placed, _first_token_s(estimate)),
     )
 
@@ -148,6 +149,15 @@ def is_sooner(remote: Estimate, local: Estimate) -> bool:
     if _obstacle(remote):
         return False
     return _obstacle(local) != "" or local.first_token_s is None or _first_token_s(remote) < local.first_token_s
+
+
+def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[Estimate]:
+    """Return the remotes that can serve a request; where no place can, those that may be tried."""
+    away = [estimate for estimate in estimates if not estimate.is_local]
+    able = [estimate for estimate in away if not _obstacle(estimate)]
+    if able or (is_local_allowed and any(each.is_local and not _obstacle(each) for each in estimates)):
+        return able
+    return [estimate for estimate in away if estimate.may_be_tried and estimate.num_live < estimate.max_live]
 
 
 def _obstacle(estimate: Estimate) -> str:

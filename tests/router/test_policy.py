@@ -171,3 +171,17 @@ def test_a_remote_is_made_ready_only_behind_this_machine_and_only_where_half_of_
 def test_no_probe_leaves_a_machine_that_keeps_all_to_itself(mode: RouteMode) -> None:
     permit = probe_permit("gpu", mode)
     assert permit == (None if mode is RouteMode.LOCAL_ONLY else ProbePermit("gpu", mode))
+
+
+@pytest.mark.parametrize("mode", RouteMode)
+@pytest.mark.parametrize("local", PLACES)
+def test_where_nothing_can_serve_a_request_a_remote_is_tried_that_may_have_come_back(
+    mode: RouteMode, local: str
+) -> None:
+    down = replace(REMOTE, obstacle="unreachable", may_be_tried=True)
+    order = choose_routes(ASKED, mode, [*place(LOCAL, local), down])
+    is_served_here = local not in UNUSABLE and mode is not RouteMode.REMOTE_ONLY
+    is_tried = mode is not RouteMode.LOCAL_ONLY and not is_served_here
+    assert [route.backend for route in order.routes if not route.is_local] == ["remote:gpu"] * is_tried
+    full = replace(down, num_live=100)
+    assert all(route.is_local for route in choose_routes(ASKED, mode, [*place(LOCAL, local), full]).routes)

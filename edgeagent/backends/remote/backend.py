@@ -178,15 +178,17 @@ class RemoteBackend:
         known = [score(view, is_long=False) for view in views if view.can_try and view.first_token_s is not None]
         rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
         wait_s = cluster.seconds_until_next()
+        obstacle = self._obstacle_of(request, num_tokens, wait_s)
         return Estimate(
             self.name,
             is_local=False,
             num_live=len(self._live),
             max_live=self.remote.limits.max_concurrent,
             retry_after_s=max(_RETRY_AFTER_S, wait_s),
-            obstacle=self._obstacle_of(request, num_tokens, wait_s),
+            obstacle=obstacle,
             first_token_s=min(known, default=None),
             token_s=min(rates, default=None),
+            may_be_tried=obstacle == UNREACHABLE and any(each.may_be_tried(now_s) for each in cluster.endpoints),
         )
 
     def cancel(self, request_id: str) -> None:

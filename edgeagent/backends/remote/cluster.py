@@ -97,10 +97,16 @@ class Cluster:
         return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
 
     def order(self, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
-        """Yield the endpoints to try, best first; the only one twice."""
+        """Yield the endpoints to try, best first; the only one twice.
+
+        Where none may be tried, the request is here because nothing else could serve it: then those that failed
+        quickly.
+        """
         now_s = self.clock()
         views = [endpoint.view(num_prompt_tokens, now_s) for endpoint in self.endpoints]
         chosen = choose(views, num_prompt_tokens, session)
+        if not chosen:
+            chosen = [index for index, endpoint in enumerate(self.endpoints) if endpoint.may_be_tried(now_s)]
         for index in chosen * 2 if len(chosen) == 1 else chosen:
             yield self.endpoints[index], self.probers[index]
 

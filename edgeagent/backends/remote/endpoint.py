@@ -46,9 +46,9 @@ class Endpoint:
         """How many requests run there."""
         return self._num_long + self._num_short
 
-    def begin(self, num_prompt_tokens: int, now_s: float) -> None:
+    def begin(self, num_prompt_tokens: int) -> None:
         """Count a request that goes there."""
-        self.breaker.begin(now_s)
+        self.breaker.begin()
         if num_prompt_tokens >= LONG_PROMPT_TOKENS:
             self._num_long += 1
         else:
@@ -85,6 +85,10 @@ class Endpoint:
     def can_try(self, now_s: float) -> bool:
         """Whether a request may go there now."""
         return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
+
+    def may_be_tried(self, now_s: float) -> bool:
+        """Whether a request that would be refused otherwise may go there now."""
+        return self.breaker.may_be_tried(now_s) and not self.pause.seconds_left(now_s)
 
     def view(self, num_prompt_tokens: int, now_s: float) -> View:
         """Return what the choice among endpoints sees."""

@@ -14,7 +14,8 @@ OPEN_S = 30.0
 MAX_OPEN_S = 600.0
 MAX_PAUSE_S = 120.0
 ONE_CUT_S = 1.0
-_FIRST_PAUSE_S = 0.5
+LAST_RESORT_S = 1.0
+_FIRST_PAUSE_S, _MOST_OWN_PAUSE_S = 0.5, 8.0
 
 State = Literal["closed", "open", "half_open"]
 
@@ -30,8 +31,9 @@ class Breaker:
     open, it lets one request through, whose end closes or opens it. After a hang a probe should go first, where there
     may be probes: it costs nobody a limit of time.
 
-    An answered probe shortens that time only if the endpoint had been down before, so that not even a probe got an
-    answer. An endpoint that answers probes and fails requests would otherwise get requests all the time.
+    A request that nothing else can serve may try an open one, once a second, unless it hung. An answered probe shortens
+    that time only if the endpoint had been down before, so that not even a probe got an answer. An endpoint that
+    answers probes and fails requests would otherwise get requests all the time.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class Breaker:
         self._has_hung = False
         self._is_down = False
         self._heard_s = -math.inf
-        self._cut_s = -math.inf
+        self._cut_s = self._failed_s = -math.inf
         self.cause = ""
 
     def state(self, now_s: float) -> State:
@@ -56,13 +58,18 @@ class Breaker:
         state = self.state(now_s)
         return state == "closed" or (state == "half_open" and not self._is_trying)
 
+    def may_be_tried(self, now_s: float) -> bool:
+        """Whether a request that would be refused otherwise may go there."""
+        is_spent = self._is_trying or self._has_hung or now_s < self._failed_s + LAST_RESORT_S
+        return self.can_try(now_s) or not is_spent
+
     def wants_probe(self, now_s: float) -> bool:
         """Whether it hung and has not answered since, so that a request might wait in vain."""
         return self._has_hung and self.state(now_s) == "half_open"
 
-    def begin(self, now_s: float) -> None:
+    def begin(self) -> None:
         """Take note that a request goes there."""
-        self._is_trying = self.state(now_s) == "half_open"
+        self._is_trying = self._open_until_s is not None
 
     def give_up(self) -> None:
         """Take note that a request ended without saying anything about the endpoint."""
@@ -88,7 +95,7 @@ class Breaker:
         self, now_s: float, cause: str, *, hung: bool = False, since_s: float = math.inf, had_begun: bool = False
     ) -> None:
         """Take note of a failure: of a request that waited from `since_s` on, or of an answer that had begun."""
-        self.cause = cause
+        self.cause, self._failed_s = cause, now_s
         hung = hung and self._heard_s <= since_s
         if had_begun:
             if now_s - self._cut_s < ONE_CUT_S and not hung:
@@ -97,8 +104,8 @@ class Breaker:
         was_trying = self._is_trying and not had_begun
         self._is_trying = self._is_trying and had_begun
         self._num_failures += 1
-        if self._open_until_s is not None and not was_trying:
-            return  # it is open already, and this request had begun before
+        if self._open_until_s is not None and (not was_trying or now_s < self._open_until_s):
+            return  # it is open already, and this request had begun before, or was a last resort
         if hung or was_trying or self._num_failures >= MAX_FAILURES:
             self._open_until_s = now_s + min(OPEN_S * 2**self._num_openings, MAX_OPEN_S)
             self._num_openings += 1
@@ -128,24 +135,28 @@ class Breaker:
 
 
 class Pause:
-    """The time for which an endpoint wants no requests: as long as it said, else a random time that grows."""
+    """The time for which an endpoint wants no requests: as long as it said, else a random time that grows.
+
+    What it refuses during a pause had been sent before, and makes the next one no longer.
+    """
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance
         self._until_s = 0.0
-        self._num_refusals = 0
+        self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
         """Take note that it is full. Without its own word: full jitter, up to twice as long each time."""
         if retry_after_s is None:
-            most = min(_FIRST_PAUSE_S * 2**self._num_refusals, MAX_PAUSE_S)
-            retry_after_s = self._chance() * most
-        self._num_refusals += 1
+            if self.seconds_left(now_s):
+                return
+            self._most_s = min(2 * self._most_s, _MOST_OWN_PAUSE_S)
+            retry_after_s = self._chance() * self._most_s
         self._until_s = max(self._until_s, now_s + min(retry_after_s, MAX_PAUSE_S))
 
     def clear(self) -> None:
         """Take note that it takes requests."""
-        self._num_refusals = 0
+        self._most_s = _FIRST_PAUSE_S / 2
 
     def seconds_left(self, now_s: float) -> float:
         """Return how long it is to be left alone."""

@@ -150,7 +150,7 @@ class Run:
         cluster = self._cluster
         headers = self._key_headers = cluster.access.headers()
         began_s = self._heard_s = cluster.clock()
-        endpoint.begin(self._num_prompt_tokens, began_s)
+        endpoint.begin(self._num_prompt_tokens)
         self._endpoint = endpoint
         if self._so_far is not None and not endpoint.is_identified:
             # Only some servers can go on with an answer.

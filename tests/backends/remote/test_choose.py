@@ -102,16 +102,16 @@ def test_the_breaker() -> None:
     assert breaker.state(0) == "open" and breaker.seconds_left(10) == OPEN_S - 10
     breaker.fail(29, "late")
     assert breaker.seconds_left(29) == 1, "the end of what had begun before changes nothing"
-    breaker.begin(OPEN_S)
+    breaker.begin()
     assert breaker.state(OPEN_S) == "half_open" and not breaker.can_try(OPEN_S)
     breaker.give_up()
     assert breaker.can_try(OPEN_S)
     now_s = OPEN_S
     for _ in range(9):
-        breaker.begin(now_s)
+        breaker.begin()
         breaker.fail(now_s, "again")
         now_s += breaker.seconds_left(now_s)
-    breaker.begin(now_s)
+    breaker.begin()
     breaker.fail(now_s, "again")
     assert breaker.seconds_left(now_s) == MAX_OPEN_S
     breaker.forgive()
@@ -159,7 +159,7 @@ def test_a_hang_beside_an_answer_that_goes_on_is_one_failure() -> None:
 def test_an_answer_that_is_cut_ends_no_trial() -> None:
     breaker = Breaker()
     breaker.fail(0, "hung", hung=True)
-    breaker.begin(OPEN_S)
+    breaker.begin()
     breaker.fail(OPEN_S, "cut", had_begun=True)
     assert breaker.state(OPEN_S) == "half_open" and not breaker.can_try(OPEN_S)
 
@@ -173,6 +173,33 @@ def test_a_pause_is_no_longer_than_can_be_meant() -> None:
     pause.clear()
     pause.refuse(200, None)
     assert pause.seconds_left(200) == 0.5
+
+
+def test_what_is_refused_at_once_is_one_refusal() -> None:
+    pause = Pause(lambda: 1.0)
+    now_s = 0.0
+    for most_s in (0.5, 1, 2, 4, 8, 8):
+        for _ in range(20):
+            pause.refuse(now_s, None)
+        assert pause.seconds_left(now_s) == most_s
+        now_s += most_s
+
+
+def test_a_last_resort_may_be_tried_once_a_second() -> None:
+    breaker = Breaker()
+    for _ in range(MAX_FAILURES):
+        breaker.fail(0, "refused")
+    assert not breaker.may_be_tried(0.9) and breaker.may_be_tried(1) and not breaker.can_try(1)
+    breaker.begin()
+    assert not breaker.may_be_tried(2), "one at a time"
+    breaker.fail(2, "refused")
+    assert not breaker.may_be_tried(2.9) and breaker.may_be_tried(3)
+    assert breaker.seconds_left(2) == OPEN_S - 2, "it costs other requests nothing"
+    breaker.begin()
+    breaker.succeed()
+    assert breaker.can_try(3)
+    breaker.fail(4, "hung", hung=True)
+    assert not breaker.may_be_tried(9), "this one would cost a limit of time"
 
 
 def test_second_tries_are_saved_up_to_a_limit() -> None:
