@@ -63,6 +63,7 @@ OWNERS: dict[str, set[str]] = {
     "numpy": {"engine", "text"},
     "jinja2": {"text"},
     "llguidance": {"text"},
+    "cryptography": {"engine"},
     "huggingface_hub": {"store"},
     # huggingface_hub's own HTTP client and locks, whose errors its callers meet.
     "httpx2": {"store"},

@@ -168,7 +168,8 @@ def test_a_planted_file_is_a_miss_and_is_replaced(tmp_path: Path, content: str) 
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> None:
     folder, file = _plant(tmp_path, _content())
     outside = tmp_path / "outside"
-    outside.write_bytes(_content())
+    content = _content()
+    outside.write_bytes(content)
     reader = make_store(folder)
     reader.open()  # it knows the file by name and size, and then the file changes
     file.unlink()
@@ -183,7 +184,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> Non
     late = make_store(folder)
     late.open()
     assert late.num_bytes(BLOCK.key) is None
-    assert outside.read_bytes() == _content()
+    assert outside.read_bytes() == content
 
 
 @POSIX

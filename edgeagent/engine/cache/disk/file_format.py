@@ -1,28 +1,34 @@
 """What a block's file holds, byte by byte, and the check that it is as this installation wrote it.
 
-A header of fixed size, a keyed BLAKE2b over all the rest, then token ids, the target's payload and the draft's. Nothing
-is compressed: measured on f16 KV of a real prompt, zstd saves 15 %, at 0.7 GB/s in and 0.9 out; a read would take twice
-as long.
+A header of fixed size, a nonce and a Poly1305 code over all the rest, then token ids, the target's payload and the
+draft's. Nothing is compressed: measured on f16 KV of a real prompt, zstd saves 15 %, at 0.7 GB/s in and 0.9 out.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
+import os
 import struct
 import sys
 from array import array
+from collections.abc import Callable
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import KEY_BYTES, Block, BlockKey, Head, block_key
 
-VERSION = 1
-MAC_BYTES = 32
+VERSION = 2
+_NONCE_BYTES = 16
+_MAC_BYTES = 16
 # magic, version, has a draft, root, parent, key, start, tokens, bytes of the target's payload, of the draft's
 _HEADER = struct.Struct("<8sHH32s32s32sIIQQ")
 _MAGIC = b"edgeagkv"
-HEADER_BYTES = _HEADER.size + MAC_BYTES
+HEADER_BYTES = _HEADER.size + _NONCE_BYTES + _MAC_BYTES
 _TOKEN_BYTES = 4
+# Poly1305 keeps Python's lock; in pieces of this size it gives the engine's thread a turn every 0.1 ms.
+_PIECE_BYTES = 1 << 20
 
 
 class BadBlock(Exception):
@@ -32,8 +38,9 @@ class BadBlock(Exception):
 class Seal:
     """Makes and checks blocks' files with a key derived from the installation's secret."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, new_nonce: Callable[[int], bytes] = os.urandom) -> None:
         self._secret = secret
+        self._new_nonce = new_nonce
         self._key = hashlib.blake2b(b"blocks on disk", key=secret, person=b"edgeagent seal", digest_size=32).digest()
 
     def encode(self, block: Block) -> tuple[bytes, bytes, memoryview, memoryview]:
@@ -53,7 +60,8 @@ class Seal:
         )
         tokens = _to_bytes(block.tokens)
         payloads = memoryview(block.target), memoryview(b"" if draft is None else draft)
-        return header + self._mac(header, tokens, *payloads), tokens, *payloads
+        nonce = self._new_nonce(_NONCE_BYTES)
+        return header + nonce + self._code(nonce, header, tokens, *payloads).finalize(), tokens, *payloads
 
     def decode(self, content: bytes, key: BlockKey) -> Block:
         """Return the block of this key that a file holds; raise BadBlock where it holds anything else.
@@ -71,9 +79,12 @@ class Seal:
         if len(content) != num_bytes or has_draft > 1 or (draft_bytes and not has_draft):
             raise BadBlock("its lengths do not add up")
         whole = memoryview(content)
-        header, mac, body = whole[: _HEADER.size], whole[_HEADER.size : HEADER_BYTES], whole[HEADER_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(header, body)):
-            raise BadBlock("changed, or written by another installation")
+        header, body = whole[: _HEADER.size], whole[HEADER_BYTES:]
+        nonce, mac = bytes(whole[_HEADER.size :][:_NONCE_BYTES]), bytes(whole[:HEADER_BYTES][-_MAC_BYTES:])
+        try:
+            self._code(nonce, header, body).verify(mac)
+        except InvalidSignature:
+            raise BadBlock("changed, or written by another installation") from None
         if own_key != key:
             raise BadBlock("another block under its name")
         tokens_bytes = _TOKEN_BYTES * num_tokens
@@ -98,13 +109,19 @@ class Seal:
             raise BadBlock("changed, or written by another installation")
         return Head(root, parent, key, start, tokens)
 
-    def _mac(self, *parts: bytes | memoryview) -> bytes:
-        # BLAKE2b is the fastest keyed hash that hashlib has on every processor (1.4 GB/s where it was measured); where
-        # SHA-256 has instructions of its own it is half as fast again, and without them a third as fast.
-        hasher = hashlib.blake2b(key=self._key, person=b"edgeagent file", digest_size=MAC_BYTES)
+    def _code(self, nonce: bytes, *parts: bytes | memoryview) -> Poly1305:
+        """Return the code over `parts`, to be taken or verified.
+
+        A Poly1305 key is for one message (RFC 8439, section 2.5): a file's is a hash of its random nonce, keyed with
+        the installation's secret. Poly1305 needs no special instructions. Where it was measured it takes 10 GB/s,
+        BLAKE2b 1.1.
+        """
+        one_time = hashlib.blake2b(nonce, key=self._key, person=b"edgeagent file", digest_size=32)
+        code = Poly1305(one_time.digest())
         for part in parts:
-            hasher.update(part)
-        return hasher.digest()
+            for start in range(0, len(part), _PIECE_BYTES):
+                code.update(part[start : start + _PIECE_BYTES])
+        return code
 
 
 def head_bytes(num_tokens: int) -> int:

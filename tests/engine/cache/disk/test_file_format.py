@@ -23,7 +23,7 @@ from edgeagent.engine.cache.disk.file_format import (
 )
 from tests.engine.cache.disk.stores import SECRET, is_same, make_chain
 
-SEAL = Seal(SECRET)
+SEAL = Seal(SECRET, bytes)
 
 
 def content_of(block: Block) -> bytes:
@@ -47,10 +47,22 @@ def test_files_are_the_same_in_every_version() -> None:
     _, block = make_chain(2, num_tokens=20, draft=True)
     assert (
         hashlib.sha256(content_of(block)).hexdigest()
-        == "bc3b2295e440ecc490ad2cc0d655f73857b6247421bd6be8fe9101a40efcf627"
+        == "9937e6015d5d6c0986efbdf8420e144f5c626e8b5c640d36bddc689619d06157"
     )
     root, parent, key = block.root.hex()[:16], block.parent.hex()[:32], block.key.hex()
     assert name_of(block).file_name == f"{root}-{parent}-{key}-14-14-1.kv"
+
+
+def test_each_file_has_a_key_of_its_own() -> None:
+    """Two messages under one key of Poly1305 would give the key away."""
+    (block,) = make_chain(1)
+    seal = Seal(SECRET)
+    first, second = (b"".join(seal.encode(block)) for _ in range(2))
+    nonce, code = slice(_HEADER.size, _HEADER.size + 16), slice(_HEADER.size + 16, HEADER_BYTES)
+    assert first[nonce] != second[nonce] and first[code] != second[code]
+    assert is_same(seal.decode(first, block.key), block) and is_same(seal.decode(second, block.key), block)
+    with pytest.raises(BadBlock, match="changed"):
+        seal.decode(second[: nonce.start] + first[nonce] + second[nonce.stop :], block.key)
 
 
 def test_tokens_are_little_endian_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +96,8 @@ def sealed(block: Block, changes: dict[int, Any]) -> bytes:
     for place, value in changes.items():
         fields[place] = value
     header, body = _HEADER.pack(*fields), content[HEADER_BYTES:]
-    return header + SEAL._mac(header, body) + body
+    nonce = bytes(16)
+    return header + nonce + SEAL._code(nonce, header, body).finalize() + body
 
 
 @pytest.mark.parametrize(
