@@ -56,6 +56,13 @@ class SharedStreams:
             return backend.generate(request, permit, so_far)
         return self._follow(key, backend, request, permit, so_far)
 
+    def can_follow(self, backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> bool:
+        """Whether a stream runs at a backend that a request would follow, so that it needs no place there."""
+        if not any(stream.backend == backend.name for stream in self._open.values()):
+            return False
+        key = _key(backend, request, so_far)
+        return key is not None and self._running(key) is not None
+
     def num_starting(self, backend: str) -> int:
         """Return how many streams a backend is about to be given, which it does not count yet."""
         return sum(stream.backend == backend and not stream.has_begun for stream in self._open.values())
@@ -77,8 +84,8 @@ class SharedStreams:
         permit: Permit | None,
         so_far: AnswerSoFar | None,
     ) -> Steps:
-        stream = self._open.get(key)
-        if stream is None or stream.is_over:
+        stream = self._running(key)
+        if stream is None:
             steps = backend.generate(request, permit, so_far)
             stream = self._open[key] = _Stream(key, backend.name, request.id, steps, self._max_kept_steps)
         reader = _Reader(backend.name, request, so_far, self._clock, is_first=stream.request_id == request.id)
@@ -94,6 +101,10 @@ class SharedStreams:
             if not stream.readers:
                 self._close(stream)
                 await stream.stop()
+
+    def _running(self, key: Hashable) -> _Stream | None:
+        stream = self._open.get(key)
+        return None if stream is None or stream.is_over else stream
 
     def _close(self, stream: _Stream) -> None:
         """Take no more readers."""

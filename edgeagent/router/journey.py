@@ -89,7 +89,8 @@ class Journey:
                 if not self._is_placed and self._delivery.has_content:
                     self._is_placed = True
                     assert self._delivery.route is not None
-                    self._placing.note(request, self._delivery.route, self._clock() - self._began_s)
+                    reason = self._delivery.placement.reason
+                    self._placing.note(request, self._delivery.route, reason, self._clock() - self._began_s)
                 if held is not None:
                     held.append(told)
                     if not (self._delivery.has_content or self._is_over):
@@ -134,7 +135,7 @@ class Journey:
     def _choose(self) -> Order:
         """Return the places that are left; raise the failure that is told where none is."""
         try:
-            return self._placing.choose(self._request, self._failed)
+            return self._placing.choose(self._request, self._failed, self._delivery.so_far)
         except EdgeAgentError as error:
             if not self._errors:
                 self._errors.append(error)

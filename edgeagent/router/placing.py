@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Mapping
 from edgeagent import metrics
 from edgeagent.backends.base import UNREACHABLE, Backend, Estimate
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
-from edgeagent.router.coalesce import SharedStreams
+from edgeagent.router.coalesce import COALESCED, SharedStreams
 from edgeagent.router.conversations import Conversations
 from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
 from edgeagent.router.policy import REMOTE_PREFIX, Order, Route, choose_routes, is_sooner
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import GenerateRequest, RouteMode, replace
+from edgeagent.types import AnswerSoFar, GenerateRequest, RouteMode, replace
 
 
 class Placing:
@@ -57,22 +57,27 @@ class Placing:
         is_there = order.routes[1].backend in self.backends
         return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
 
-    def note(self, request: GenerateRequest, route: Route, first_token_s: float) -> None:
-        """Note that an answer has begun on a route, after so long."""
+    def note(self, request: GenerateRequest, route: Route, reason: str, first_token_s: float) -> None:
+        """Note that an answer has begun on a route, after so long; and the reason that its client was told."""
         self.conversations.note(request, route.backend)
-        metrics.placements_total.labels(route.backend, route.reason).inc()
-        if route.expected_s is not None:
+        metrics.placements_total.labels(route.backend, reason).inc()
+        if route.expected_s is not None and reason != COALESCED:
             metrics.prediction_error_seconds.labels(route.backend).observe(abs(first_token_s - route.expected_s))
 
-    def choose(self, request: GenerateRequest, without: Collection[str] = ()) -> Order:
-        """Return the routes of a request but for some backends; raise what its client is told where there is none."""
+    def choose(
+        self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
+    ) -> Order:
+        """Return the routes of a request but for some backends; raise what its client is told where there is none.
+
+        `so_far` is what its client has of the answer.
+        """
         began_s = time.perf_counter()
         if self._remotes is not None:
             self._remotes.refresh()
         # Asked for once: it looks at files.
         mode = self.mode(request)
         try:
-            estimates, unknown = self._estimates(request, mode, without)
+            estimates, unknown = self._estimates(request, mode, without, so_far)
             placed = self.conversations.find(request)
             has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
             order = choose_routes(request, mode, list(estimates.values()), placed, has_failed=has_failed)
@@ -100,7 +105,7 @@ class Placing:
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
         """Return where an answer that lost its worker goes on sooner than with the worker's successor, if anywhere."""
         mode = self.mode(request)
-        estimates, _ = self._estimates(request, mode, without)
+        estimates, _ = self._estimates(request, mode, without, None)
         local = estimates.pop(route.backend, None)
         if local is None:
             return None
@@ -109,7 +114,7 @@ class Placing:
         return Order(routes) if routes else None
 
     def _estimates(
-        self, request: GenerateRequest, mode: RouteMode, without: Collection[str]
+        self, request: GenerateRequest, mode: RouteMode, without: Collection[str], so_far: AnswerSoFar | None
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
         """Return the estimates of those that know the model, and the first word of those that do not or cannot tell.
 
@@ -124,6 +129,9 @@ class Placing:
                 continue
             try:
                 estimate = backend.estimate(request)
+                if self.streams.can_follow(backend, request, so_far):
+                    estimates[name] = replace(estimate, num_live=0, obstacle="", strain="")
+                    continue
                 num_starting = self.streams.num_starting(name)
                 estimates[name] = replace(estimate, num_live=estimate.num_live + num_starting)
             except ModelNotFound as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeagent import metrics
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import EdgeAgentError, Overloaded, RemoteUnavailable
 from edgeagent.remotes import Limits
@@ -387,3 +388,23 @@ async def test_one_connection_one_row_and_one_body_for_two_requests(tmp_path: Pa
         again = await Asking(router, replace(wanted, id="r3")).whole()
         assert again.text == "one more" and reason(again) == "model_unknown"
         assert far.posts[0].body == far.posts[1].body
+
+
+async def test_a_follower_needs_no_place_and_is_counted_as_one() -> None:
+    def count(why: str) -> float:
+        return metrics.placements_total.labels("remote:gpu", why)._value.get()
+
+    gate = Gate()
+    gpu = gated(gate)
+    router = router_of(gpu, mode=RouteMode.REMOTE_ONLY)
+    before = [count(why) for why in ("remote_only", "coalesced")]
+    first = Asking(router, FIRST)
+    await first.has("one two")
+    gpu.expects = replace(gpu.expects, num_live=100, obstacle="budget")
+    second, other = Asking(router, SECOND), Asking(router, replace(FIRST, id="r3", max_tokens=9))
+    await second.has("one two")
+    gate.opened.set()
+    answers = [await asking.whole() for asking in (first, second)]
+    assert [reason(each) for each in answers] == ["remote_only", "coalesced"]
+    assert (await other.whole()).error is not None, "it has nothing to follow"
+    assert [count(why) - 1 for why in ("remote_only", "coalesced")] == before
