@@ -85,7 +85,7 @@ DEFAULTS: dict[str, object] = {
     "engine.cache.block.MIN_BLOCK_TOKENS": 32,
     "engine.cache.block.MIN_PART": 16,
     "engine.cache.block._BLOCK_BYTES": 4 * MIB,
-    "engine.engine._LONG_STEP_S": 0.03,
+    "engine.step_in_progress._LONG_S": 0.03,
     "engine.llama.fingerprint._BLOCKS_VERSION": 2,
     "engine.cache.radix_tree._MAX_VISITS": 256,
     "engine.cache.restorer._MAX_AHEAD_BYTES": 64 * MIB,
@@ -185,7 +185,7 @@ from edgeagent.daemon import transport as wire
 from edgeagent.api import limits
 monkeypatch.setattr(wire, "STALL_TIMEOUT_S", 0.1)
 monkeypatch.setattr(limits, "lower", 1)
-patch.setattr("edgeagent.engine.engine._LONG_STEP_S", 0.0)
+patch.setattr("edgeagent.engine.step_in_progress._LONG_S", 0.0)
 monkeypatch.setattr(other, "UPPER", 1)
 """
-    assert patched(source) == {"daemon.transport.STALL_TIMEOUT_S", "engine.engine._LONG_STEP_S"}
+    assert patched(source) == {"daemon.transport.STALL_TIMEOUT_S", "engine.step_in_progress._LONG_S"}

@@ -16,21 +16,18 @@ from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.lookup import BlockCache, no_blocks
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.context_advice import longer_context
+from edgeagent.engine.context_room import output_room
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
-from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency
+from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.drafter import Drafter, Proposals
 from edgeagent.engine.status import EngineStatus
+from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.verification import Output, Verifier
-from edgeagent.errors import ContextLengthExceeded, InternalError
+from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
 
-# A step expected to take longer than this is worth interrupting for a cancel.
-_LONG_STEP_S = 0.03
-_LONG_STEP_TOKENS = 32  # the same, while nothing has been measured
-_MAX_STALL_S = 60.0  # while others, more urgent ones or other clients', are served
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
 _WAIT_FOR_DISK_S = 0.05  # until the disk may have taken what fills the memory
 _STEPS_PER_RATES = 8  # measured rates change slowly
@@ -86,21 +83,15 @@ class Engine:
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
         self._verifier = Verifier(runner, self._cells, self._proposals, clock)
         # A recurrent state that a step left half updated is lost, with its whole prefix; a window may have moved on.
-        self._can_be_interrupted = runner.memory_kind is MemoryKind.FULL_ATTENTION
+        self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._background = [BackgroundWork(saver, clock) for saver in self._savers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._num_added = 0
         self._num_steps = 0
-        self._was_interrupted = False  # the latest step
-        self._was_put_off = False  # whether the latest step gave way to a command
         self._unsettled: list[tuple[Sequence, int]] = []  # what the latest step computed, from which position on
         self._unsettled_s = 0.0  # that step's duration
         self._rates = self._measured_rates()  # read by other threads
-        # Read by other threads (a benign race), of the running decode: whether it is long enough to be interrupted,
-        # whether a realtime request is in it, and how long it is expected to take (0: not known).
-        self.is_in_long_step = self.is_in_urgent_step = False
-        self.step_expected_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -140,26 +131,13 @@ class Engine:
 
     def add(self, spec: SequenceSpec) -> Sequence:
         """Add a sequence; it waits for a place. Raise ContextLengthExceeded if it can never fit."""
-        num_prompt = len(spec.prompt)
-        room = self.context_length - num_prompt
-        if room < (0 if spec.prefill_only else 1):
-            raise ContextLengthExceeded(
-                f"The prompt has {num_prompt} tokens, but the context holds {self.context_length}. "
-                f"Shorten the prompt, or {longer_context(num_prompt + 1, self._num_trained)}.",
-                param="input",
-                served_by="local",
-            )
-        if num_prompt == 0:
-            raise InternalError("a prompt without tokens reached the engine")
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
-        num_output = room if spec.max_tokens is None else min(room, spec.max_tokens)
-        if spec.delivered and len(spec.delivered) >= num_output:
-            raise InternalError(f"{len(spec.delivered)} tokens were delivered of at most {num_output}")
+        num_output = output_room(spec, self.context_length, self._num_trained)
         sequence = Sequence(
             spec=spec,
             tokens=array("i", [*spec.prompt, *spec.delivered]),
-            num_prompt=num_prompt,
-            max_length=num_prompt + num_output,
+            num_prompt=len(spec.prompt),
+            max_length=len(spec.prompt) + num_output,
             order=self._num_added,
             min_prompt_chunk=self._runner.min_prompt_chunk,
         )
@@ -183,7 +161,7 @@ class Engine:
         `step` does so too; called before it, the cached part of a prompt can be reported before the prompt is computed.
         """
         self.settle()
-        self._raise_one()
+        raise_stalled((*self._running.values(), *self._waiting.values()), self._clock())
         outputs = self._restore_running()
         is_short_of_cells = False
         for sequence in by_share(self._waiting.values(), self._running.values()):
@@ -201,20 +179,6 @@ class Engine:
             self._admission.make_way(sequence, is_alone=len(self._running) == 1)
             outputs += self._advance_admission(sequence)
         return outputs
-
-    def _raise_one(self) -> None:
-        """Put a sequence that has not got further for a minute before all others, until it ends.
-
-        One at a time: more urgent requests cannot keep it out for ever, and wait for one of its kind at most. While it
-        lacks cells, which may be until a stream ends, realtime requests pass it. One that follows another's prefill
-        gets further with that.
-        """
-        live = (*self._running.values(), *self._waiting.values())
-        if len(live) > 1 and not any(sequence.is_raised for sequence in live):
-            own = [sequence for sequence in live if sequence.follows is None]
-            stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
-            if stalled is not None:
-                stalled.is_raised = self._clock() - stalled.advanced_s >= _MAX_STALL_S
 
     def _restore_running(self) -> list[Output]:
         """Restore blocks of running sequences, and return the sequences that are ready to be computed."""
@@ -243,9 +207,7 @@ class Engine:
 
         An interrupted batch (see Runner.decode) returns nothing and loses nothing: its tokens are planned again, and
         the next step cannot be interrupted. So at least every other step ends, however many cancels come. A long step
-        is not begun if `is_wanted` says that there is a command to read. It is asked after `is_in_long_step` is set: a
-        command queued before that flag is set is seen before the step starts. It is not asked twice in a row, so a
-        flood of commands holds up no stream.
+        is not begun if `is_wanted` says that there is a command to read, which is not asked twice in a row.
         """
         outputs = self.admit()
         works = self._plan()
@@ -259,28 +221,23 @@ class Engine:
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
         started_s = self._clock()
-        is_long = num_tokens > _LONG_STEP_TOKENS if expected_s is None else expected_s > _LONG_STEP_S
-        self.is_in_urgent_step = any(work.sequence.tier is Tier.REALTIME for work in works)
-        self.is_in_long_step = is_long and self._can_be_interrupted and not self._was_interrupted
-        self.step_expected_s = expected_s or 0.0
-        self._was_put_off = self.is_in_long_step and not self._was_put_off and is_wanted()
-        if self._was_put_off:
-            self.is_in_long_step, self.step_expected_s = False, 0.0
+        is_urgent = any(work.sequence.tier is Tier.REALTIME for work in works)
+        if not self.current_step.begin(num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
             return outputs
         try:
             self._runner.decode([work.slice for work in works])
         except DecodeCancelled:
             self._take_back(works)
-            self._was_interrupted = True
+            self.current_step.note(was_interrupted=True)
             return outputs
         except OutOfCells:
             return outputs + self._make_room(works)
         except InternalError as error:
             return outputs + self._fail(works, error)
         finally:
-            self.is_in_long_step, self.step_expected_s = False, 0.0
+            self.current_step.end()
             self._num_steps += 1
-        self._was_interrupted = False
+        self.current_step.note(was_interrupted=False)
         self._unsettled_s = self._clock() - started_s
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
         self._cost_model.observe(num_tokens, depth, self._unsettled_s, self._saver.num_idle_cells)

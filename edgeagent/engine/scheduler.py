@@ -37,6 +37,9 @@ MAX_SCORED = 32
 # The fewest while a sequence decodes.
 _MIN_SCORED = 4
 
+# How long others, more urgent ones or other clients', may keep a sequence from getting further.
+_MAX_STALL_S = 60.0
+
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
@@ -92,6 +95,20 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
         ranked.append((_rank(sequence), places[sequence.spec.partition], sequence.order, sequence))
         places[sequence.spec.partition] += 1
     return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
+
+
+def raise_stalled(live: Items[Sequence], now_s: float) -> None:
+    """Put a sequence that has not got further for a minute before all others, until it ends.
+
+    One at a time: more urgent requests cannot keep it out for ever, and wait for one of its kind at most. While it
+    lacks cells, which may be until a stream ends, realtime requests pass it. One that follows another's prefill gets
+    further with that.
+    """
+    if len(live) > 1 and not any(sequence.is_raised for sequence in live):
+        own = [sequence for sequence in live if sequence.follows is None]
+        stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
+        if stalled is not None:
+            stalled.is_raised = now_s - stalled.advanced_s >= _MAX_STALL_S
 
 
 class Scheduler:

@@ -233,7 +233,7 @@ class Harassed(FakeRunner):
 
     def decode(self, slices: Items[Slice]) -> None:
         self.num_batches += 1
-        if self.engine.is_in_long_step:
+        if self.engine.current_step.is_long:
             self.num_interrupted += 1
             self.cancel_next = len(slices)
         super().decode(slices)
@@ -290,7 +290,7 @@ class TestCancel:
 
         class Watched(FakeRunner):
             def decode(self, slices: Items[Slice]) -> None:
-                seen.append(engine.is_in_long_step)
+                seen.append(engine.current_step.is_long)
                 super().decode(slices)
 
         engine = make_engine(Watched(memory_kind=kind), batch_s=1.0)
@@ -326,11 +326,11 @@ class TestCancel:
         seen: list[bool] = []
 
         def is_wanted() -> bool:
-            seen.append(engine.is_in_long_step)
+            seen.append(engine.current_step.is_long)
             return True
 
         engine.step(is_wanted)
-        assert (seen, runner.num_tokens_computed, engine.is_in_long_step) == ([True], 0, False)
+        assert (seen, runner.num_tokens_computed, engine.current_step.is_long) == ([True], 0, False)
         engine.step()
         engine.step(is_wanted)
         assert runner.num_tokens_computed == 61, "a short step is not asked about"

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine import engine
+from edgeagent.engine import step_in_progress
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
@@ -46,7 +46,7 @@ class Run:
 
         self.is_cancelled = False
         monkeypatch.setattr(LlamaRunner, "decode", counted)
-        monkeypatch.setattr(engine, "_LONG_STEP_S", 0.0)  # as on a slow machine
+        monkeypatch.setattr(step_in_progress, "_LONG_S", 0.0)  # as on a slow machine
         for index, name in enumerate("abc"):
             self._submit(name, 1 + index)
 

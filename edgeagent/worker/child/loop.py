@@ -141,14 +141,14 @@ class Worker:
         Either the step is seen here, or the command is seen before the step begins (`_is_wanted`).
         """
         self.commands.put(command)
-        if self._engine.is_in_long_step:
+        if self._engine.current_step.is_long:
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:
         """Take a request from the preparer's thread; a realtime one stops a step that would make it wait."""
         self.commands.put(ready)
         is_urgent = ready.submit.request.tier is Tier.REALTIME
-        if is_urgent and self._engine.is_in_long_step and not self._engine.is_in_urgent_step:
+        if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
             self._host.request_abort()
 
     def _is_wanted(self) -> bool:
@@ -334,7 +334,7 @@ class Worker:
         status = self._engine.status()
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
-            step_expected_s=self._engine.step_expected_s,
+            step_expected_s=self._engine.current_step.expected_s,
             num_running=status.num_running,
             num_waiting=status.num_waiting,
             num_cells_used=status.num_cells_used,

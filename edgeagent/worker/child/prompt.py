@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from edgeagent.engine.context_advice import longer_context
+from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary

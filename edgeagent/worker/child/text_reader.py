@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.engine.context_advice import longer_context
+from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary

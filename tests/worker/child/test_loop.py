@@ -555,7 +555,7 @@ class TestInterrupt:
         bench = Bench()
         bench.worker.interrupt(command)
         assert bench.host.num_aborts == 0
-        bench.host.engine.is_in_long_step = True
+        bench.host.engine.current_step.is_long = True
         bench.worker.interrupt(command)
         assert bench.host.num_aborts == 1
 
@@ -568,7 +568,7 @@ class TestInterrupt:
     ) -> None:
         bench = Bench()
         engine = bench.host.engine
-        engine.is_in_long_step, engine.is_in_urgent_step = True, is_urgent_step
+        engine.current_step.is_long, engine.current_step.is_urgent = True, is_urgent_step
         bench.give(tier=tier, max_tokens=1)
         assert bench.host.num_aborts == num_aborts
         bench.run()

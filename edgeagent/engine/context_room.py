@@ -1,0 +1,38 @@
+"""How many tokens a request may generate in the context, and what to do about a prompt that does not fit."""
+
+from __future__ import annotations
+
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.errors import ContextLengthExceeded, InternalError
+
+
+def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> int:
+    """Return the most tokens that a sequence may generate.
+
+    `num_trained` as for `longer_context`. Raise ContextLengthExceeded for a prompt that can never fit, and
+    InternalError for one that the layers above should have refused.
+    """
+    num_prompt = len(spec.prompt)
+    room = context_length - num_prompt
+    if room < (0 if spec.prefill_only else 1):
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt} tokens, but the context holds {context_length}. "
+            f"Shorten the prompt, or {longer_context(num_prompt + 1, num_trained)}.",
+            param="input",
+            served_by="local",
+        )
+    if num_prompt == 0:
+        raise InternalError("a prompt without tokens reached the engine")
+    num_output = room if spec.max_tokens is None else min(room, spec.max_tokens)
+    if spec.delivered and len(spec.delivered) >= num_output:
+        raise InternalError(f"{len(spec.delivered)} tokens were delivered of at most {num_output}")
+    return num_output
+
+
+def longer_context(num_tokens: int, num_trained: int) -> str:
+    """Return how so many tokens would fit; beyond `num_trained` (0: not known), no context of this model helps."""
+    if not num_trained:
+        return "start edgeagent with a larger --ctx"
+    if num_tokens > num_trained:
+        return f"serve a model that was trained for more than {num_trained} tokens"
+    return f"start edgeagent with a larger --ctx, {num_trained} at most"

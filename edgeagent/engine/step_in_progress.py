@@ -1,0 +1,50 @@
+"""The step that runs at the moment, as other threads see it: whether a command may interrupt it, and how long it takes.
+
+The engine's thread writes, others read without a lock. What they may miss is in the comment of each field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# A step expected to take longer than this is worth interrupting for a cancel.
+_LONG_S = 0.03
+_LONG_TOKENS = 32  # the same, while nothing has been measured
+
+
+@dataclass(slots=True)
+class StepInProgress:
+    """The running step of an engine; between two steps all of it is false or 0.
+
+    At least every other step runs to its end, however many commands come: a step behind an interrupted one is not
+    `is_long`, and no step is put off twice in a row.
+    """
+
+    can_be_interrupted: bool
+    is_long: bool = False  # and may be interrupted; a command queued before it is set is seen before the step starts
+    is_urgent: bool = False  # has a realtime request; stays until the next step
+    expected_s: float = 0.0  # 0: not known
+    _was_interrupted: bool = False
+    _was_put_off: bool = False
+
+    def begin(
+        self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Begin a step; False if it is put off because it is long and `is_wanted` says that there is a command."""
+        is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
+        self.is_urgent = is_urgent
+        self.is_long = is_long and self.can_be_interrupted and not self._was_interrupted
+        self.expected_s = expected_s or 0.0
+        self._was_put_off = self.is_long and not self._was_put_off and is_wanted()
+        if self._was_put_off:
+            self.end()
+        return not self._was_put_off
+
+    def note(self, *, was_interrupted: bool) -> None:
+        """Note whether the step was interrupted, or computed all that it had."""
+        self._was_interrupted = was_interrupted
+
+    def end(self) -> None:
+        """End the step, however it went."""
+        self.is_long, self.expected_s = False, 0.0
