@@ -14,24 +14,14 @@ from dataclasses import dataclass
 
 from edgeagent.engine.cache.backlog import Backlog
 from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
+from edgeagent.engine.cache.eviction_value import value_of
 from edgeagent.engine.cache.pins import Holdings
 from edgeagent.types import CacheStatus
 
-# How much longer a block is kept than one that was seen once, in the unit of its cost.
-_FACTORS = {
-    Importance.VOLATILE: 1.0,
-    Importance.ONCE: 1.0,
-    Importance.IDLE: 1.5,
-    Importance.REUSED: 2.0,
-    Importance.SYSTEM: 4.0,
-    Importance.PINNED: 1.0,  # is not evicted at all
-}
 # Priority of a block that the tier below keeps too, as a part of what it would be otherwise: a read brings it back.
 _KEPT_BELOW = 0.5
 # Blocks that wait for the tier below are kept from eviction up to this part of all bytes.
 PENDING_SHARE = 0.5
-# The depth at which attention to earlier tokens costs about as much as all else in a step.
-_DEPTH_THAT_DOUBLES = 4096
 # A partition that was not used for so long has no claim to a share.
 _STALE_S = 600.0
 # Blocks that are held for lanes take at most this part of all bytes.
@@ -236,9 +226,8 @@ class HostTier:
     def _rank(self, entry: _Entry) -> None:
         """Give a block that was used just now its priority."""
         block, partition = entry.block, self._partition(entry.block.root)
-        cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
-        worth = _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
-        entry.priority = self._floor + worth * (_KEPT_BELOW if entry.is_below else 1.0)
+        value = value_of(block, entry.importance)
+        entry.priority = self._floor + value * (_KEPT_BELOW if entry.is_below else 1.0)
         partition.used_s = self._clock()
         self._queue(entry)
 

@@ -9,7 +9,7 @@ from edgeagent.cache_folder import ensure_private, ensure_secret
 from edgeagent.config import Config
 from edgeagent.errors import ConfigError
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.exit_cause import one_line
+from edgeagent.worker.exit_cause import one_line, read_left_out
 from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
@@ -62,3 +62,13 @@ class TroubleLog:
         if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
             self._latest, self._told_at_s = kind, now_s
             logger.warning("%s: the cache on disk: %s", self._model, trouble)
+
+    def note_end(self, stderr: str) -> None:
+        """Log how much a worker that was stopped did not write, if it says so in its last words."""
+        if num_bytes := read_left_out(stderr):
+            logger.warning(
+                "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "
+                "server.drain_s gives it more time",
+                self._model,
+                num_bytes / 2**20,
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from edgeagent.errors import (
@@ -14,6 +16,23 @@ from edgeagent.errors import (
 )
 from edgeagent.worker.exit_cause import one_line
 from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, Ask, Submit, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why no worker is started until a time (of the supervisor's clock)."""
+
+    error: EdgeAgentError
+    until_s: float
+
+    def left_s(self, now_s: float) -> float:
+        """Return the seconds after which a worker is started again."""
+        return max(0.0, self.until_s - now_s)
+
+    def check(self, now_s: float) -> None:
+        """Raise the error, with the seconds that are left, unless the time is over."""
+        if now_s < self.until_s:
+            raise renewed(self.error, self.until_s - now_s)
 
 
 def check_sendable(message: Submit | Ask) -> None:

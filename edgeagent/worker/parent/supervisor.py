@@ -15,22 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, WorkerCrashed, from_code
-from edgeagent.types import (
-    AnswerSoFar,
-    GenerateRequest,
-    ModelInfo,
-    ModelStatus,
-    TextAnswer,
-    TextQuery,
-    WorkerState,
-)
-from edgeagent.worker.exit_cause import is_from_outside, read_left_out, read_notes
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
+from edgeagent.worker.exit_cause import is_from_outside, read_notes
 from edgeagent.worker.parent.channel import Channel, FloodLimit
 from edgeagent.worker.parent.disk_cache import TroubleLog
 from edgeagent.worker.parent.live_requests import Fate, Ledger, LiveRequest, Sink
 from edgeagent.worker.parent.load_time import LoadTime
 from edgeagent.worker.parent.queries import Queries
-from edgeagent.worker.parent.refusals import changed, check_sendable, failed_trial, quarantined, renewed
+from edgeagent.worker.parent.refusals import Refusal, changed, check_sendable, failed_trial, quarantined, renewed
 from edgeagent.worker.parent.restarts import Death, Quarantine, RestartPolicy
 from edgeagent.worker.parent.vitals import Vitals
 from edgeagent.worker.parent.watchdog import Owed, Patience
@@ -85,8 +77,7 @@ class Supervisor:
         self._disk_trouble = TroubleLog(name)
         self._state = WorkerState.STOPPED
         self._is_stopped_for_good = False
-        self._failure: EdgeAgentError | None = None
-        self._retry_at_s = 0.0
+        self._refusal: Refusal | None = None
         self._cause: str | None = None
         self._num_restarts = 0
         self._load_time = LoadTime(clock)
@@ -111,7 +102,6 @@ class Supervisor:
 
     def status(self) -> ModelStatus:
         """Return what is known of the model and its worker."""
-        retry_after_s = None if self._failure is None else max(0.0, self._retry_at_s - self._clock())
         return ModelStatus(
             name=self.name,
             state=self._state,
@@ -121,14 +111,14 @@ class Supervisor:
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
-            retry_after_s=retry_after_s,
+            retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
             ready_in_s=0.0 if self._state is WorkerState.READY else self._load_time.left_s(self._vitals.progress),
         )
 
     def start(self) -> None:
         """Begin to load the model unless it is loaded or loading; a failed one is tried again."""
         if self._task is None or self._task.done():
-            self._state, self._failure = WorkerState.STARTING, None
+            self._state, self._refusal = WorkerState.STARTING, None
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
 
     def reload(self) -> None:
@@ -183,9 +173,8 @@ class Supervisor:
     def _check_available(self) -> None:
         if self._is_stopped_for_good:
             raise BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
-        now_s = self._clock()
-        if self._failure is not None and now_s < self._retry_at_s:
-            raise renewed(self._failure, self._retry_at_s - now_s)
+        if self._refusal is not None:
+            self._refusal.check(self._clock())
 
     async def stop(self) -> None:
         """End the worker and every request, for good; return when the process is gone."""
@@ -283,13 +272,7 @@ class Supervisor:
             is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
-            if num_bytes := read_left_out(channel.stderr_tail()):
-                logger.warning(
-                    "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "
-                    "server.drain_s gives it more time",
-                    self.name,
-                    num_bytes / 2**20,
-                )
+            self._disk_trouble.note_end(channel.stderr_tail())
         else:
             assert channel.returncode is not None
             cause = channel.describe_end(has_seen_prompts=self._has_seen_prompts)
@@ -324,8 +307,8 @@ class Supervisor:
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
         """Start no worker for that time, then wait for a request. `status` shows it."""
-        self._state, self._failure, self._cause = state, error, error.message
-        self._retry_at_s = self._clock() + retry_after_s
+        self._state, self._cause = state, error.message
+        self._refusal = Refusal(error, self._clock() + retry_after_s)
         self._ledger.fail_all(lambda: renewed(error, retry_after_s))
         self._queries.fail_all(lambda: renewed(error, retry_after_s))
 

@@ -1,0 +1,23 @@
+"""What a block in host memory is worth beside others, for each of its bytes."""
+
+from __future__ import annotations
+
+from edgeagent.engine.cache.block import Block, Importance
+
+# How much longer a block is kept than one that was seen once, in the unit of its cost.
+_FACTORS = {
+    Importance.VOLATILE: 1.0,
+    Importance.ONCE: 1.0,
+    Importance.IDLE: 1.5,
+    Importance.REUSED: 2.0,
+    Importance.SYSTEM: 4.0,
+    Importance.PINNED: 1.0,  # is not evicted at all
+}
+# The depth at which attention to earlier tokens costs about as much as all else in a step.
+_DEPTH_THAT_DOUBLES = 4096
+
+
+def value_of(block: Block, importance: Importance) -> float:
+    """Return the cost of computing a block again, in tokens at depth 0 for each byte, times its importance."""
+    cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
+    return _FACTORS[importance] * cost / max(1, block.num_bytes)
