@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -26,6 +27,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
         config.add_cleanup(config.stash[ROOM].close)
+
+
+def pytest_collection_finish() -> None:
+    _set_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Set aside what a file's tests have left."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _set_aside()
+
+
+def _set_aside() -> None:
+    """Keep all there is out of later collections of garbage: half a million objects, which tests collect among."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
