@@ -1,10 +1,12 @@
 # ruff: noqa: E501 (templates are easier to read in one line)
+import math
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
 
 from edgeagent.text.budget import Budget
 from edgeagent.text.sandbox import RawJson, Sandbox, TemplateRaisedError
@@ -140,6 +142,14 @@ BOMBS = [
 def test_bombs_are_refused(source: str) -> None:
     with pytest.raises(TemplateError):
         render(source)
+
+
+def test_a_long_text_is_not_worked_on_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget()
+    monkeypatch.setattr("time.thread_time", lambda: math.inf)
+    budget.spend(100)  # the clock is not read for each short one
+    with pytest.raises(SecurityError, match="takes more than 1 s"):
+        budget.spend(1 << 20)
 
 
 ESCAPES = [
