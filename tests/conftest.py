@@ -28,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Settle the day's share and the CAs; let a process of several meet the others in their temporary folder."""
     rotation.set_seed(config)
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
+    gc.disable()  # until all tests are there: hardly anything that collecting them makes is garbage
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
         config.add_cleanup(config.stash[ROOM].close)
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     _set_aside()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

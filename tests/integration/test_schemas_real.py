@@ -54,8 +54,7 @@ def test_at_temperature_0(daemon: Daemon, sent: Sent) -> None:
 
 @pytest.mark.parametrize("sent", ALL[::4], ids=lambda sent: sent.id)
 def test_at_temperature_1(daemon: Daemon, sent: Sent) -> None:
-    for seed in range(3):
-        assert fault(daemon, sent, 1, seed) is None
+    assert fault(daemon, sent, 1, 0) is None
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

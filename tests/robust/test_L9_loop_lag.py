@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,29 +42,30 @@ def body(**fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode()
 
 
-BODIES: dict[str, bytes] = {
-    "a long text": body(messages=[{"role": "user", "content": "word " * (7 * MIB // 5)}]),
-    "many messages": body(messages=[{"role": "user", "content": "x" * 1800}] * 4096),
-    "large tools": body(tools=largest_tools()),
-    "many values": b"[" + b"0," * 249_000 + b"0]",
-    "too many values": b"[" + b"0," * (4 * MIB - 8) + b"0]",
-    "too deep": b"[" * (8 * MIB - 1),
-    "escapes": b'{"messages": "' + b"\\u00e9" * MIB + b'"}',
-    "keys": json.dumps({f"key{number}": number for number in range(240_000)}).encode(),
+BODIES: dict[str, Callable[[], bytes]] = {
+    "a long text": lambda: body(messages=[{"role": "user", "content": "word " * (7 * MIB // 5)}]),
+    "many messages": lambda: body(messages=[{"role": "user", "content": "x" * 1800}] * 4096),
+    "large tools": lambda: body(tools=largest_tools()),
+    "many values": lambda: b"[" + b"0," * 249_000 + b"0]",
+    "too many values": lambda: b"[" + b"0," * (4 * MIB - 8) + b"0]",
+    "too deep": lambda: b"[" * (8 * MIB - 1),
+    "escapes": lambda: b'{"messages": "' + b"\\u00e9" * MIB + b'"}',
+    "keys": lambda: json.dumps({f"key{number}": number for number in range(240_000)}).encode(),
 }
-FRAMES: dict[str, dict[str, object]] = {
-    "a long text": {"input": "word " * (3 * MIB)},
-    "large tools": {"input": "x", "tools": largest_tools(is_flat=True)},
-    "many items": {"input": [{"role": "user", "content": "x" * 3000}] * 4096},
+FRAMES: dict[str, Callable[[], dict[str, object]]] = {
+    "a long text": lambda: {"input": "word " * (3 * MIB)},
+    "large tools": lambda: {"input": "x", "tools": largest_tools(is_flat=True)},
+    "many items": lambda: {"input": [{"role": "user", "content": "x" * 3000}] * 4096},
 }
 
 
 @pytest.mark.parametrize("name", BODIES)
 async def test_bodies(name: str) -> None:
+    sent = BODIES[name]()
     async with running(brief()) as daemon:
 
         async def act() -> None:
-            status = await asyncio.to_thread(post, daemon.port, "/v1/chat/completions", BODIES[name])
+            status = await asyncio.to_thread(post, daemon.port, "/v1/chat/completions", sent)
             assert status in (200, 400, 413)
 
         await assert_never_late(act)
@@ -71,7 +73,7 @@ async def test_bodies(name: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMES)
 async def test_frames(name: str) -> None:
-    payload = json.dumps({"type": "response.create", "store": False, **FRAMES[name]}).encode()
+    payload = json.dumps({"type": "response.create", "store": False, **FRAMES[name]()}).encode()
     # A mask of zeros spares the client the work.
     sent = bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", len(payload)) + bytes(4) + payload
     config = Config(server=ServerConfig(max_frame_bytes=16 * MIB))
