@@ -166,7 +166,11 @@ class Journey:
         return error.code
 
     def _failure(self) -> EdgeAgentError:
-        """Return the one error that ends the request: of the places tried, the preferred one's word."""
+        """Return the one error that ends the request: its deadline, or of the places tried the preferred one's word."""
+        last = self._errors[-1]
+        if isinstance(last, RequestTimeout):
+            last.num_delivered_tokens = self._delivery.num_tokens
+            return last
         if self._broken is not None:
             self._broken.num_delivered_tokens = self._delivery.num_tokens
             return self._broken

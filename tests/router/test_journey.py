@@ -517,4 +517,16 @@ async def test_the_next_place_has_what_is_left_of_the_requests_time(taken_s: flo
     answer = await run(router, wanted=replace(request("", model="fake"), timeout_s=10.0))  # type: ignore[arg-type]
     assert [each.timeout_s for each in local.requests] == [10.0]
     assert [each.timeout_s for each in gpu.requests] == ([] if left_s is None else [left_s])
-    assert (answer.error is not None) == (left_s is None)
+    assert isinstance(answer.error, RequestTimeout) == (left_s is None)
+
+
+async def test_a_deadline_that_passes_between_two_places_is_the_error() -> None:
+    """Not what the first place failed with; and it tells what was delivered."""
+    now = FakeClock()
+    local, gpu = Place("local", (Started(7, 3), TextDelta("one"), CRASH)), Place("remote:gpu")
+    router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
+    wanted = replace(request("", model="fake"), timeout_s=10.0)
+    with pytest.raises(RequestTimeout) as caught:
+        async for step in router.generate(wanted):
+            now.advance(10.0 * bool(step.tokens))
+    assert (caught.value.num_delivered_tokens, gpu.requests) == (1, [])
