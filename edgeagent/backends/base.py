@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 
+CONTEXT = "context"
+"""The obstacle of a remote whose context the prompt does not fit, by its estimated size."""
 UNREACHABLE = "unreachable"
 """The obstacle of a remote none of whose endpoints answers, as far as is known."""
 

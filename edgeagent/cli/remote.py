@@ -65,7 +65,9 @@ def add(
     region: Annotated[
         list[str], typer.Option("--region", metavar="NAME", help="Its region; for several URLs, one for each.")
     ] = [],  # noqa: B006
-    ctx: Annotated[int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: not known.")] = 0,
+    ctx: Annotated[
+        int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: what it says itself.")
+    ] = 0,
     wire: Annotated[
         Literal["auto", "chat", "responses"],
         typer.Option("--wire", help="Which of OpenAI's APIs to speak. [default auto]", show_default=False),

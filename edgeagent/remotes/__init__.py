@@ -66,9 +66,9 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     """One cluster or server that speaks OpenAI's protocol.
 
     `models` maps names of this machine's models to the remote's; a name that is not in it is asked for as it is, if
-    `serves_any` (which holds where `models` is empty). `context_length` 0: not known. `wire`: which of OpenAI's
-    protocols to speak. `continues`: whether an answer that began elsewhere may go on there. "exact": only where the
-    remote continues an assistant's message; "inexact": where it does not, it is asked to go on in words.
+    `serves_any` (which holds where `models` is empty). `context_length` 0: what the remote says. `wire`: which of
+    OpenAI's protocols to speak. `continues`: whether an answer that began elsewhere may go on there. "exact": only
+    where the remote continues an assistant's message; "inexact": where it does not, it is asked to go on in words.
     """
 
     name: str

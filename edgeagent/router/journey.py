@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from edgeagent.errors import EdgeAgentError, InvalidRequest, RemoteUnavailable, RequestTimeout
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, RemoteUnavailable, RequestTimeout
 from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import race
 from edgeagent.router.placing import Placing
 from edgeagent.router.policy import REMOTE_PREFIX, Order, Route
-from edgeagent.router.refusals import is_final, kept_here, lacks, most_telling
+from edgeagent.router.refusals import is_final, kept_here, lacks, most_telling, only_full
 from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replace
 
 Steps = AsyncGenerator[Step, None]
@@ -137,8 +137,11 @@ class Journey:
         try:
             return self._placing.choose(self._request, self._failed, self._delivery.so_far)
         except EdgeAgentError as error:
+            has_failed_here = any(not name.startswith(REMOTE_PREFIX) for name in self._failed)
             if not self._errors:
                 self._errors.append(error)
+            elif isinstance(error, Overloaded) and not has_failed_here and (full := only_full(error, self._errors)):
+                self._errors = [full]
             raise self._failure() from None
 
     def _goes_on_elsewhere(self) -> bool:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from edgeagent import metrics
-from edgeagent.backends.base import UNREACHABLE, Backend, Estimate
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, Overloaded
+from edgeagent.backends.base import CONTEXT, UNREACHABLE, Backend, Estimate
+from edgeagent.errors import BackendUnavailable, ContextLengthExceeded, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.coalesce import COALESCED, SharedStreams
 from edgeagent.router.conversations import Conversations
 from edgeagent.router.hedge import HedgeBudget
@@ -148,6 +148,8 @@ def _no_route(
         return unknown
     if any(estimate.num_live >= estimate.max_live for estimate in estimates.values()):
         return _full(estimates)
+    if estimates and all(estimate.obstacle == CONTEXT for estimate in estimates.values()):
+        return ContextLengthExceeded(f"the prompt does not fit the context of any remote that serves {request.model!r}")
     if mode is RouteMode.LOCAL_ONLY:
         return BackendUnavailable(f"no backend may serve model {request.model!r}: the request is local only")
     obstacles = ", ".join(f"{name}: {estimate.obstacle}" for name, estimate in estimates.items())

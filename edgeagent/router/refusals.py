@@ -16,9 +16,11 @@ from edgeagent.errors import (
     ModelNotFound,
     NotSupported,
     Overloaded,
+    RemoteUnavailable,
     RequestTimeout,
     WorkerCrashed,
 )
+from edgeagent.router.policy import REMOTE_PREFIX
 from edgeagent.types import GenerateRequest
 
 _USUAL_BYTES = 4  # of a token
@@ -43,9 +45,25 @@ def lacks(error: EdgeAgentError) -> bool:
 def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
     """Return the error that a client is told, of those of all places that were tried: the preferred place's.
 
-    That a place cannot do something is told only where no place could have.
+    That a place cannot do something, or that a remote's context is too short, is told only where no place could have.
     """
-    return next((error for error in errors if not isinstance(error, NotSupported)), errors[0])
+    return next((error for error in errors if not _is_lack_elsewhere(error)), errors[0])
+
+
+def _is_lack_elsewhere(error: EdgeAgentError) -> bool:
+    is_short = isinstance(error, ContextLengthExceeded) and error.served_by.startswith(REMOTE_PREFIX)
+    return is_short or isinstance(error, NotSupported)
+
+
+def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded | None:
+    """Return what is told where the places left are full: that, unless a place failed that might have served.
+
+    Remotes that lack something, are full themselves or cannot be reached are named as the reason why none of them did.
+    """
+    if not all(isinstance(error, (*_LACKS, RemoteUnavailable, Overloaded)) for error in errors):
+        return None
+    whys = "; ".join(dict.fromkeys(error.message for error in errors))
+    return Overloaded(f"{full.message} ({whys})", retry_after_s=full.retry_after_s)
 
 
 def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> EdgeAgentError:

@@ -163,6 +163,22 @@ async def test_what_a_place_cannot_do_is_told_only_where_none_could() -> None:
     assert isinstance(answer.error, NotSupported)
 
 
+async def test_where_a_remotes_context_is_too_short_and_this_machine_is_full_that_is_told() -> None:
+    short = ContextLengthExceeded("remote:gpu: its context is 256 tokens", served_by="remote:gpu")
+    gpu = Place("remote:gpu", [short])
+    local = Place("local", obstacle="", strain="")
+    local.expects = replace(local.expects, num_live=100, retry_after_s=4.0)
+    answer = await run([local, gpu])
+    assert isinstance(answer.error, Overloaded) and answer.error.retry_after_s == 4.0
+    assert "100 requests are running" in answer.error.message and "256 tokens" in answer.error.message
+    crashed = await run([Place("local", [CRASH]), Place("remote:gpu", [short])], RouteMode.PREFER_REMOTE)
+    assert isinstance(crashed.error, WorkerCrashed), "it would have fitted here"
+    alone = await run([Place("remote:gpu", [short])], RouteMode.REMOTE_ONLY)
+    assert isinstance(alone.error, ContextLengthExceeded)
+    known = await run([Place("remote:gpu", obstacle="context")], RouteMode.REMOTE_ONLY)
+    assert isinstance(known.error, ContextLengthExceeded), "without asking it"
+
+
 @pytest.mark.parametrize("num_words", range(1, 4))
 @pytest.mark.parametrize("names", [("local", "remote:gpu"), ("remote:gpu", "remote:b"), ("remote:gpu", "local")])
 async def test_an_answer_goes_on_behind_what_was_delivered(names: tuple[str, str], num_words: int) -> None:

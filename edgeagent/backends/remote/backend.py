@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from edgeagent.backends.base import UNREACHABLE, Estimate
+from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.body import unsupported
 from edgeagent.backends.remote.choose import score
@@ -170,11 +170,11 @@ class RemoteBackend:
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Say what to expect of a request; raise ModelNotFound for a model it does not serve."""
         cluster = self._served()
-        cluster.model_there(request.model)
+        model = cluster.model_there(request.model)
         cluster.note_network()
         now_s = self._clock()
         num_tokens = num_prompt_tokens(request)
-        views = [endpoint.view(num_tokens, now_s) for endpoint in cluster.endpoints]
+        views = [endpoint.view(model, num_tokens, now_s) for endpoint in cluster.endpoints]
         known = [score(view, is_long=False) for view in views if view.can_try and view.first_token_s is not None]
         rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
         wait_s = cluster.seconds_until_next()
@@ -251,14 +251,13 @@ class RemoteBackend:
             return "unsupported"
         if self._awaits_probe():
             return UNREACHABLE
-        room = self.remote.context_length
-        if room and num_tokens > room:
-            return "context"
+        cluster, now_s = self._served(), self._clock()
+        if not cluster.fits(cluster.model_there(request.model), num_tokens):
+            return CONTEXT
         if self._ledger.budget_left(self.remote.name, request.client) is not None:
             return "budget"
         if not wait_s:
             return ""
-        cluster, now_s = self._served(), self._clock()
         is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
         return UNREACHABLE if is_open else "backing_off"
 

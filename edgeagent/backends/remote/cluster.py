@@ -96,14 +96,20 @@ class Cluster:
             return []
         return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
 
-    def order(self, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
+    def fits(self, model: str, num_prompt_tokens: int) -> bool:
+        """Whether a prompt, of about so many tokens, may fit the context of a model there."""
+        if self.remote.context_length:
+            return num_prompt_tokens <= self.remote.context_length
+        return any(endpoint.fits(model, num_prompt_tokens) for endpoint in self.endpoints)
+
+    def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
         """Yield the endpoints to try, best first; the only one twice.
 
         Where none may be tried, the request is here because nothing else could serve it: then those that failed
         quickly.
         """
         now_s = self.clock()
-        views = [endpoint.view(num_prompt_tokens, now_s) for endpoint in self.endpoints]
+        views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
         chosen = choose(views, num_prompt_tokens, session)
         if not chosen:
             chosen = [index for index, endpoint in enumerate(self.endpoints) if endpoint.may_be_tried(now_s)]

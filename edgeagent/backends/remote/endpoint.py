@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from edgeagent.backends.remote.averages import Averages
 from edgeagent.backends.remote.choose import LONG_PROMPT_TOKENS, View
+from edgeagent.backends.remote.context import CERTAIN
 from edgeagent.backends.remote.dialect import UNKNOWN, Dialect
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, WAS_NOT_SENT, Failure, Kind
 from edgeagent.backends.remote.health import Breaker, Pause
@@ -36,6 +37,8 @@ class Endpoint:
         self.dialect: Dialect = UNKNOWN
         self.models: tuple[str, ...] = ()
         self.is_identified = False
+        self._contexts: dict[str, int] = {}
+        self._learns_contexts = not remote.context_length  # what the owner says holds
         self.num_waiting: int | None = None
         self.kv_usage: float | None = None
         self._num_long = 0
@@ -82,6 +85,20 @@ class Endpoint:
             hung = failure.kind is Kind.TIMEOUT
             self.breaker.fail(now_s, failure.message, hung=hung, since_s=since_s, had_begun=had_begun)
 
+    def note_context(self, model: str, num_tokens: int) -> None:
+        """Take note of a model's context; 0: not known."""
+        if num_tokens and self._learns_contexts:
+            self._contexts[model] = num_tokens
+
+    def context(self, model: str) -> int:
+        """Return a model's context; 0: not known."""
+        return self._contexts.get(model, 0)
+
+    def fits(self, model: str, num_prompt_tokens: int) -> bool:
+        """Whether a prompt, of about so many tokens, may fit a model's context."""
+        room = self.context(model)
+        return not room or num_prompt_tokens <= CERTAIN * room
+
     def can_try(self, now_s: float) -> bool:
         """Whether a request may go there now."""
         return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
@@ -90,12 +107,12 @@ class Endpoint:
         """Whether a request that would be refused otherwise may go there now."""
         return self.breaker.may_be_tried(now_s) and not self.pause.seconds_left(now_s)
 
-    def view(self, num_prompt_tokens: int, now_s: float) -> View:
-        """Return what the choice among endpoints sees."""
+    def view(self, model: str, num_prompt_tokens: int, now_s: float) -> View:
+        """Return what the choice among endpoints sees, for a request to one of its models."""
         return View(
             url=self.url,
             region=self.region,
-            can_try=self.can_try(now_s),
+            can_try=self.can_try(now_s) and self.fits(model, num_prompt_tokens),
             is_on_trial=self.breaker.state(now_s) != "closed",
             first_token_s=self.averages.first_token_s(num_prompt_tokens, now_s),
             num_long=self._num_long,

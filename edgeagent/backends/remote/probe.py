@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import re
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
+from edgeagent.backends.remote.context import listed_context
 from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.dialect import VLLM, dialect_of
 from edgeagent.backends.remote.endpoint import Endpoint
@@ -32,8 +34,20 @@ _METRIC = re.compile(
 
 
 class _Model(Struct):
+    """An entry of a list of models. Its context is `max_model_len` at vLLM and SGLang, in `meta` at llama-server."""
+
     id: str
     owned_by: str = ""
+    max_model_len: Any = None
+    context_length: Any = None
+    meta: Any = None
+    edgeagent: Any = None
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Its context; 0 where none is named."""
+        named = (self.max_model_len, self.context_length)
+        return listed_context(*named, _field(self.meta, "n_ctx"), _field(self.edgeagent, "context_length"))
 
 
 class _Models(Struct):
@@ -89,6 +103,8 @@ class Prober:
         except (ValueError, RecursionError):
             raise Failure(Kind.GARBLED, "what it lists as its models is no list of models") from None
         endpoint.models = tuple(model.id for model in models if is_model_name(model.id))
+        for model in models:
+            endpoint.note_context(model.id, model.num_context_tokens)
         endpoint.dialect = dialect_of(models[0].owned_by if models else "")
 
     async def _health(self, permit: ProbePermit) -> int | None:
@@ -132,3 +148,7 @@ class Prober:
             return exchange.status, body
         finally:
             await exchange.close()
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from functools import partial
 
@@ -16,6 +15,7 @@ from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.body import Body, Target, tokens_left, write_body
 from edgeagent.backends.remote.body_responses import write_responses_body
 from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
+from edgeagent.backends.remote.context import is_too_long, told_context
 from edgeagent.backends.remote.control import Cause, Control, Ended, OutOfTime
 from edgeagent.backends.remote.dialect import VLLM
 from edgeagent.backends.remote.echo import EchoGuard
@@ -49,7 +49,6 @@ from edgeagent.types import (
 
 MAX_TRIES = 2
 _MAX_DELAY_S = 0.2
-_TOO_LONG = re.compile(r"context.{0,40}(length|window|size)|maximum.{0,20}(context|tokens)|too long", re.I)
 
 
 class Run:
@@ -117,8 +116,11 @@ class Run:
         self._cluster.retries.earn()
         num_sent, before = 0, None
         last = Failure(Kind.UNREACHABLE, "none of its endpoints can be asked now")
-        for endpoint, prober in self._cluster.order(self._num_prompt_tokens, self._session):
-            if num_sent:
+        for endpoint, prober in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
+            if before is not None and _is_too_long(last):
+                if not self._is_longer(endpoint, before):
+                    continue
+            elif num_sent:
                 if num_sent >= MAX_TRIES or not self._cluster.retries.take():
                     break
                 if endpoint is before:
@@ -132,15 +134,22 @@ class Run:
                 self._close_row(failure.kind.value)
                 await self._leave()
                 last, before = failure, endpoint
-                if failure.kind not in MAY_GO_ELSEWHERE or self._is_out_of_time():
+                may_go_on = failure.kind in MAY_GO_ELSEWHERE or _is_too_long(failure)
+                if not may_go_on or self._is_out_of_time():
                     break
                 num_sent += failure.kind not in WAS_NOT_SENT
         raise last
 
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
         """Take note of a failure, unless it was only the request's own time that ended."""
+        if _is_too_long(failure):
+            endpoint.note_context(self._model, told_context(failure.detail))
         if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
             self._cluster.note_failure(endpoint, failure, self._heard_s, had_begun=bool(self._first_s))
+
+    def _is_longer(self, endpoint: Endpoint, other: Endpoint) -> bool:
+        """Whether an endpoint is known to have a longer context than another."""
+        return endpoint.context(self._model) > other.context(self._model)
 
     def _is_out_of_time(self) -> bool:
         return asyncio.get_running_loop().time() >= self._ends_at_s
@@ -290,7 +299,7 @@ class Run:
             detailed = f"{message}: {failure.detail}" if is_told else message
             if failure.status == 413:
                 return PayloadTooLarge(message, served_by=name)
-            kind = ContextLengthExceeded if _TOO_LONG.search(failure.detail) else InvalidRequest
+            kind = ContextLengthExceeded if _is_too_long(failure) else InvalidRequest
             return kind(detailed, served_by=name)
         if failure.kind is Kind.REFUSED_KEY:
             message += "; it gets no requests until the key is changed"
@@ -302,3 +311,7 @@ class Run:
     def _is_own_timeout(self) -> bool:
         timeout_s = self._request.timeout_s
         return self._is_out_of_time() and timeout_s is not None and timeout_s <= self._remote.limits.total_s
+
+
+def _is_too_long(failure: Failure) -> bool:
+    return failure.kind is Kind.REJECTED and failure.status != 413 and is_too_long(failure.detail)

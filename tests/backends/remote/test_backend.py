@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from edgeagent.backends.remote.echo import MIN_CERTAIN_CHARS, EchoGuard
 from edgeagent.errors import (
     ConfigError,
+    ContextLengthExceeded,
     Forbidden,
     ModelNotFound,
     NotSupported,
@@ -295,6 +298,74 @@ async def test_estimates() -> None:
         refused = await ask(remote)
         assert isinstance(refused.error, RemoteUnavailable) and "budget" in refused.error.message
     assert len(server.asked) == 1
+
+
+LONG = replace(REQUEST, prompt=ChatPrompt((Message("user", "x" * 4 * 400),)))
+FAR_TOO_LONG = "This model's maximum context length is 256 tokens. However, you requested 400"
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ({"max_model_len": 256}, 256),
+        ({"context_length": 256}, 256),
+        ({"meta": {"n_ctx": 256}}, 256),
+        ({"edgeagent": {"context_length": 256}}, 256),
+        ({"max_model_len": None, "context_length": 256}, 256),
+        ({"max_model_len": "256", "meta": [1], "context_length": -1}, 0),
+        ({"max_model_len": 1e400, "edgeagent": {"context_length": True}}, 0),
+        ({"max_model_len": 1 << 60}, 0),
+    ],
+)
+async def test_the_context_that_a_remote_lists(listed: dict[str, Any], expected: int) -> None:
+    row = {"id": "tiny", "owned_by": "vllm"} | listed
+    body = json.dumps({"data": [row]}).replace("Infinity", "1e400").encode()
+    async with (
+        faults(stream(answer("a")), gets={"/v1/models": plain(200, body)}) as server,
+        backend(server.url, probes=True) as remote,
+    ):
+        assert remote.estimate(LONG).obstacle == ""
+        remote.warm()
+        await until(lambda: remote._cluster.endpoints[0].is_identified)  # type: ignore[union-attr]
+        assert remote._cluster.endpoints[0].context("tiny") == expected  # type: ignore[union-attr]
+        assert remote.estimate(LONG).obstacle == ("context" if expected else "")
+        assert remote.estimate(REQUEST).obstacle == ""
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (FAR_TOO_LONG, 256),
+        ("The decoder prompt (length 400) is longer than the maximum model length of 256. Make sure", 256),
+        ("The input (400 tokens) is longer than the model's context length (256 tokens).", 256),
+        ("request (400 tokens) exceeds the available context size (256 tokens), try increasing it", 256),
+        ("the request exceeds the available context size. try increasing the context size", 0),
+        ("the value is too long", 0),
+    ],
+)
+async def test_the_context_that_a_refusal_tells(refusal: str, expected: int) -> None:
+    body = json.dumps({"error": {"message": refusal}}).encode()
+    async with faults(plain(400, body)) as server, backend(server.url) as remote:
+        assert isinstance((await ask(remote, LONG)).error, ContextLengthExceeded)
+        assert remote._cluster.endpoints[0].context("tiny") == expected  # type: ignore[union-attr]
+        assert remote.estimate(LONG).obstacle == ("context" if expected else "")
+
+
+async def test_what_the_owner_says_of_the_context_holds() -> None:
+    body = json.dumps({"error": {"message": FAR_TOO_LONG}}).encode()
+    async with faults(plain(400, body)) as server, backend(server.url, context_length=8192) as remote:
+        await ask(remote, LONG)
+        assert remote.estimate(LONG).obstacle == ""
+
+
+async def test_a_prompt_that_is_too_long_for_one_endpoint_goes_to_a_longer_one() -> None:
+    body = json.dumps({"error": {"message": FAR_TOO_LONG}}).encode()
+    async with faults(plain(400, body)) as short, faults(stream(answer("a"))) as long:
+        async with backend(short.url, long.url, regions=("here", "there")) as remote:
+            remote._cluster.endpoints[1].note_context("tiny", 4096)  # type: ignore[union-attr]
+            assert (await ask(remote, LONG)).text == "a"
+            assert (await ask(remote, LONG)).text == "a"
+        assert (len(short.asked), len(long.asked)) == (1, 2), "it is asked once"
 
 
 async def test_no_more_at_once_than_allowed() -> None:
