@@ -120,11 +120,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "2",
     ): "All blocks count double; of chains with as many either will do.",
     (
-        "edgeagent/worker/parent/supervisor.py",
-        "self._retry_at_s = 0.0",
-        "1.0",
-    ): "Set with a failure, and read only with one.",
-    (
         "edgeagent/engine/cache/lookup.py",
         "if best_rank is None or rank > best_rank:",
         "(rank >= best_rank)",
