@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,34 @@ from edgeagent.cli.display import table, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.remote_checkup import checkup_lines
-from edgeagent.cli.remote_options import budget, key, limits, models, price, regions
+from edgeagent.cli.remote_options import (
+    Budgets,
+    CaFile,
+    ClientCert,
+    ClientKey,
+    ContextLength,
+    Continues,
+    KeyEnv,
+    KeyFile,
+    KeyKeyring,
+    LimitsGiven,
+    Models,
+    NewName,
+    Pin,
+    Plaintext,
+    Prices,
+    Proxy,
+    Regions,
+    Urls,
+    Wire,
+    Yes,
+    budget,
+    endpoints,
+    key,
+    limits,
+    models,
+    price,
+)
 from edgeagent.cli.status import AsJson, StateDir
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
@@ -25,7 +52,7 @@ from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 from edgeagent.machine_policy.file import PolicyFile
 from edgeagent.machine_policy.remotes import under
-from edgeagent.remotes import Endpoint, Key, Remote, Tls
+from edgeagent.remotes import Key, Remote, Tls
 from edgeagent.remotes.check import checked, host_of
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
 from edgeagent.remotes.keys import KeyFinder, store_key
@@ -41,83 +68,26 @@ STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per 
 
 @remote_app.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of your own for it.")],
-    urls: Annotated[
-        list[str], typer.Argument(metavar="URL", help="Base URLs of the same models, e.g. https://gpu.example/v1.")
-    ],
-    key_env: Annotated[
-        str | None, typer.Option("--key-env", metavar="VAR", help="The daemon's variable that holds the API key.")
-    ] = None,
-    key_file: Annotated[
-        Path | None, typer.Option("--key-file", metavar="FILE", help="The private file (0600) that holds it.")
-    ] = None,
-    key_keyring: Annotated[
-        bool, typer.Option("--key-keyring", help="The key is in the system's keyring; asks for it.")
-    ] = False,
-    model: Annotated[
-        list[str],
-        typer.Option(
-            "--model",
-            metavar="LOCAL=REMOTE",
-            help="Ask it for REMOTE where a client asks for LOCAL; repeat it. Without: for the name the client gives.",
-        ),
-    ] = [],  # noqa: B006
-    region: Annotated[
-        list[str], typer.Option("--region", metavar="NAME", help="Its region; for several URLs, one for each.")
-    ] = [],  # noqa: B006
-    ctx: Annotated[
-        int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: what it says itself.")
-    ] = 0,
-    wire: Annotated[
-        Literal["auto", "chat", "responses"],
-        typer.Option("--wire", help="Which of OpenAI's APIs to speak. [default auto]", show_default=False),
-    ] = "auto",
-    continues: Annotated[
-        Literal["no", "exact", "inexact"],
-        typer.Option(
-            "--continues",
-            help="Whether it may continue an answer that began elsewhere: exactly, or in its own words too. "
-            "[default exact]",
-            show_default=False,
-        ),
-    ] = "exact",
-    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="PEM file of the CA that it has.")] = None,
-    pin: Annotated[
-        str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate that it may show.")
-    ] = None,
-    client_cert: Annotated[
-        Path | None, typer.Option("--client-cert", metavar="FILE", help="PEM file of the certificate to show it.")
-    ] = None,
-    client_key: Annotated[
-        Path | None, typer.Option("--client-key", metavar="FILE", help="PEM file of that certificate's key.")
-    ] = None,
-    proxy: Annotated[
-        str | None, typer.Option("--proxy", metavar="URL", help="Reach it through this HTTP proxy.")
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option("--price", metavar="PROMPT,OUTPUT", help="Money for a million tokens of each, e.g. 0.5,1.5."),
-    ] = None,
-    budgets: Annotated[
-        list[str],
-        typer.Option(
-            "--budget",
-            metavar="KIND=N",
-            help="Most that a day (UTC) may take: tokens, money, client_tokens or client_money; repeat it.",
-        ),
-    ] = [],  # noqa: B006
-    limit: Annotated[
-        list[str],
-        typer.Option(
-            "--limit",
-            metavar="KIND=N",
-            help="max_concurrent requests, or seconds: connect_s, first_token_s, idle_s, total_s; repeat it.",
-        ),
-    ] = [],  # noqa: B006
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Allow http:// to another machine: prompts can be read on the way.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree without being asked.")] = False,
+    name: NewName,
+    urls: Urls,
+    key_env: KeyEnv = None,
+    key_file: KeyFile = None,
+    key_keyring: KeyKeyring = False,
+    model: Models = [],  # noqa: B006
+    region: Regions = [],  # noqa: B006
+    ctx: ContextLength = 0,
+    wire: Wire = "auto",
+    continues: Continues = "exact",
+    ca: CaFile = None,
+    pin: Pin = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    proxy: Proxy = None,
+    prices: Prices = None,
+    budgets: Budgets = [],  # noqa: B006
+    limit: LimitsGiven = [],  # noqa: B006
+    plaintext: Plaintext = False,
+    yes: Yes = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -127,11 +97,10 @@ def add(
     no key is sent; the key itself is never an argument.
     """
     settings = _settings(state_dir, config)
-    places = regions(region, len(urls))
     remote = checked(
         Remote(
             name,
-            tuple(Endpoint(url, place) for url, place in zip(urls, places, strict=True)),
+            endpoints(urls, region),
             key=key(name, key_env, key_file, is_in_keyring=key_keyring),
             models=models(model),
             context_length=ctx,
@@ -146,16 +115,26 @@ def add(
         )
     )
     _check_policy(PolicyFile(), remote)
-    before = next((each for each in load_remotes(settings.state_dir) if each.name == name), None)
+    _agree(remote, settings, is_asked=not yes)
+    _write_down(remote, settings)
+
+
+def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
+    """Say what would leave this machine, and ask whether it may."""
+    before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
     typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
-    if not yes:
+    if is_asked:
         _ask_for_consent()
+
+
+def _write_down(remote: Remote, settings: Config) -> None:
+    """Add a remote to the file that the daemon follows."""
     with contextlib.suppress(OSError):  # the error of writing into it says more
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if remote.key is not None:
         _look_for_key(remote.key)
     add_remote(settings.state_dir, remote)
-    typer.echo(f"Added {name}. Try it with `edgeagent remote test {name}`.")
+    typer.echo(f"Added {remote.name}. Try it with `edgeagent remote test {remote.name}`.")
 
 
 @remote_app.command("test")

@@ -1,14 +1,88 @@
-"""The options of `edgeagent remote add` that are more than one value: read, with errors that say how to write them."""
+"""The options of `edgeagent remote add`. Those of several parts are read here; errors say how to write them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
+
+import typer
 
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
-from edgeagent.remotes import Budget, Key, Limits, Price
+from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price
+
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="A name of your own for it.")]
+Urls = Annotated[
+    list[str], typer.Argument(metavar="URL", help="Base URLs of the same models, e.g. https://gpu.example/v1.")
+]
+KeyEnv = Annotated[
+    str | None, typer.Option("--key-env", metavar="VAR", help="The daemon's variable that holds the API key.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key-file", metavar="FILE", help="The private file (0600) that holds it.")
+]
+KeyKeyring = Annotated[bool, typer.Option("--key-keyring", help="The key is in the system's keyring; asks for it.")]
+Models = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        metavar="LOCAL=REMOTE",
+        help="Ask it for REMOTE where a client asks for LOCAL; repeat it. Without: for the name the client gives.",
+    ),
+]
+Regions = Annotated[
+    list[str], typer.Option("--region", metavar="NAME", help="Its region; for several URLs, one for each.")
+]
+ContextLength = Annotated[
+    int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: what it says itself.")
+]
+Wire = Annotated[
+    Literal["auto", "chat", "responses"],
+    typer.Option("--wire", help="Which of OpenAI's APIs to speak. [default auto]", show_default=False),
+]
+Continues = Annotated[
+    Literal["no", "exact", "inexact"],
+    typer.Option(
+        "--continues",
+        help="Whether it may continue an answer that began elsewhere: exactly, or in its own words too. "
+        "[default exact]",
+        show_default=False,
+    ),
+]
+CaFile = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="PEM file of the CA that it has.")]
+Pin = Annotated[str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate that it may show.")]
+ClientCert = Annotated[
+    Path | None, typer.Option("--client-cert", metavar="FILE", help="PEM file of the certificate to show it.")
+]
+ClientKey = Annotated[
+    Path | None, typer.Option("--client-key", metavar="FILE", help="PEM file of that certificate's key.")
+]
+Proxy = Annotated[str | None, typer.Option("--proxy", metavar="URL", help="Reach it through this HTTP proxy.")]
+Prices = Annotated[
+    str | None,
+    typer.Option("--price", metavar="PROMPT,OUTPUT", help="Money for a million tokens of each, e.g. 0.5,1.5."),
+]
+Budgets = Annotated[
+    list[str],
+    typer.Option(
+        "--budget",
+        metavar="KIND=N",
+        help="Most that a day (UTC) may take: tokens, money, client_tokens or client_money; repeat it.",
+    ),
+]
+LimitsGiven = Annotated[
+    list[str],
+    typer.Option(
+        "--limit",
+        metavar="KIND=N",
+        help="max_concurrent requests, or seconds: connect_s, first_token_s, idle_s, total_s; repeat it.",
+    ),
+]
+Plaintext = Annotated[
+    bool, typer.Option("--plaintext", help="Allow http:// to another machine: prompts can be read on the way.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree without being asked.")]
 
 T = TypeVar("T", int, float)
 
@@ -32,11 +106,12 @@ def models(aliases: Sequence[str]) -> dict[str, str]:
     return dict(_pair(alias, "--model", "LOCAL=REMOTE, e.g. builtin=meta-llama/Llama-3.1-8B") for alias in aliases)
 
 
-def regions(names: Sequence[str], num_urls: int) -> list[str]:
-    """Return a region for each URL."""
-    if len(names) not in (0, 1, num_urls):
-        raise ConfigError(f"--region: give it once, or once for each of the {num_urls} URLs, in their order")
-    return list(names) if len(names) == num_urls else [*names, ""][:1] * num_urls
+def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[Endpoint, ...]:
+    """Return an endpoint for each URL, with its region."""
+    if len(regions) not in (0, 1, len(urls)):
+        raise ConfigError(f"--region: give it once, or once for each of the {len(urls)} URLs, in their order")
+    places = regions if len(regions) == len(urls) else [*regions, ""][:1] * len(urls)
+    return tuple(Endpoint(url, place) for url, place in zip(urls, places, strict=True))
 
 
 def price(text: str | None) -> Price:
