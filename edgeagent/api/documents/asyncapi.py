@@ -5,8 +5,9 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from edgeagent import __version__
+from edgeagent.api.documents.client_frames import CLIENT_FRAMES
 from edgeagent.api.documents.components import Components, Json
-from edgeagent.api.documents.events import CLIENT_FRAMES, SERVER_EVENTS, kind_of
+from edgeagent.api.documents.events import SERVER_EVENTS, kind_of
 
 _DESCRIPTION = """\
 OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways.
