@@ -47,6 +47,7 @@ def _split_commas(value: object) -> object:
 
 Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
+LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
 # Files, variables and `--flag=~/x` come without a shell that would have filled in the home folder.
 UserPath = Annotated[Path, AfterValidator(with_home)]
 
@@ -228,6 +229,25 @@ class StoreConfig(Section):
     """Disk space a download must leave free."""
 
 
+class RouterConfig(Section):
+    """The latency that each tier asks for. A request goes elsewhere where this machine is predicted to be slower."""
+
+    flag_prefix: ClassVar[str] = "target-"
+
+    realtime_first_token_s: LatencyTarget = 0.5
+    """Seconds within which a realtime request's first token should come. Near it a remote is asked too."""
+    realtime_token_s: LatencyTarget = 0.1
+    """Seconds from one token of a realtime answer to the next."""
+    interactive_first_token_s: LatencyTarget = 3.0
+    """Seconds within which an interactive request's first token should come."""
+    interactive_token_s: LatencyTarget = 0.2
+    """Seconds from one token of an interactive answer to the next."""
+    batch_first_token_s: LatencyTarget = 120.0
+    """Seconds within which a batch request's first token should come."""
+    batch_token_s: LatencyTarget = 5.0
+    """Seconds from one token of a batch answer to the next."""
+
+
 class LogConfig(Section):
     """Logging; never holds prompts or answers."""
 
@@ -270,6 +290,7 @@ class Config(BaseSettings):
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"
     """Where requests may run; a client can only be stricter. auto: prefer_local with remotes, else local_only."""
     server: ServerConfig = ServerConfig()
+    router: RouterConfig = RouterConfig()
     engine: EngineConfig = EngineConfig()
     cache: CacheConfig = CacheConfig()
     store: StoreConfig = StoreConfig()

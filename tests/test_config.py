@@ -141,9 +141,12 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
         ("engine.load_timeout_s", "inf"),
         ("engine.itl_budget_ms", "inf"),
         ("cache.min_free_bytes", str(2**63)),
+        ("router.interactive_token_s", "0"),
+        ("router.batch_first_token_s", "inf"),
+        ("router.realtime_first_token_s", "nan"),
     ],
 )
-def test_what_the_worker_cannot_take_is_refused_before_it_starts(option: str, value: str) -> None:
+def test_what_cannot_be_used_is_refused_before_anything_starts(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"^--[a-z-]+: must be .* not '?{value}'?$"):
         load_config({option: value})
 

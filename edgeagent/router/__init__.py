@@ -16,6 +16,7 @@ def build(config: Config) -> Router:
     """Return the router with its backends, not started. The imports are here, to keep the package's own quick."""
     from edgeagent.backends.local import LocalBackend
     from edgeagent.router.outside import Outside
+    from edgeagent.router.policy import targets_of
     from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.gguf import validate_model
     from edgeagent.store.hashes import sha256_of
@@ -25,9 +26,9 @@ def build(config: Config) -> Router:
     from edgeagent.worker.parent.kept_choices import KeptChoices
     from edgeagent.worker.parent.pool import Pool
 
-    outside = Outside(config)
+    outside, targets = Outside(config), targets_of(config.router)
     if config.model == NO_MODEL:
-        return Router([], outside)
+        return Router([], outside, targets=targets)
 
     def validate(path: Path) -> GgufHeader:
         for part in split_paths(path):
@@ -41,4 +42,4 @@ def build(config: Config) -> Router:
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
     )
-    return Router([LocalBackend(config.engine, pool)], outside)
+    return Router([LocalBackend(config.engine, pool)], outside, targets=targets)

@@ -15,7 +15,7 @@ from edgeagent.router.coalesce import COALESCED, SharedStreams
 from edgeagent.router.conversations import Conversations
 from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
-from edgeagent.router.policy import REMOTE_PREFIX, Order, Route, choose_routes, is_sooner
+from edgeagent.router.policy import REMOTE_PREFIX, TARGETS, Order, Route, Targets, choose_routes, is_sooner
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.types import AnswerSoFar, GenerateRequest, RouteMode, replace
 
@@ -30,6 +30,7 @@ class Placing:
         remotes: RemoteBackends | None = None,
         clock: Callable[[], float] = time.monotonic,
         why_local: Callable[[], str] = lambda: "",
+        targets: Targets = TARGETS,
     ) -> None:
         """`why_local` says why the machine's policy keeps every request here; empty where it does not."""
         self.backends = backends
@@ -40,6 +41,7 @@ class Placing:
         self.is_stopping = False
         self._machine_mode = machine_mode
         self.why_local = why_local
+        self._targets = targets
 
     def mode(self, request: GenerateRequest) -> RouteMode:
         """Return the mode that holds for a request now."""
@@ -80,7 +82,8 @@ class Placing:
             estimates, unknown = self._estimates(request, mode, without, so_far)
             placed = self.conversations.find(request)
             has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
-            order = choose_routes(request, mode, list(estimates.values()), placed, has_failed=has_failed)
+            known = list(estimates.values())
+            order = choose_routes(request, mode, known, placed, has_failed=has_failed, targets=self._targets)
             self._warm(order, estimates)
             if not order.routes:
                 raise _no_route(request, mode, estimates, unknown)
@@ -109,7 +112,7 @@ class Placing:
         local = estimates.pop(route.backend, None)
         if local is None:
             return None
-        order = choose_routes(request, mode, list(estimates.values()), has_failed=True)
+        order = choose_routes(request, mode, list(estimates.values()), has_failed=True, targets=self._targets)
         routes = tuple(each for each in order.routes if is_sooner(estimates[each.backend], local))
         return Order(routes) if routes else None
 

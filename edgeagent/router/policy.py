@@ -5,16 +5,19 @@ This is the one place that lets a request off the machine: it alone makes permit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeagent.backends.base import Estimate
+from edgeagent.config import RouterConfig
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
 
 # A placement is kept until the better place is so much better than its target.
 _COMFORT = 0.5
 # What a remote is taken to need that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
+# Of a local model nothing is known until it is loaded, which takes long.
+_UNLOADED_FIRST_TOKEN_S = 3.0
 REMOTE_PREFIX = "remote:"
 """What the names of backends on other machines begin with."""
 LOCAL_FAILED = "local_failed"
@@ -29,11 +32,20 @@ class Target:
     token_s: float
 
 
-TARGETS = {
-    Tier.REALTIME: Target(0.5, 0.1),
-    Tier.INTERACTIVE: Target(3.0, 0.2),
-    Tier.BATCH: Target(120.0, 5.0),
-}
+Targets = Mapping[Tier, Target]
+
+
+def targets_of(router: RouterConfig) -> Targets:
+    """Return the targets of each tier."""
+    return {
+        Tier.REALTIME: Target(router.realtime_first_token_s, router.realtime_token_s),
+        Tier.INTERACTIVE: Target(router.interactive_first_token_s, router.interactive_token_s),
+        Tier.BATCH: Target(router.batch_first_token_s, router.batch_token_s),
+    }
+
+
+TARGETS = targets_of(RouterConfig())
+"""Those of a router that is not told others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ def choose_routes(
     placed: str | None = None,
     *,
     has_failed: bool = False,
+    targets: Targets = TARGETS,
 ) -> Order:
     """Return where a request may run. `placed` is the backend that its conversation runs on.
 
@@ -86,7 +99,7 @@ def choose_routes(
     In each case a place that cannot serve the request at all is left out, but for this machine where nothing else is.
     Where no place can serve it, a remote is tried whose obstacle may have gone.
     """
-    target = TARGETS[request.tier]
+    target = targets[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
     local = here[0] if here else None
     if mode is RouteMode.LOCAL_ONLY:  # 1
@@ -167,8 +180,7 @@ def _obstacle(estimate: Estimate) -> str:
 def _first_token_s(estimate: Estimate) -> float:
     if estimate.first_token_s is not None:
         return estimate.first_token_s
-    # Of a local model nothing is known until it is loaded, which takes long.
-    return TARGETS[Tier.INTERACTIVE].first_token_s if estimate.is_local else _UNKNOWN_FIRST_TOKEN_S
+    return _UNLOADED_FIRST_TOKEN_S if estimate.is_local else _UNKNOWN_FIRST_TOKEN_S
 
 
 def _is_comfortable(local: Estimate, target: Target) -> bool:

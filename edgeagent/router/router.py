@@ -15,7 +15,7 @@ from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound
 from edgeagent.router.journey import Journey
 from edgeagent.router.outside import Outside
 from edgeagent.router.placing import Placing
-from edgeagent.router.policy import REMOTE_PREFIX
+from edgeagent.router.policy import REMOTE_PREFIX, TARGETS, Targets
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, RouteMode, Step, TextAnswer, TextQuery, replace
 
@@ -39,6 +39,7 @@ class Router:
         *,
         machine_mode: Callable[[], RouteMode] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        targets: Targets = TARGETS,
     ) -> None:
         """Without `outside` there are no remotes of an owner's file, and without `machine_mode` its mode holds."""
         self._backends = {backend.name: backend for backend in backends}
@@ -46,7 +47,7 @@ class Router:
         self._given_mode = machine_mode
         self._clock = clock
         self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
-        self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local)
+        self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local, targets)
         self._live: dict[str, Journey] = {}
 
     async def start(self) -> None:

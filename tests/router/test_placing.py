@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
 
+from edgeagent.config import Config, RouterConfig
 from edgeagent.errors import EdgeAgentError
+from edgeagent.router import build
 from edgeagent.router.placing import Placing
 from edgeagent.router.remote_backends import RemoteBackends
+from edgeagent.router.router import NO_MODEL
 from edgeagent.types import RouteMode
 from tests.router.test_journey import Place
 from tests.worker.support import request
@@ -47,3 +51,16 @@ def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, str
     except EdgeAgentError:
         assert mode is RouteMode.REMOTE_ONLY
     assert remotes.warmed == ["remote:gpu"] * is_probed
+
+
+def test_the_options_of_targets_decide(tmp_path: Path) -> None:
+    wanted = request("", model="fake")
+    for seconds, first in ((0.5, "remote:gpu"), (2.0, "local")):
+        router = build(
+            Config(model=NO_MODEL, state_dir=tmp_path, router=RouterConfig(interactive_first_token_s=seconds))
+        )
+        places = [Place("local", first_token_s=1.0), Place("remote:gpu", first_token_s=0.1)]
+        router._backends.update({place.name: place for place in places})
+        router._placing._machine_mode = lambda: RouteMode.PREFER_LOCAL
+        router._placing._remotes = None
+        assert router._placing.choose(wanted).routes[0].backend == first

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from edgeagent.backends.base import Estimate
-from edgeagent.router.policy import TARGETS, Order, choose_routes, is_sooner, probe_permit, why_bound
+from edgeagent.config import RouterConfig
+from edgeagent.router.policy import TARGETS, Order, choose_routes, is_sooner, probe_permit, targets_of, why_bound
 from edgeagent.types import Permit, ProbePermit, RouteMode, Tier, replace
 from tests.worker.support import request
 
@@ -185,3 +186,12 @@ def test_where_nothing_can_serve_a_request_a_remote_is_tried_that_may_have_come_
     assert [route.backend for route in order.routes if not route.is_local] == ["remote:gpu"] * is_tried
     full = replace(down, num_live=100)
     assert all(route.is_local for route in choose_routes(ASKED, mode, [*place(LOCAL, local), full]).routes)
+
+
+def test_the_owner_sets_what_each_tier_asks_for() -> None:
+    slow = replace(LOCAL, first_token_s=1.0, token_s=0.15)
+    wanted = replace(ASKED, tier=Tier.INTERACTIVE)
+    for given, first in (({}, "local"), ({"first_token_s": 0.9}, "gpu"), ({"token_s": 0.1}, "gpu")):
+        config = RouterConfig(**{f"interactive_{name}": value for name, value in given.items()})
+        order = choose_routes(wanted, RouteMode.PREFER_LOCAL, [slow, REMOTE], targets=targets_of(config))
+        assert names(order)[0][0] == first
