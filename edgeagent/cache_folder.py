@@ -66,7 +66,7 @@ class BlockName:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BlockFile:
     """A block's file. `used_s` is its time of last use in the store's own seconds, kept as its modification time."""
 
     name: BlockName
@@ -101,7 +101,7 @@ def parse_name(file_name: str) -> BlockName | None:
     )
 
 
-def scan(folder: Path) -> Iterator[Found]:
+def scan(folder: Path) -> Iterator[BlockFile]:
     """Yield the blocks of a folder, of names and sizes alone; raise OSError where it cannot be listed."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -113,7 +113,7 @@ def scan(folder: Path) -> Iterator[Found]:
             except OSError:
                 continue  # another process removed it
             if stat.S_ISREG(status.st_mode):
-                yield Found(name, status.st_size, status.st_mtime)
+                yield BlockFile(name, status.st_size, status.st_mtime)
 
 
 def ensure_private(folder: Path) -> None:
@@ -207,7 +207,7 @@ def _read_about(path: Path) -> About | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FolderShare:
     """What a folder holds of one model and client. `unused_s`: how long none of it was used."""
 
     about: About | None
@@ -228,16 +228,16 @@ class Part:
         }
 
 
-def list_parts(folder: Path) -> list[Part]:
+def list_parts(folder: Path) -> list[FolderShare]:
     """Return what a folder holds, the most recently used first; raise OSError where it cannot be listed."""
     if not folder.is_dir():
         return []
     abouts, now_s = read_abouts(folder), _store_time(folder)
-    roots: dict[bytes, list[Found]] = {}
+    roots: dict[bytes, list[BlockFile]] = {}
     for found in scan(folder):
         roots.setdefault(found.name.root, []).append(found)
     parts = [
-        Part(
+        FolderShare(
             about=abouts.get(root),
             num_blocks=len(blocks),
             num_tokens=sum(block.name.length for block in blocks),

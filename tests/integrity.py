@@ -11,7 +11,7 @@ from edgeagent.api.responses.database import DamagedError, ResponseDatabase
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.kv_cells import CellLedger
 from edgeagent.engine.cache.lookup import BlockCache
-from edgeagent.engine.cache.pins import Holdings
+from edgeagent.engine.cache.pins import Pins
 from edgeagent.engine.cache.radix_tree import Node, RadixTree
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cache.slots import PrefixCache
@@ -68,11 +68,11 @@ def _(engine: Engine) -> None:
         assert sequence.num_cached <= sequence.num_prompt
 
 
-@check_integrity.register(Holdings)
-def _(holdings: Holdings) -> None:
-    assert Counter(key for holding in holdings._holdings.values() for key in holding.sizes) == holdings._num_holders
-    sizes = {key: size for holding in holdings._holdings.values() for key, size in holding.sizes.items()}
-    assert sum(sizes.values()) == holdings._num_bytes <= holdings._max_bytes
+@check_integrity.register(Pins)
+def _(pins: Pins) -> None:
+    assert Counter(key for pin in pins._pins.values() for key in pin.sizes) == pins._num_pins
+    sizes = {key: size for pin in pins._pins.values() for key, size in pin.sizes.items()}
+    assert sum(sizes.values()) == pins._num_bytes <= pins._max_bytes
 
 
 @check_integrity.register(HostTier)
@@ -87,7 +87,7 @@ def _(tier: HostTier) -> None:
         assert tier._may_go(entry) == (entry.item is not None)
         assert (block.key in tier._backlog) <= entry.is_offered
         assert entry.item is None or entry.item in tier._partitions[block.root].heap
-    check_integrity(tier._holdings)
+    check_integrity(tier._pins)
     for root, partition in tier._partitions.items():
         held = (entry.block.num_bytes for entry in tier._entries.values() if entry.block.root == root)
         assert partition.num_bytes == sum(held)

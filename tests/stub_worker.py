@@ -37,7 +37,7 @@ from edgeagent.types import (
 from edgeagent.worker import protocol
 from edgeagent.worker.exit_cause import describe_left_out
 from edgeagent.worker.protocol import (
-    Answer,
+    AnswerPart,
     Ask,
     Cancel,
     Delivered,
@@ -51,7 +51,7 @@ from edgeagent.worker.protocol import (
     Pong,
     Ready,
     StepItem,
-    Steps,
+    StepResult,
     Stop,
     Submit,
 )
@@ -142,7 +142,7 @@ class Stub:
 
     def step(self, request_id: str, *deltas: Started | TextDelta | Finished, tokens: tuple[int, ...] = ()) -> None:
         self.num_steps += 1
-        send(Steps(time.monotonic(), (StepItem(request_id, deltas, tokens),)))
+        send(StepResult(time.monotonic(), (StepItem(request_id, deltas, tokens),)))
 
     def token(self, request_id: str, index: int) -> None:
         self.step(request_id, TextDelta(f"{index} "), tokens=(1000 + index,))
@@ -244,14 +244,14 @@ class Stub:
     def ask_answer(self, ask_id: str, num: str) -> None:
         """Answer in several parts, the ids of what was dropped before it the text."""
         for index in range(int(num)):
-            send(Answer(ask_id, TextAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
-        send(Answer(ask_id, TextAnswer(" ".join(self.dropped)), is_last=True))
+            send(AnswerPart(ask_id, TextAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
+        send(AnswerPart(ask_id, TextAnswer(" ".join(self.dropped)), is_last=True))
 
     def ask_vectors(self, ask_id: str, num: str) -> None:
         """Answer with so many vectors, a frame each."""
         for index in range(int(num)):
             part = TextAnswer(embeddings=(Embedding(b"\0\0\x80?", index),))
-            send(Answer(ask_id, part, is_last=index == int(num) - 1))
+            send(AnswerPart(ask_id, part, is_last=index == int(num) - 1))
 
     def ask_busy(self, ask_id: str) -> None:
         """Compute for ever, a step for each ping, until dropped."""
@@ -271,7 +271,7 @@ class Stub:
 
     def ask_endless(self, ask_id: str) -> None:
         while True:
-            send(Answer(ask_id, TextAnswer("x"), is_last=False))
+            send(AnswerPart(ask_id, TextAnswer("x"), is_last=False))
 
     def do_answer(self, request_id: str, num: str) -> None:
         self.tokens(request_id, int(num))
@@ -331,7 +331,7 @@ class Stub:
 
     def do_parts(self, request_id: str) -> None:
         """Send half of an item, then die; the next life has it whole."""
-        send(Steps(time.monotonic(), (StepItem(request_id, (TextDelta("0 "),), is_part=True),)))
+        send(StepResult(time.monotonic(), (StepItem(request_id, (TextDelta("0 "),), is_part=True),)))
         die("SIGKILL")
 
     def do_prepare(self, request_id: str) -> None:
@@ -378,7 +378,7 @@ class Stub:
 
     def do_many_parts(self, request_id: str) -> None:
         for _ in range(1000):
-            send(Steps(time.monotonic(), (StepItem(request_id, (TextDelta("x" * 500_000),), is_part=True),)))
+            send(StepResult(time.monotonic(), (StepItem(request_id, (TextDelta("x" * 500_000),), is_part=True),)))
 
     def do_close_output(self, request_id: str) -> None:
         os.close(1)

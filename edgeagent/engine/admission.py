@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from edgeagent.engine.cache.radix_tree import common_length
-from edgeagent.engine.cache.restorer import Found, Restorer
+from edgeagent.engine.cache.restorer import CachedPrefix, Restorer
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, Runner
@@ -65,7 +65,7 @@ class Admission:
         sequence.follows = leader, length
         leader.tier = min(leader.tier, sequence.tier, key=list(type(leader.tier)).index)
         if self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
-            leader.add_stop(length)
+            leader.add_chunk_end(length)
         return True
 
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
@@ -91,7 +91,9 @@ class Admission:
         Those that are not in blocks yet are read out where that costs it least, and no stream waits meanwhile.
         """
         if is_alone:
-            restored = sequence.restoring.links[-1].end if sequence.restoring and sequence.restoring.links else 0
+            restored = (
+                sequence.restoring.references[-1].end if sequence.restoring and sequence.restoring.references else 0
+            )
             depth = max(sequence.num_computed, restored)
             self._saver.make_way(len(sequence.tokens) - depth, depth)
         self._saver.shed()
@@ -119,7 +121,7 @@ class Admission:
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
         """Save what cannot be read out later, after the tokens from `start` on were computed."""
-        is_boundary = sequence.num_computed in sequence.stops
+        is_boundary = sequence.num_computed in sequence.chunk_ends
         now, priority = sequence.num_computed, sequence.spec.cache_priority
         has_end = priority.has_block_end(start, now, self._saver.blocks.block_tokens)
         if sequence.keeps_prefix and (is_boundary or has_end):
@@ -133,10 +135,10 @@ class Admission:
             self._restorer.stop(sequence.restoring)
             sequence.restoring = None
         # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
-        self._saver.cells.restore(sequence.seq_id)
+        self._saver.cells.rewind(sequence.seq_id)
         self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
-    def _find(self, sequence: Sequence) -> Found:
+    def _find(self, sequence: Sequence) -> CachedPrefix:
         return self._restorer.find(
             sequence.spec.partition, sequence.tokens, sequence.num_usable, self._cost_model.prefill_s
         )
@@ -155,14 +157,14 @@ class Admission:
         last = sequence.num_prompt - (_MIN_SHARED if kind in CUTTABLE else 1)
         for boundary in spec.boundaries:
             if _MIN_SHARED <= boundary <= last:
-                sequence.add_stop(boundary)
+                sequence.add_chunk_end(boundary)
         if kind in CUTTABLE:
             return
         if not spec.boundaries:
-            sequence.add_stop(sequence.num_prompt - 1)
+            sequence.add_chunk_end(sequence.num_prompt - 1)
         usable = sequence.tokens[: min(sequence.num_prompt, sequence.num_usable)]
-        sequence.add_stop(self._restorer.num_shared(spec.partition, usable))
+        sequence.add_chunk_end(self._restorer.num_shared(spec.partition, usable))
         interval = self._saver.checkpoint_interval()
         for position in range(interval, sequence.num_prompt, interval):
-            if all(abs(position - stop) >= _MIN_SHARED for stop in sequence.stops):
-                sequence.add_stop(position)
+            if all(abs(position - end) >= _MIN_SHARED for end in sequence.chunk_ends):
+                sequence.add_chunk_end(position)

@@ -366,7 +366,7 @@ class Engine:
         self._saver.forget_idle()
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
-        """The runner found no cells although the ledger did: evict, else preempt, else fail the one that is left."""
+        """llama.cpp found no cells although some were reserved: evict, else preempt, else fail the last sequence."""
         if self._cells.evict_one():
             return []
         if len(self._running) > 1:

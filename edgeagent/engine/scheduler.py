@@ -152,7 +152,7 @@ class Scheduler:
         # Each sequence that samples needs a row; what is scored takes from those that are left.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
         for sequence in by_share(prompts):
-            num_tokens = min(sequence.num_until_stop, room)
+            num_tokens = min(sequence.num_until_chunk_end, room)
             if sequence.is_scoring:
                 num_tokens = min(num_tokens, num_spare, self._most_scored(room, is_alone=not decoding))
                 num_spare -= num_tokens

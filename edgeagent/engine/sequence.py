@@ -69,7 +69,7 @@ class Marks:
 class Sequence:
     """A prompt and what has been generated; the engine moves `num_computed` towards `len(tokens)`.
 
-    ledger:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens)
+    invariant:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens)
     A waiting sequence has no seq_id and num_computed 0. What it first found cached stays `num_cached`, even where it is
     preempted and finds more, or less, when it is admitted again.
     """
@@ -96,7 +96,7 @@ class Sequence:
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
     is_purged: bool = False  # what it has computed is to be forgotten when it ends
-    stops: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
+    chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
     batch_ends: list[int] = field(default_factory=list)  # where batches ended that gave its output, rising; see below
 
     def __post_init__(self) -> None:
@@ -142,17 +142,17 @@ class Sequence:
             start, end = self.batch_ends[index - 1 : index + 1]
         return start < position == end - 1
 
-    def add_stop(self, position: int) -> None:
+    def add_chunk_end(self, position: int) -> None:
         """Make a chunk of the prompt end at a position, if that is still to come and what follows is enough for one."""
         is_ahead = self.num_computed < position <= self.num_prompt - self.min_prompt_chunk
-        if is_ahead and position not in self.stops:
-            bisect.insort(self.stops, position)
+        if is_ahead and position not in self.chunk_ends:
+            bisect.insort(self.chunk_ends, position)
 
     @property
-    def num_until_stop(self) -> int:
+    def num_until_chunk_end(self) -> int:
         """Pending tokens up to where the next chunk must end."""
         end = len(self.tokens)
-        for ends in (self.stops, self.batch_ends):
+        for ends in (self.chunk_ends, self.batch_ends):
             index = bisect.bisect_right(ends, self.num_computed)
             if index < len(ends):
                 end = min(end, ends[index])

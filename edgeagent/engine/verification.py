@@ -67,7 +67,7 @@ class Verifier:
     def rewind(self, sequence: Sequence) -> None:
         """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
         assert sequence.seq_id is not None
-        sequence.num_computed = self._cells.restore(sequence.seq_id)
+        sequence.num_computed = self._cells.rewind(sequence.seq_id)
 
     def _score(self, work: Work, row: int, output: Output) -> None:
         """Give out the log probabilities of the prompt's tokens that follow those just computed."""

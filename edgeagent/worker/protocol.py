@@ -3,8 +3,8 @@
 A frame is a 4-byte little-endian length and that many bytes of msgpack (no pickle: a worker that a hostile model file
 took over must not own the daemon). Daemon → worker goes over the child's stdin, worker → daemon over its stdout. The
 first message to a worker is Load; its answer is LoadProgress… then Ready or LoadFailed. Every Submit is answered by
-Steps for that id, the last of which holds a Finished, or by one Failed; nothing follows either. Every Ask is answered
-by Answers for that id, the last of which says so, or by one Failed, or, once it is dropped, by nothing.
+StepResults for that id, the last of which holds a Finished, or by one Failed; nothing follows either. Every Ask is
+answered by AnswerParts for that id, the last with `is_last`, or by one Failed. A dropped Ask gets no answer.
 """
 
 from __future__ import annotations
@@ -168,14 +168,14 @@ class StepItem(Struct, frozen=True, array_like=True):
     unsaid: tuple[TokenLogprob, ...] = ()
 
 
-class Steps(Struct, frozen=True, tag="steps"):
+class StepResult(Struct, frozen=True, tag="steps"):
     """All requests' deltas of one engine step. `at_s` is time.monotonic when the step's tokens were sampled."""
 
     at_s: float
     items: tuple[StepItem, ...]
 
 
-class Answer(Struct, frozen=True, tag="answer"):
+class AnswerPart(Struct, frozen=True, tag="answer"):
     """A part of the answer to an Ask."""
 
     id: str
@@ -204,7 +204,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     status: WorkerStatus
 
 
-FromWorker = LoadProgress | Ready | LoadFailed | Steps | Answer | Failed | Pong
+FromWorker = LoadProgress | Ready | LoadFailed | StepResult | AnswerPart | Failed | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

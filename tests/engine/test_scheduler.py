@@ -91,8 +91,8 @@ def test_no_stop_leaves_a_prompts_last_token_alone() -> None:
     prompt = sequence("a", 100)
     prompt.min_prompt_chunk = 2
     for position in (40, 98, 99):
-        prompt.add_stop(position)
-    assert prompt.stops == [40, 98]
+        prompt.add_chunk_end(position)
+    assert prompt.chunk_ends == [40, 98]
 
 
 def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:

@@ -15,7 +15,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import PromptReady, Worker
-from edgeagent.worker.protocol import Cancel, FromWorker, Load, Steps, Submit
+from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel
 
 NUM_PROMPT = 300
@@ -72,7 +72,7 @@ class Run:
         scores: dict[str, list[tuple[int, float]]] = {}
         while not self.frames.empty():
             frame = self.frames.get()
-            assert isinstance(frame, Steps)
+            assert isinstance(frame, StepResult)
             for item in frame.items:
                 for delta in item.deltas:
                     if isinstance(delta, TextDelta):

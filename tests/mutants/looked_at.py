@@ -161,7 +161,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "More than there are.",
     (
         "edgeagent/engine/cache/lookup.py",
-        "def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:",
+        "def extendable(self, references: Sequence[BlockReference], cut: int = 0) -> list[BlockReference]:",
         "1",
     ): "No chain ends at one token.",
     (

@@ -15,7 +15,7 @@ from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
 from edgeagent.engine.cache.disk.retention import Held
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 
@@ -30,7 +30,7 @@ def lookup_ms(num_tokens: int) -> float:
     keyring, secret = Keyring(b"model", bytes(32)), bytes(32)
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder))
-        ledger, limits = Ledger(files, bytes_per_hour=0, max_gap_s=1.0), Limits(1 << 40, 0, 1e9)
+        ledger, limits = WriteBudget(files, bytes_per_hour=0, max_gap_s=1.0), Limits(1 << 40, 0, 1e9)
         store = BlockStore(files, Seal(secret), ledger, limits, close_s=1.0)
         chains = [_fill(store, keyring, seed) for seed in range(NUM_BLOCKS // CHAIN_BLOCKS)]
         blocks = BlockCache(keyring, HostTier(0), store, can_cut=True)

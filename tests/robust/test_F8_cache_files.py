@@ -247,7 +247,7 @@ def test_a_folder_in_the_place_of_the_stores_own_files_is_told_and_borne(tmp_pat
     store.work()
     assert str(folder / name) in (store.stats().trouble or "")
     assert all(is_same(store.read(block.key), block) for block in others)
-    assert store._ledger.left_now < 0.9, "what was written counts"
+    assert store._budget.left_now < 0.9, "what was written counts"
     (folder / name / "mine").rmdir()
     (folder / name).rmdir()
     for _ in range(2):

@@ -18,7 +18,7 @@ from edgeagent.worker.protocol import (
     Load,
     ProtocolError,
     StepItem,
-    Steps,
+    StepResult,
     Stop,
     Submit,
     decode_from_worker,
@@ -29,7 +29,7 @@ from edgeagent.worker.protocol import (
     read_to_worker,
 )
 
-STEPS = Steps(1.5, (StepItem("a", (TextDelta("x", (TokenLogprob(1, b"\xff", -0.5),)),), (1,)),))
+STEPS = StepResult(1.5, (StepItem("a", (TextDelta("x", (TokenLogprob(1, b"\xff", -0.5),)),), (1,)),))
 
 
 def test_messages_survive_their_frames() -> None:

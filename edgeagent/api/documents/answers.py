@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict
 from edgeagent.types import WorkerState
 
 
-class Answer(BaseModel):
+class OpenAnswer(BaseModel):
     """An object that may have more fields than these."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
-class Error(Answer):
+class Error(OpenAnswer):
     """What went wrong."""
 
     message: str
@@ -27,19 +27,19 @@ class Error(Answer):
     """One of the codes in this document's description; they stay what they are."""
 
 
-class Refusal(Answer):
+class Refusal(OpenAnswer):
     """The body of every error, but for the Ollama API's."""
 
     error: Error
 
 
-class ModelDetails(Answer):
+class ModelDetails(OpenAnswer):
     """edgeagent's own part of a model."""
 
     state: WorkerState
 
 
-class Model(Answer):
+class Model(OpenAnswer):
     """A model that is served."""
 
     id: str
@@ -49,14 +49,14 @@ class Model(Answer):
     edgeagent: ModelDetails
 
 
-class ModelList(Answer):
+class ModelList(OpenAnswer):
     """The models that are served."""
 
     object: Literal["list"]
     data: list[Model]
 
 
-class Timings(Answer):
+class Timings(OpenAnswer):
     """llama-server's figures of one generation."""
 
     cache_n: int
@@ -70,14 +70,14 @@ class Timings(Answer):
     predicted_per_second: float
 
 
-class Handover(Answer):
+class Handover(OpenAnswer):
     """A hand-over: the generation went on with another worker, or at another place."""
 
     after_tokens: int
     reason: str
 
 
-class RunsAt(Answer):
+class RunsAt(OpenAnswer):
     """Where a generation runs: on this machine or at a remote, under which name there, and why."""
 
     served_by: str
@@ -87,7 +87,7 @@ class RunsAt(Answer):
     region: str | None = None
 
 
-class Run(Answer):
+class Run(OpenAnswer):
     """Where a generation ran and why, and the milliseconds of its stages."""
 
     route: str
@@ -100,7 +100,7 @@ class Run(Answer):
     region: str | None = None
 
 
-class ChatUsage(Answer):
+class ChatUsage(OpenAnswer):
     """Token counts of a chat completion."""
 
     prompt_tokens: int
@@ -110,14 +110,14 @@ class ChatUsage(Answer):
     completion_tokens_details: dict[str, int]
 
 
-class ChatFunction(Answer):
+class ChatFunction(OpenAnswer):
     """The function that the model calls; the arguments are JSON text."""
 
     name: str
     arguments: str
 
 
-class ChatToolCall(Answer):
+class ChatToolCall(OpenAnswer):
     """A call the model makes."""
 
     id: str
@@ -125,7 +125,7 @@ class ChatToolCall(Answer):
     function: ChatFunction
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(OpenAnswer):
     """The model's message."""
 
     role: Literal["assistant"]
@@ -137,7 +137,7 @@ class ChatAnswer(Answer):
     """The call, where the request has `functions` in place of tools."""
 
 
-class ChatChoice(Answer):
+class ChatChoice(OpenAnswer):
     """One of the answers."""
 
     index: int
@@ -146,7 +146,7 @@ class ChatChoice(Answer):
     logprobs: dict[str, Any] | None
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(OpenAnswer):
     """A whole chat completion. Streamed, it is server-sent events of `chat.completion.chunk`, and `[DONE]`."""
 
     id: str
@@ -159,7 +159,7 @@ class ChatCompletion(Answer):
     edgeagent: Run
 
 
-class TextChoice(Answer):
+class TextChoice(OpenAnswer):
     """One of the texts."""
 
     text: str
@@ -168,7 +168,7 @@ class TextChoice(Answer):
     finish_reason: str | None
 
 
-class TextCompletion(Answer):
+class TextCompletion(OpenAnswer):
     """A whole completion of raw text. Streamed, it is server-sent events of the same shape, and `[DONE]`."""
 
     id: str
@@ -181,7 +181,7 @@ class TextCompletion(Answer):
     edgeagent: Run
 
 
-class EmbeddingEntry(Answer):
+class EmbeddingEntry(OpenAnswer):
     """One text's vector, of length 1: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
@@ -189,14 +189,14 @@ class EmbeddingEntry(Answer):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Answer):
+class EmbeddingUsage(OpenAnswer):
     """Token counts of all texts together."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(Answer):
+class Embeddings(OpenAnswer):
     """The vectors, in the order of the texts."""
 
     object: Literal["list"]
@@ -205,7 +205,7 @@ class Embeddings(Answer):
     usage: EmbeddingUsage
 
 
-class ResponseDeleted(Answer):
+class ResponseDeleted(OpenAnswer):
     """A stored response is forgotten."""
 
     id: str
@@ -213,7 +213,7 @@ class ResponseDeleted(Answer):
     deleted: Literal[True]
 
 
-class ItemPage(Answer):
+class ItemPage(OpenAnswer):
     """Some of the items that a response answered."""
 
     object: Literal["list"]
@@ -223,14 +223,14 @@ class ItemPage(Answer):
     has_more: bool
 
 
-class InputTokens(Answer):
+class InputTokens(OpenAnswer):
     """A prompt's number of tokens."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class Compaction(Answer):
+class Compaction(OpenAnswer):
     """A conversation made shorter: `output` is the input of a new one."""
 
     id: str

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import RootModel
 
-from edgeagent.api.documents.answers import Answer
+from edgeagent.api.documents.answers import OpenAnswer
 from edgeagent.types import RouteMode, WorkerState
 
 
-class HealthError(Answer):
+class HealthError(OpenAnswer):
     """Why the daemon is not ready, in llama-server's words."""
 
     code: int
@@ -18,25 +18,25 @@ class HealthError(Answer):
     type: str
 
 
-class NotHealthy(Answer):
+class NotHealthy(OpenAnswer):
     """The answer of a daemon that is not ready."""
 
     error: HealthError
 
 
-class Health(Answer):
+class Health(OpenAnswer):
     """The daemon is up, and the default model is loaded."""
 
     status: Literal["ok"]
 
 
-class Ready(Answer):
+class Ready(OpenAnswer):
     """A token was generated a moment ago."""
 
     status: Literal["ready"]
 
 
-class Version(Answer):
+class Version(OpenAnswer):
     """The versions that run."""
 
     version: str
@@ -45,7 +45,7 @@ class Version(Answer):
     python: str
 
 
-class WorkerReport(Answer):
+class WorkerReport(OpenAnswer):
     """The state of a model's process."""
 
     num_running: int
@@ -53,7 +53,7 @@ class WorkerReport(Answer):
     tokens_per_second: float
 
 
-class ModelReport(Answer):
+class ModelReport(OpenAnswer):
     """A model and its process."""
 
     name: str
@@ -66,7 +66,7 @@ class ModelReport(Answer):
     worker: WorkerReport | None
 
 
-class EndpointReport(Answer):
+class EndpointReport(OpenAnswer):
     """A remote's base URL; the fields after `region` are of one that is used."""
 
     url: str
@@ -80,7 +80,7 @@ class EndpointReport(Answer):
     kv_usage: float | None = None
 
 
-class BudgetReport(Answer):
+class BudgetReport(OpenAnswer):
     """Most that a day (UTC) may take; null: no limit."""
 
     tokens: int | None
@@ -89,7 +89,7 @@ class BudgetReport(Answer):
     client_money: float | None
 
 
-class RemoteReport(Answer):
+class RemoteReport(OpenAnswer):
     """A remote: whether requests may go to it, and what they took today."""
 
     name: str
@@ -104,7 +104,7 @@ class RemoteReport(Answer):
     endpoints: list[EndpointReport]
 
 
-class RouteReport(Answer):
+class RouteReport(OpenAnswer):
     """Where requests may run, by the machine's mode; a client and a request can be stricter."""
 
     mode: RouteMode
@@ -115,7 +115,7 @@ class RouteReport(Answer):
     remotes: list[RemoteReport]
 
 
-class EgressRow(Answer):
+class EgressRow(OpenAnswer):
     """A request that left this machine, without its content."""
 
     row: int
@@ -135,20 +135,20 @@ class EgressRow(Answer):
     money: float
 
 
-class EgressRows(Answer):
+class EgressRows(OpenAnswer):
     """The newest rows of the ledger, the oldest of them first."""
 
     rows: list[EgressRow]
 
 
-class EgressPurged(Answer):
+class EgressPurged(OpenAnswer):
     """The rows of the ledger were deleted: those of `num_days` days."""
 
     status: Literal["purged"]
     num_days: int
 
 
-class Status(Answer):
+class Status(OpenAnswer):
     """The daemon's status."""
 
     version: str
@@ -169,21 +169,21 @@ class Status(Answer):
     route: RouteReport
 
 
-class Stopping(Answer):
+class Stopping(OpenAnswer):
     """The daemon drains and ends."""
 
     status: Literal["stopping"]
     num_live_requests: int
 
 
-class Reloading(Answer):
+class Reloading(OpenAnswer):
     """The model is being loaded again."""
 
     status: Literal["reloading"]
     model: str
 
 
-class CachePart(Answer):
+class CachePart(OpenAnswer):
     """What the cache on disk holds of one model and client."""
 
     model: str | None
@@ -194,52 +194,52 @@ class CachePart(Answer):
     unused_s: float
 
 
-class CacheReport(Answer):
+class CacheReport(OpenAnswer):
     """What the cache on disk holds."""
 
     dir: str
     parts: list[CachePart]
 
 
-class Purged(Answer):
+class Purged(OpenAnswer):
     """The prompts are forgotten."""
 
     status: Literal["purged"]
 
 
-class Warmed(Answer):
+class Warmed(OpenAnswer):
     """The prompt is computed, and kept."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
 
 
-class TokenPiece(Answer):
+class TokenPiece(OpenAnswer):
     """A token and its text, or its bytes where it is a part of a character."""
 
     id: int
     piece: str | list[int]
 
 
-class Tokens(Answer):
+class Tokens(OpenAnswer):
     """A text's tokens."""
 
     tokens: list[int] | list[TokenPiece]
 
 
-class Content(Answer):
+class Content(OpenAnswer):
     """The text of tokens."""
 
     content: str
 
 
-class RenderedPrompt(Answer):
+class RenderedPrompt(OpenAnswer):
     """The prompt that the model's chat template renders for a conversation."""
 
     prompt: str
 
 
-class Props(Answer):
+class Props(OpenAnswer):
     """The default model's settings, under llama-server's names."""
 
     default_generation_settings: dict[str, Any]
@@ -249,7 +249,7 @@ class Props(Answer):
     chat_template: str | None
 
 
-class Slot(Answer):
+class Slot(OpenAnswer):
     """A slot, which runs one request."""
 
     id: int

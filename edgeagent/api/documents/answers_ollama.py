@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from edgeagent.api.documents.answers import Answer
+from edgeagent.api.documents.answers import OpenAnswer
 
 
-class OllamaRefusal(Answer):
+class OllamaRefusal(OpenAnswer):
     """The body of every error of the Ollama API."""
 
     error: str
 
 
-class OllamaVersion(Answer):
+class OllamaVersion(OpenAnswer):
     """The version of Ollama whose API this is."""
 
     version: str
     edgeagent: str
 
 
-class OllamaModel(Answer):
+class OllamaModel(OpenAnswer):
     """A model as Ollama lists it."""
 
     name: str
@@ -30,13 +30,13 @@ class OllamaModel(Answer):
     details: dict[str, Any]
 
 
-class OllamaModels(Answer):
+class OllamaModels(OpenAnswer):
     """Models as Ollama lists them."""
 
     models: list[OllamaModel]
 
 
-class OllamaDescription(Answer):
+class OllamaDescription(OpenAnswer):
     """A model as Ollama describes it."""
 
     modelfile: str
@@ -48,7 +48,7 @@ class OllamaDescription(Answer):
     modified_at: str
 
 
-class OllamaEnd(Answer):
+class OllamaEnd(OpenAnswer):
     """How a generation of Ollama's API ended; durations are nanoseconds."""
 
     model: str
@@ -57,7 +57,7 @@ class OllamaEnd(Answer):
     done_reason: str | None = None
 
 
-class OllamaChatMessage(Answer):
+class OllamaChatMessage(OpenAnswer):
     """The model's message."""
 
     role: Literal["assistant"]
@@ -76,7 +76,7 @@ class OllamaGeneration(OllamaEnd):
     response: str
 
 
-class OllamaEmbeddings(Answer):
+class OllamaEmbeddings(OpenAnswer):
     """The vectors, in the order of the texts, each of length 1; durations are nanoseconds."""
 
     model: str
@@ -86,13 +86,13 @@ class OllamaEmbeddings(Answer):
     prompt_eval_count: int
 
 
-class OllamaEmbedding(Answer):
+class OllamaEmbedding(OpenAnswer):
     """One text's vector, of length 1."""
 
     embedding: list[float]
 
 
-class OllamaPull(Answer):
+class OllamaPull(OpenAnswer):
     """How far a download is."""
 
     status: str

@@ -14,20 +14,20 @@ from edgeagent.api.responses import body as schemas_responses
 from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_TOOLS
 
 
-class Part(BaseModel):
+class OpenBody(BaseModel):
     """An object that may have more fields than these, which are ignored."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
-class TextPart(Part):
+class TextPart(OpenBody):
     """Text in a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Function(Part):
+class Function(OpenBody):
     """A function the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
@@ -37,14 +37,14 @@ class Function(Part):
     strict: bool | None = None
 
 
-class ChatTool(Part):
+class ChatTool(OpenBody):
     """A tool of a chat completion; functions are the only kind."""
 
     type: Literal["function"]
     function: Function
 
 
-class CalledFunction(Part):
+class CalledFunction(OpenBody):
     """The function that was called."""
 
     name: str
@@ -52,7 +52,7 @@ class CalledFunction(Part):
     """A JSON object, as text."""
 
 
-class ChatCall(Part):
+class ChatCall(OpenBody):
     """A call the model made."""
 
     id: str
@@ -60,7 +60,7 @@ class ChatCall(Part):
     function: CalledFunction
 
 
-class InstructionMessage(Part):
+class InstructionMessage(OpenBody):
     """A message of the system or the user."""
 
     role: Literal["system", "developer", "user"]
@@ -68,7 +68,7 @@ class InstructionMessage(Part):
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
-class AssistantMessage(Part):
+class AssistantMessage(OpenBody):
     """An earlier message of the model: its text and calls."""
 
     role: Literal["assistant"]
@@ -77,7 +77,7 @@ class AssistantMessage(Part):
     tool_calls: Annotated[list[ChatCall], Field(max_length=MAX_TOOLS)] | None = None
 
 
-class ToolMessage(Part):
+class ToolMessage(OpenBody):
     """A function's result; it answers a call of an earlier message."""
 
     role: Literal["tool"]
@@ -85,7 +85,7 @@ class ToolMessage(Part):
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class FunctionCallMessage(Part):
+class FunctionCallMessage(OpenBody):
     """An earlier call of the model, in the form of `functions`."""
 
     role: Literal["assistant"]
@@ -93,7 +93,7 @@ class FunctionCallMessage(Part):
     function_call: CalledFunction
 
 
-class FunctionMessage(Part):
+class FunctionMessage(OpenBody):
     """The result of a function that an earlier message calls by this name."""
 
     role: Literal["function"]
@@ -125,14 +125,14 @@ class EmbeddingsRequest(schemas_embeddings.EmbeddingsBody):
     input: str | list[str] | list[int] | list[list[int]]
 
 
-class InputText(Part):
+class InputText(OpenBody):
     """Text in an item."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class InputMessage(Part):
+class InputMessage(OpenBody):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -140,7 +140,7 @@ class InputMessage(Part):
     content: str | list[InputText]
 
 
-class InputCall(Part):
+class InputCall(OpenBody):
     """A call the model made."""
 
     type: Literal["function_call"]
@@ -149,7 +149,7 @@ class InputCall(Part):
     arguments: str
 
 
-class InputCallOutput(Part):
+class InputCallOutput(OpenBody):
     """A function's result; its call is in the conversation."""
 
     type: Literal["function_call_output"]
@@ -157,20 +157,20 @@ class InputCallOutput(Part):
     output: str | list[InputText]
 
 
-class InputReasoning(Part):
+class InputReasoning(OpenBody):
     """The model's reasoning, sent back."""
 
     type: Literal["reasoning"]
 
 
-class InputReference(Part):
+class InputReference(OpenBody):
     """An item of a stored response."""
 
     type: Literal["item_reference"]
     id: str
 
 
-class InputCompaction(Part):
+class InputCompaction(OpenBody):
     """The item that stands for the earlier part of a conversation, sent back."""
 
     type: Literal["compaction"]
@@ -195,7 +195,7 @@ class ResponseRequest(schemas_responses.CreateBody):
     """Server-sent events instead of one body; without effect on a WebSocket."""
 
 
-class OllamaFunction(Part):
+class OllamaFunction(OpenBody):
     """A function the model may call."""
 
     name: str
@@ -203,14 +203,14 @@ class OllamaFunction(Part):
     parameters: dict[str, Any] | None = None
 
 
-class OllamaTool(Part):
+class OllamaTool(OpenBody):
     """A tool of Ollama's API."""
 
     type: Literal["function"] = "function"
     function: OllamaFunction
 
 
-class OllamaMessage(Part):
+class OllamaMessage(OpenBody):
     """A message of Ollama's API."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -231,7 +231,7 @@ class OllamaGenerateRequest(schemas_ollama.GenerateBody):
     options: schemas_ollama.OptionsBody | None = None  # type: ignore[assignment]
 
 
-class OllamaModelRequest(Part):
+class OllamaModelRequest(OpenBody):
     """The name of a model; `name` is its older form."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]

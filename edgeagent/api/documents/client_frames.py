@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgeagent.api.documents.bodies import Part, ResponseRequest
+from edgeagent.api.documents.bodies import OpenBody, ResponseRequest
 
 StreamId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
 
@@ -19,7 +19,7 @@ class ResponseCreate(ResponseRequest):
     """The lane: responses of one lane come one after another, those of different lanes side by side."""
 
 
-class ResponseCancel(Part):
+class ResponseCancel(OpenBody):
     """Cancel a response, which then ends in response.incomplete; unknown and finished ones are ignored."""
 
     type: Literal["response.cancel"]
@@ -28,7 +28,7 @@ class ResponseCancel(Part):
     stream_id: StreamId | None = None
 
 
-class ResponseSteer(Part):
+class ResponseSteer(OpenBody):
     """Send an input to a response that is under way: it stops, and a successor answers."""
 
     type: Literal["response.steer"]
@@ -36,7 +36,7 @@ class ResponseSteer(Part):
     input: str | list[dict[str, Any]]
 
 
-class ResponseProcessed(Part):
+class ResponseProcessed(OpenBody):
     """An acknowledgement, which some clients send and none needs."""
 
     type: Literal["response.processed"]

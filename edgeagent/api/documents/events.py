@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from edgeagent.api.documents.answers import Answer, Error, Run, RunsAt, Timings
-from edgeagent.api.documents.bodies import Part, ResponseRequest
+from edgeagent.api.documents.answers import Error, OpenAnswer, Run, RunsAt, Timings
+from edgeagent.api.documents.bodies import OpenBody, ResponseRequest
 from edgeagent.types import RouteMode
 
 
-class OutputText(Answer):
+class OutputText(OpenAnswer):
     """Text that was generated."""
 
     type: Literal["output_text"]
@@ -18,7 +18,7 @@ class OutputText(Answer):
     logprobs: list[Any]
 
 
-class ReasoningText(Answer):
+class ReasoningText(OpenAnswer):
     """Reasoning that was generated."""
 
     type: Literal["reasoning_text"]
@@ -28,7 +28,7 @@ class ReasoningText(Answer):
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class MessageItem(Answer):
+class MessageItem(OpenAnswer):
     """A message of the model."""
 
     id: str
@@ -38,7 +38,7 @@ class MessageItem(Answer):
     content: list[OutputText]
 
 
-class ReasoningItem(Answer):
+class ReasoningItem(OpenAnswer):
     """The model's reasoning."""
 
     id: str
@@ -48,7 +48,7 @@ class ReasoningItem(Answer):
     content: list[ReasoningText]
 
 
-class FunctionCallItem(Answer):
+class FunctionCallItem(OpenAnswer):
     """A call the model makes; the arguments are JSON text."""
 
     id: str
@@ -59,7 +59,7 @@ class FunctionCallItem(Answer):
     status: ItemStatus
 
 
-class CompactionItem(Answer):
+class CompactionItem(OpenAnswer):
     """Stands for the conversation before it; clients send it back as it is."""
 
     id: str
@@ -70,7 +70,7 @@ class CompactionItem(Answer):
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CompactionItem
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(OpenAnswer):
     """Token counts of a response."""
 
     input_tokens: int
@@ -80,14 +80,14 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class ResponseError(Answer):
+class ResponseError(OpenAnswer):
     """Why a response failed."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
-class Notes(Answer):
+class Notes(OpenAnswer):
     """Facts about a response's request, from its first event on."""
 
     warnings: list[str] = []
@@ -102,7 +102,7 @@ class ResponseRun(Run, Notes):
     """Where a response was generated and why, the milliseconds of its stages, and warnings about its request."""
 
 
-class Response(Answer):
+class Response(OpenAnswer):
     """A response so far: its request, its output, and its token counts."""
 
     id: str
@@ -141,7 +141,7 @@ class Response(Answer):
     edgeagent: ResponseRun | Notes | None = None
 
 
-class ServerEvent(Answer):
+class ServerEvent(OpenAnswer):
     """The fields of every event: its number within its response, and its lane if that has a name."""
 
     sequence_number: int
@@ -286,7 +286,7 @@ class CompactionCompacting(ItemEvent):
     type: Literal["response.compaction.compacting"]
 
 
-class ErrorEvent(Answer):
+class ErrorEvent(OpenAnswer):
     """A request was refused before its response was created. `headers` say when to try again."""
 
     type: Literal["error"]
@@ -296,14 +296,14 @@ class ErrorEvent(Answer):
     stream_id: str | None = None
 
 
-class Steer(Answer):
+class Steer(OpenAnswer):
     """An input that steers a response."""
 
     id: str | None = None
     previous_response_id: Any = None
 
 
-class SteerError(Answer):
+class SteerError(OpenAnswer):
     """Why an input was refused."""
 
     type: Literal["invalid_request_error"]
@@ -360,7 +360,7 @@ SERVER_EVENTS = (
 )
 
 
-def kind_of(message: type[Part] | type[Answer] | type[ResponseRequest]) -> str:
+def kind_of(message: type[OpenBody] | type[OpenAnswer] | type[ResponseRequest]) -> str:
     """Return the type that a message carries."""
     (kind,) = message.model_fields["type"].annotation.__args__  # type: ignore[union-attr]
     return str(kind)

@@ -21,13 +21,13 @@ WEBSOCKET = "WS"
 OTHER = "other"
 METHODS = frozenset({"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", WEBSOCKET})
 
-Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Envelope:
     """See the module. `answer_unhandled` writes the bare 500 of a request whose answer had not begun."""
 
-    def __init__(self, app: ASGIApp, answer_unhandled: Answer) -> None:
+    def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:
         self._app = app
         self._answer_unhandled = answer_unhandled
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeagent.api.ollama.wire import rfc3339
-from edgeagent.api.openai.chat_answer import Answer, finish_reason, logprobs_body
+from edgeagent.api.openai.chat_answer import ChatAnswer, finish_reason, logprobs_body
 from edgeagent.types import (
     Delta,
     Finished,
@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerFields:
     """The fields that a line, or the whole body, has for the answer."""
 
     text: str = ""
@@ -38,10 +38,10 @@ class Part:
     calls: Sequence[Fields] = ()
 
 
-Shape = Callable[[Part], Fields]
+Shape = Callable[[AnswerFields], Fields]
 
 
-def chat_shape(part: Part) -> Fields:
+def chat_shape(part: AnswerFields) -> Fields:
     """Return the fields in which /api/chat answers."""
     message: Fields = {"role": "assistant", "content": part.text}
     if part.thinking:
@@ -51,7 +51,7 @@ def chat_shape(part: Part) -> Fields:
     return {"message": message}
 
 
-def generate_shape(part: Part) -> Fields:
+def generate_shape(part: AnswerFields) -> Fields:
     """Return the fields in which /api/generate answers."""
     return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
 
@@ -60,7 +60,7 @@ class OllamaAnswer:
     """One answer. `model` is the name the client used; the clock runs from here on."""
 
     def __init__(self, request_id: str, model: str, shape: Shape) -> None:
-        self._answer = Answer(request_id, model, 1)
+        self._answer = ChatAnswer(request_id, model, 1)
         self._shape = shape
         self._began_ns = time.monotonic_ns()
         self._num_calls_sent = 0
@@ -75,15 +75,15 @@ class OllamaAnswer:
             self._answer.add(0, delta)
             return []
         calls = self._new_calls()
-        lines = [self._line(Part(calls=calls))] if calls else []
+        lines = [self._line(AnswerFields(calls=calls))] if calls else []
         self._answer.add(0, delta)
         match delta:
             case TextDelta(text, logprobs):
-                lines.append(self._line(Part(text), logprobs))
+                lines.append(self._line(AnswerFields(text), logprobs))
             case ReasoningDelta(text):
-                lines.append(self._line(Part(thinking=text)))
+                lines.append(self._line(AnswerFields(thinking=text)))
             case Finished():
-                lines.append(self._last(Part()))
+                lines.append(self._last(AnswerFields()))
         return lines
 
     def delivered(self, step: Step) -> None:
@@ -93,12 +93,12 @@ class OllamaAnswer:
     def body(self) -> Fields:
         """Return the whole answer; raise BackendUnavailable where it was cut short."""
         choice = self._answer.choices[0]
-        part = Part("".join(choice.texts), "".join(choice.reasonings), self._calls())
+        part = AnswerFields("".join(choice.texts), "".join(choice.reasonings), self._calls())
         return self._last(part, choice.logprobs)
 
     def loaded(self, *, is_unload: bool) -> Fields:
         """Return the answer to a request that only wants the model loaded, or unloaded, which it never is."""
-        fields = {**self._head(), **self._shape(Part()), "done": True, "done_reason": "load"}
+        fields = {**self._head(), **self._shape(AnswerFields()), "done": True, "done_reason": "load"}
         if is_unload:
             fields["edgeagent"] = {"note": "keep_alive 0 has no effect: this daemon keeps its model loaded"}
         return fields
@@ -113,10 +113,10 @@ class OllamaAnswer:
         calls = (_call(started, "".join(parts)) for started, parts in made)
         return [call for call in calls if call is not None]
 
-    def _line(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
+    def _line(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
         return {**self._head(), **self._shape(part), "done": False, **_logprobs(logprobs)}
 
-    def _last(self, part: Part, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
+    def _last(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
         choice = self._answer.choices[0]
         finished = choice.finished
         assert finished is not None, "a backend's steps end with Finished"

@@ -37,7 +37,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Choice:
+class ChatChoice:
     """One generation's answer so far."""
 
     texts: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Choice:
         return message
 
 
-class Answer:
+class ChatAnswer:
     """A completion so far: its choices, and how long steps took from the engine to the client.
 
     `has_functions`: calls are written in the older form, as functions.
@@ -71,7 +71,7 @@ class Answer:
         self.has_functions = has_functions
         self.model = model
         self.created = int(time.time())
-        self.choices = [Choice() for _ in range(num_choices)]
+        self.choices = [ChatChoice() for _ in range(num_choices)]
         self._delivery_time = DeliveryTime()
 
     def add(self, index: int, delta: Delta) -> None:
@@ -132,7 +132,7 @@ class Answer:
             )
         )
 
-    def measures(self, choice: Choice) -> Fields:
+    def measures(self, choice: ChatChoice) -> Fields:
         """Return llama-server's `timings` and our own object for one choice."""
         finished = _finished(choice)
         return {
@@ -150,7 +150,7 @@ class Chunks:
     as OpenAI has it, or clients would show an empty text beside a call.
     """
 
-    def __init__(self, answer: Answer, delivery: Delivery) -> None:
+    def __init__(self, answer: ChatAnswer, delivery: Delivery) -> None:
         self._answer = answer
         self._is_usage_streamed = delivery.is_usage_streamed
         self._has_timings = delivery.has_timings
@@ -219,7 +219,7 @@ class Chunks:
         return {**self._head, "choices": [choice], **self._tail}
 
 
-def _finished(choice: Choice) -> Finished:
+def _finished(choice: ChatChoice) -> Finished:
     assert choice.finished is not None, "a backend's steps end with Finished"
     return choice.finished
 

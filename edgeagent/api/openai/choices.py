@@ -29,12 +29,12 @@ MAX_AT_ONCE = 8
 _MAX_INLINE_LOGPROBS = 256
 
 Fields = dict[str, Any]
-Steps = AsyncGenerator[tuple[int, Step], None]
+ChoiceSteps = AsyncGenerator[tuple[int, Step], None]
 
 logger = logging.getLogger(__name__)
 
 
-class Answer(Protocol):
+class AnswerBuilder(Protocol):
     """Collects the steps of all choices into an answer."""
 
     id: str
@@ -64,7 +64,7 @@ class Chunks(Protocol):
         ...
 
 
-async def run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
+async def run(service: Service, requests: Sequence[GenerateRequest]) -> ChoiceSteps:
     """Yield the steps of all requests as they come, each with its request's index; MAX_AT_ONCE run at a time."""
     if len(requests) == 1:
         async with aclosing(service.generate(requests[0])) as steps:
@@ -98,8 +98,8 @@ async def run(service: Service, requests: Sequence[GenerateRequest]) -> Steps:
 
 async def respond(
     request: Request,
-    steps: Steps,
-    answer: Answer,
+    steps: ChoiceSteps,
+    answer: AnswerBuilder,
     chunks: Chunks | None,
     ping_interval_s: float | None,
     *,
@@ -134,7 +134,7 @@ async def respond(
         raise reworded(error) from None
 
 
-async def _collect(steps: Steps, answer: Answer) -> bytes:
+async def _collect(steps: ChoiceSteps, answer: AnswerBuilder) -> bytes:
     """Return the body of the whole answer."""
     num_logprobs = 0
     async with aclosing(steps):
@@ -155,7 +155,7 @@ async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
 
 
 async def _events(
-    steps: Steps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
+    steps: ChoiceSteps, answer: AnswerBuilder, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
     try:

@@ -32,7 +32,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Choice:
+class TextChoice:
     """One generation so far. Its text, and the places of tokens in it, begin with the prompt where that is echoed."""
 
     parts: list[Piece] = field(default_factory=list)
@@ -87,7 +87,7 @@ class TextChoices:
         self.created = int(time.time())
         self.completion = completion
         self.model = completion.groups[0][0].model
-        self.choices = [Choice() for _ in completion.requests]
+        self.choices = [TextChoice() for _ in completion.requests]
         self._delivery_time = DeliveryTime()
 
     def take(self, index: int, step: Step) -> None:
@@ -130,7 +130,7 @@ class TextChoices:
             )
         )
 
-    def measures(self, choice: Choice) -> Fields:
+    def measures(self, choice: TextChoice) -> Fields:
         """Return llama-server's `timings` and our own object for one choice."""
         finished = choice.end()
         return {
@@ -138,11 +138,11 @@ class TextChoices:
             "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
         }
 
-    def _groups(self) -> list[list[Choice]]:
+    def _groups(self) -> list[list[TextChoice]]:
         size = len(self.completion.groups[0])
         return [self.choices[start : start + size] for start in range(0, len(self.choices), size)]
 
-    def _best(self, group: Sequence[Choice]) -> list[Choice]:
+    def _best(self, group: Sequence[TextChoice]) -> list[TextChoice]:
         if self.completion.num_kept == len(group):
             return list(group)
         return sorted(group, key=lambda choice: -choice.mean_logprob())[: self.completion.num_kept]

@@ -13,10 +13,10 @@ from edgeagent.api.service import Service
 from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, Step
 
-Steps = AsyncGenerator[Step | CompactionStep, None]
+TurnSteps = AsyncGenerator[Step | CompactionStep, None]
 
 
-async def steps_of(turn: Turn, service: Service) -> Steps:
+async def steps_of(turn: Turn, service: Service) -> TurnSteps:
     """Yield a turn's steps; the last one ends it, or an EdgeAgentError is raised."""
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))

@@ -1,7 +1,8 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
 A connection's own memory; the store (response_store) keeps what outlives the connection. Nothing here waits: `missing`
-names what is not remembered, and the caller fetches that from the store as `Found`. It does not know the wire's events.
+names what is not remembered, and the caller fetches that from the store as `Recalled`. It does not know the
+wire's events.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Recalled:
     """What the store had of the ids of a Missing. `route` is the strictest of the responses that have the items."""
 
     previous: StoredResponse | None = None
@@ -122,7 +123,7 @@ class ConnectionHistory:
         if previous_id in self._recent and self._recent[previous_id][0] == lane:
             self.forget(previous_id)
 
-    def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Found) -> Conversation:
+    def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Recalled) -> Conversation:
         """Return the whole conversation: the previous response's, then the new items, references resolved.
 
         Raises ResponseNotFound, and InvalidRequest for a reference to nothing or a function's output that answers no
@@ -146,7 +147,7 @@ class ConnectionHistory:
         _check_calls(items)
         return Conversation(items, len(inherited), is_storable, route)
 
-    def _previous(self, previous_id: str, found: Found) -> StoredResponse:
+    def _previous(self, previous_id: str, found: Recalled) -> StoredResponse:
         if previous_id in self._recent:
             self._recent.move_to_end(previous_id)
             return self._recent[previous_id][1]
@@ -156,7 +157,7 @@ class ConnectionHistory:
             )
         return found.previous
 
-    def _resolve(self, item_id: str, found: Found) -> tuple[Item, bool, RouteMode | None]:
+    def _resolve(self, item_id: str, found: Recalled) -> tuple[Item, bool, RouteMode | None]:
         for _, response in reversed(self._recent.values()):
             for item in response.items:
                 if item.id == item_id:

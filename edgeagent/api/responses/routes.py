@@ -15,7 +15,7 @@ from edgeagent.api.responses import background
 from edgeagent.api.responses.background import keep
 from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
 from edgeagent.api.responses.events import TERMINAL, set_delivery
-from edgeagent.api.responses.generation import Steps, steps_of
+from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.history import ConnectionHistory
 from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.turn import Turn, begin_turn, unexpected
@@ -64,7 +64,7 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
     return begin_turn(create, context.service, history, found, partition=partition)
 
 
-async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
+async def _collect(turn: Turn, steps: TurnSteps, context: Context) -> None:
     turn.events.created()
     with context.holding(turn):
         async with aclosing(steps):
@@ -73,14 +73,14 @@ async def _collect(turn: Turn, steps: Steps, context: Context) -> None:
         await keep(turn, context)
 
 
-async def _stream_held(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
+async def _stream_held(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
     with context.holding(turn):
         async with aclosing(_stream(turn, steps, context)) as frames:
             async for frame in frames:
                 yield frame
 
 
-async def _stream(turn: Turn, steps: Steps, context: Context) -> AsyncGenerator[bytes, None]:
+async def _stream(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
     """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
     delivery_time = DeliveryTime()
     for event in turn.events.created():

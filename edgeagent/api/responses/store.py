@@ -20,7 +20,7 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from edgeagent.api.responses.database import DamagedError, Limits, ResponseDatabase, set_aside
-from edgeagent.api.responses.history import ConnectionHistory, Found, Missing, StoredResponse
+from edgeagent.api.responses.history import ConnectionHistory, Missing, Recalled, StoredResponse
 from edgeagent.api.responses.items import Item
 from edgeagent.config import ServerConfig
 from edgeagent.router.modes import strictest
@@ -63,10 +63,10 @@ class ResponseStore:
         self._histories.add(history)
         return history
 
-    async def find(self, missing: Missing, partition: str) -> Found:
+    async def find(self, missing: Missing, partition: str) -> Recalled:
         """Return what this partition has of the ids that a connection does not remember."""
         if not missing:
-            return Found()
+            return Recalled()
         return await self._ask(lambda shelf: shelf.find(missing, partition))
 
     async def get(self, response_id: str, partition: str) -> StoredResponse | None:
@@ -117,7 +117,7 @@ class _Shelf:
         self._last_error = ""
         self.trouble: str | None = None
 
-    def find(self, missing: Missing, partition: str) -> Found:
+    def find(self, missing: Missing, partition: str) -> Recalled:
         previous = None
         if missing.previous_id is not None:
             previous = self.get(missing.previous_id, partition)
@@ -130,7 +130,7 @@ class _Shelf:
                 those = {item.id: item for item in response.items if item.id in missing.item_ids}
                 items |= those
                 route = strictest(route, response.route if those else None)
-        return Found(previous, items, route)
+        return Recalled(previous, items, route)
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
         if (unwritten := self._unwritten_of(response_id, partition)) is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
-from edgeagent.api.responses.history import ConnectionHistory, Conversation, Found, StoredResponse
+from edgeagent.api.responses.history import ConnectionHistory, Conversation, Recalled, StoredResponse
 from edgeagent.api.responses.item_json import with_id
 from edgeagent.api.responses.items import Item
 from edgeagent.api.service import Service
@@ -77,7 +77,7 @@ def begin_turn(
     create: ResponseCreate,
     service: Service,
     history: ConnectionHistory,
-    found: Found,
+    found: Recalled,
     *,
     default_model: str | None = None,
     stream_id: str | None = None,

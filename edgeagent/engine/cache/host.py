@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from edgeagent.engine.cache.backlog import Backlog
 from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
 from edgeagent.engine.cache.eviction_value import value_of
-from edgeagent.engine.cache.pins import Holdings
+from edgeagent.engine.cache.pins import Pins
 from edgeagent.types import CacheStatus
 
 # Priority of a block that the tier below keeps too, as a part of what it would be otherwise: a read brings it back.
@@ -78,7 +78,7 @@ class HostTier:
         self._partitions: dict[BlockKey, _Partition] = {}
         self._backlog = Backlog(below)
         self._is_waiting = False
-        self._holdings = Holdings(int(max_bytes * _HELD_SHARE))
+        self._pins = Pins(int(max_bytes * _HELD_SHARE))
         self._order = itertools.count()
         self._floor = 0.0  # priority of what was evicted last
         self._num_bytes = 0
@@ -172,7 +172,7 @@ class HostTier:
         """Keep blocks, given from the first of their chain on, until this lane holds others or others need the room."""
         blocks = [self._entries[key].block for key in keys if key in self._entries]
         if blocks:
-            freed = self._holdings.hold(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
+            freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
             for key in (*freed, *(block.key for block in blocks)):
                 self._queue(self._entries[key])
 
@@ -190,7 +190,7 @@ class HostTier:
 
     def purge(self, root: BlockKey | None = None) -> int:
         """See BlockTier."""
-        for key in self._holdings.release(root):
+        for key in self._pins.release(root):
             self._queue(self._entries[key])
         gone = [entry for entry in self._entries.values() if root is None or entry.block.root == root]
         for entry in sorted(gone, key=lambda entry: -entry.block.start):
@@ -244,7 +244,7 @@ class HostTier:
 
     def _may_go(self, entry: _Entry) -> bool:
         key = entry.block.key
-        if key in self._holdings or key in self._backlog or entry.importance is Importance.PINNED:
+        if key in self._pins or key in self._backlog or entry.importance is Importance.PINNED:
             return False
         return key not in self._children or entry.is_below
 
@@ -302,7 +302,7 @@ class HostTier:
         if not self._has_to_give_way:
             return None
         kept = {block.parent, *self._children}
-        leaves = [self._entries[key] for key in self._backlog if key not in kept and key not in self._holdings]
+        leaves = [self._entries[key] for key in self._backlog if key not in kept and key not in self._pins]
         leaves = [entry for entry in leaves if entry.importance is not Importance.PINNED]
         return min(leaves, key=lambda entry: entry.priority, default=None)
 
@@ -377,7 +377,7 @@ class HostTier:
 
     def _remove(self, entry: _Entry) -> None:
         block = entry.block
-        self._holdings.forget(block.key)
+        self._pins.forget(block.key)
         self._backlog.forget(block.key)
         del self._entries[block.key]
         siblings = self._children[block.parent]

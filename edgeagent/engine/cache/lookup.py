@@ -34,7 +34,7 @@ _MIN_SWEEP = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class BlockReference:
     """A block to restore at position `start`: the first `num_tokens` of its `length` tokens are wanted."""
 
     tier: BlockTier
@@ -59,8 +59,8 @@ class Link:
 class Continuation:
     """What follows a chain: the next block that a child may extend, and a block that has all tokens asked for."""
 
-    extendable: Link | None
-    complete: Link | None
+    extendable: BlockReference | None
+    complete: BlockReference | None
 
 
 class BlockCache:
@@ -110,23 +110,23 @@ class BlockCache:
         self.refresh(_MAX_HEADS)
         return self.tree.walk(root, tokens)
 
-    def find(self, walk: Walk) -> list[Link]:
+    def find(self, walk: Walk) -> list[BlockReference]:
         """Return the chain of blocks that restores the most of what was looked up, of the fewest blocks."""
-        last_to: dict[int, Link | None] = {0: None}  # the last block of the shortest chain that ends there
+        last_to: dict[int, BlockReference | None] = {0: None}  # the last block of the shortest chain that ends there
         num_blocks = {0: 0}
         for place in walk.blocks():
             if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):
-                link = self._link(place, place.end)
-                if link is not None:
-                    last_to[place.end], num_blocks[place.end] = link, num_blocks[place.start] + 1
+                reference = self._reference(place, place.end)
+                if reference is not None:
+                    last_to[place.end], num_blocks[place.end] = reference, num_blocks[place.start] + 1
         end = max(last_to)
         part = self._part(walk, num_blocks, end) if self._can_cut else None
-        links = [] if part is None else [part]
+        references = [] if part is None else [part]
         at = end if part is None else part.start
         while (last := last_to[at]) is not None:
-            links.append(last)
+            references.append(last)
             at = last.start
-        return links[::-1]
+        return references[::-1]
 
     def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
         """Look for `own` tokens behind a chain that ends at `at` with the block `key` (None: an empty one).
@@ -138,23 +138,23 @@ class BlockCache:
         walk = self.tree.walk(root, own, key)
         extendable = complete = None
         for place in walk.blocks():
-            if place.start != at or place.end == at or (link := self._link(place, place.end)) is None:
+            if place.start != at or place.end == at or (reference := self._reference(place, place.end)) is None:
                 continue
-            if link.length == self.block_tokens or place.end == cut or self.tree.has_children(place.key):
-                extendable = link
-            if link.length == len(own):
-                complete = link
+            if reference.length == self.block_tokens or place.end == cut or self.tree.has_children(place.key):
+                extendable = reference
+            if reference.length == len(own):
+                complete = reference
         if complete is None and self._can_cut:
             complete = self._part(walk, {at: 0}, at + len(own) - 1)
         return Continuation(extendable, complete)
 
-    def extendable(self, links: Sequence[Link], cut: int = 0) -> list[Link]:
+    def extendable(self, references: Sequence[BlockReference], cut: int = 0) -> list[BlockReference]:
         """Return the blocks of a chain that a child may extend; a partial last block is left out."""
-        if not links:
+        if not references:
             return []
-        *before, last = links
+        *before, last = references
         is_end = last.length == self.block_tokens or last.end == cut or self.tree.has_children(last.key)
-        return list(links) if last.is_whole and is_end else before
+        return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
         """Whether some tier has a block, and lookups find it: one that came back below is not in the tree at once."""
@@ -194,19 +194,19 @@ class BlockCache:
         """Return a number that rises with each purge of a partition: older blocks must not be kept again."""
         return self._num_purges[None] + self._num_purges[root]
 
-    def use(self, links: Sequence[Link]) -> None:
+    def use(self, references: Sequence[BlockReference]) -> None:
         """Note that a request uses these blocks."""
-        keys = [link.key for link in links]
+        keys = [reference.key for reference in references]
         self.host.promote(keys, Importance.REUSED)
         if self.below is not None:
             self.below.touch(keys)
 
-    def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> Link | None:
+    def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
         """Return the block that reaches furthest along a walk, from one of these positions beyond `end`, cut there.
 
         Of several: one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
         """
-        best: Link | None = None
+        best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None
         gone = []
         for place, depth in walk.across(end):
@@ -214,23 +214,25 @@ class BlockCache:
                 break
             if place.start not in num_blocks or depth - place.start < MIN_PART:
                 continue
-            link = self._link(place, depth)
-            if link is None:
+            reference = self._reference(place, depth)
+            if reference is None:
                 gone.append(place.key)
                 continue
-            rank = (link.tier is self.host, -num_blocks[link.start], -link.length)
+            rank = (reference.tier is self.host, -num_blocks[reference.start], -reference.length)
             if best_rank is None or rank > best_rank:
-                best, best_rank = link, rank
+                best, best_rank = reference, rank
         for key in gone:
             self.tree.discard(key)
         return best
 
-    def _link(self, place: Place, end: int) -> Link | None:
-        """Return a block as a link up to a position, if a tier holds it."""
+    def _reference(self, place: Place, end: int) -> BlockReference | None:
+        """Return a block as a reference up to a position, if a tier holds it."""
         for tier in self._tiers:
             num_bytes = tier.num_bytes(place.key)
             if num_bytes is not None:
-                return Link(tier, place.key, place.start, end - place.start, place.end - place.start, num_bytes)
+                return BlockReference(
+                    tier, place.key, place.start, end - place.start, place.end - place.start, num_bytes
+                )
         return None
 
 

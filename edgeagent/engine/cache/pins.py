@@ -1,6 +1,6 @@
 """Which blocks are held for lanes: the latest response of a conversation stays until its next one.
 
-It owns who holds what, and that all holdings together are bounded. It evicts nothing and knows no blocks, only their
+It owns who holds what, and that all pins together are bounded. It evicts nothing and knows no blocks, only their
 keys and sizes.
 """
 
@@ -16,67 +16,67 @@ MAX_LANES = 256  # a choice looks at all of them
 
 
 @dataclass(frozen=True, slots=True)
-class _Holding:
+class _Pin:
     root: BlockKey
     sizes: dict[BlockKey, int]  # bytes by key
 
 
-class Holdings:
+class Pins:
     """Blocks by lane, of at most `max_bytes` together; of the partition that has most, the oldest goes first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._holdings: OrderedDict[str, _Holding] = OrderedDict()  # the least recently used lane first
-        self._num_holders: Counter[BlockKey] = Counter()
+        self._pins: OrderedDict[str, _Pin] = OrderedDict()  # the least recently used lane first
+        self._num_pins: Counter[BlockKey] = Counter()
         self._num_bytes = 0
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._num_holders
+        return key in self._num_pins
 
-    def hold(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
+    def pin(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
         """Hold blocks of a partition for a lane instead of those before; return the blocks that no lane holds any more.
 
         Blocks of more bytes than all lanes may hold together are not held.
         """
-        freed = self._let_go(lane)
+        freed = self._unpin(lane)
         if sizes and sum(sizes.values()) <= self._max_bytes:
-            self._holdings[lane] = _Holding(root, dict(sizes))
+            self._pins[lane] = _Pin(root, dict(sizes))
             for key, size in sizes.items():
-                self._num_bytes += 0 if key in self._num_holders else size
-                self._num_holders[key] += 1
-            while self._num_bytes > self._max_bytes or len(self._holdings) > MAX_LANES:
-                freed |= self._let_go(self._choose_lane(lane))
-        return freed - self._num_holders.keys()
+                self._num_bytes += 0 if key in self._num_pins else size
+                self._num_pins[key] += 1
+            while self._num_bytes > self._max_bytes or len(self._pins) > MAX_LANES:
+                freed |= self._unpin(self._choose_lane(lane))
+        return freed - self._num_pins.keys()
 
     def release(self, root: BlockKey | None) -> set[BlockKey]:
         """Let go of all blocks of a partition (None: of all); return them."""
-        lanes = [lane for lane, holding in self._holdings.items() if root in (None, holding.root)]
+        lanes = [lane for lane, pin in self._pins.items() if root in (None, pin.root)]
         freed: set[BlockKey] = set()
-        return freed.union(*[self._let_go(lane) for lane in lanes])
+        return freed.union(*[self._unpin(lane) for lane in lanes])
 
     def forget(self, key: BlockKey) -> None:
         """Take note that a block is gone: a longer one has its place."""
-        if key in self._num_holders:
-            del self._num_holders[key]
-            sizes = [holding.sizes.pop(key) for holding in self._holdings.values() if key in holding.sizes]
+        if key in self._num_pins:
+            del self._num_pins[key]
+            sizes = [pin.sizes.pop(key) for pin in self._pins.values() if key in pin.sizes]
             self._num_bytes -= sizes[0]
 
     def _choose_lane(self, latest: str) -> str:
         """Return the least recently used lane of the partition that holds most; of any, if that has only the latest."""
         num_bytes: Counter[BlockKey] = Counter()
-        for holding in self._holdings.values():
-            num_bytes[holding.root] += sum(holding.sizes.values())
+        for pin in self._pins.values():
+            num_bytes[pin.root] += sum(pin.sizes.values())
         ((largest, _),) = num_bytes.most_common(1)
-        others = [lane for lane in self._holdings if lane != latest]
-        return next((lane for lane in others if self._holdings[lane].root == largest), others[0])
+        others = [lane for lane in self._pins if lane != latest]
+        return next((lane for lane in others if self._pins[lane].root == largest), others[0])
 
-    def _let_go(self, lane: str) -> set[BlockKey]:
-        holding = self._holdings.pop(lane, None)
+    def _unpin(self, lane: str) -> set[BlockKey]:
+        pin = self._pins.pop(lane, None)
         freed: set[BlockKey] = set()
-        for key, size in holding.sizes.items() if holding is not None else ():
-            self._num_holders[key] -= 1
-            if self._num_holders[key] == 0:
-                del self._num_holders[key]
+        for key, size in pin.sizes.items() if pin is not None else ():
+            self._num_pins[key] -= 1
+            if self._num_pins[key] == 0:
+                del self._num_pins[key]
                 self._num_bytes -= size
                 freed.add(key)
         return freed

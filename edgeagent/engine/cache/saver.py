@@ -14,7 +14,7 @@ from enum import Enum
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
 from edgeagent.engine.cache.chain import Chain
-from edgeagent.engine.cache.lookup import BlockCache, Continuation, Link
+from edgeagent.engine.cache.lookup import BlockCache, BlockReference, Continuation
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.slots import PrefixCache, Source
 from edgeagent.engine.cost_model import CostModel
@@ -102,7 +102,7 @@ class Saver:
         """Whether an idle sequence may leave the cells at no loss."""
         return seq_id in self._saved
 
-    def claim(self, root: BlockKey, source: Source, known: Sequence[Link]) -> int | None:
+    def claim(self, root: BlockKey, source: Source, known: Sequence[BlockReference]) -> int | None:
         """Return a live sequence with a prefix from the cells; see PrefixCache.claim.
 
         `known` are the blocks that its prompt begins with: those saved of it extend them.
@@ -111,7 +111,9 @@ class Saver:
         if seq_id is not None:
             self._forget(seq_id)
             if not self._has_state:
-                self._chains[seq_id] = Chain((link.end, link.key) for link in self.blocks.extendable(known))
+                self._chains[seq_id] = Chain(
+                    (reference.end, reference.key) for reference in self.blocks.extendable(known)
+                )
         return seq_id
 
     def release(self, seq_id: int, *, keep: bool, priority: CachePriority) -> None:
@@ -345,8 +347,8 @@ class Saver:
         Each block has a state, and a restore reads them all: so reach back until the cells take as many bytes.
         """
         length = self.cells.length(seq_id)
-        links = self.blocks.find(self.blocks.walk(self.cells.root(seq_id), self.cells.tokens(seq_id)))
-        if not links or links[-1].end < length:
-            while links and (length - links[-1].end) * self._cell_bytes <= self._state_bytes:
-                links.pop()
-        return Chain((link.end, link.key) for link in links)
+        references = self.blocks.find(self.blocks.walk(self.cells.root(seq_id), self.cells.tokens(seq_id)))
+        if not references or references[-1].end < length:
+            while references and (length - references[-1].end) * self._cell_bytes <= self._state_bytes:
+                references.pop()
+        return Chain((reference.end, reference.key) for reference in references)

@@ -5,7 +5,8 @@ idle stands in the radix tree that has the blocks too; a new prompt takes over o
 Idle prefixes are evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to keep
 them elsewhere.
 
-Ledger: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of one = its length.
+Invariant: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of each = its
+length.
 """
 
 from __future__ import annotations
@@ -162,14 +163,14 @@ class PrefixCache:
         """
         self._tree.truncate(seq_id, length)
         self._cells.trim(seq_id, length)
-        return self.restore(seq_id)
+        return self.rewind(seq_id)
 
     def append(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
         self._cells.take(seq_id, len(tokens))
         self._tree.extend(seq_id, tokens)
 
-    def restore(self, seq_id: int) -> int:
+    def rewind(self, seq_id: int) -> int:
         """Make the runner agree with what is recorded of a live sequence, after a decode that ended midway.
 
         Return the length it has afterwards: the recorded one, or 0 where the memory could not be cut.

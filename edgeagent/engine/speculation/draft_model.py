@@ -32,7 +32,7 @@ _MIN_CATCH_UP = 32
 class _Draft:
     """A sequence's state in the draft model.
 
-    ledger: the cache holds `num_agreed` tokens, all equal to the target's; the runner holds those and then `guesses`.
+    The cache holds `num_agreed` tokens, all equal to the target's; the runner holds those and then `guesses`.
     """
 
     seq_id: int
@@ -74,7 +74,7 @@ class DraftModel:
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.guesses.clear()
-                draft.num_agreed = self._cache.restore(draft.seq_id)
+                draft.num_agreed = self._cache.rewind(draft.seq_id)
             return {}
         except InternalError:
             # No answer needs the draft; what its memory holds after a failed decode is not known.
@@ -93,7 +93,7 @@ class DraftModel:
         self._acceptances.pop(sequence.id, None)
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
-            self._cache.restore(draft.seq_id)
+            self._cache.rewind(draft.seq_id)
             self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
     def _choose(self, sequence: Sequence, num_decoding: int, depth: int) -> int:
@@ -138,7 +138,7 @@ class DraftModel:
         if stood:
             self._cache.append(draft.seq_id, draft.guesses[:stood])
         draft.guesses.clear()
-        draft.num_agreed = self._cache.restore(draft.seq_id)
+        draft.num_agreed = self._cache.rewind(draft.seq_id)
         return draft
 
     def _begin(self, sequence: Sequence) -> _Draft | None:

@@ -9,7 +9,7 @@ from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.worker.child.low_priority import give_way
 from edgeagent.worker.protocol import DiskCache
 
@@ -18,9 +18,9 @@ def start_block_store(disk: DiskCache) -> BlockStore:
     """Return a store with its writer's thread; it looks at the folder while the model loads."""
     files = Files(Path(disk.folder))
     # A restart under a wrong clock ages blocks by half their time at most.
-    ledger = Ledger(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
+    budget = WriteBudget(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
     limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
-    store = BlockStore(files, Seal(disk.secret), ledger, limits, close_s=disk.close_s)
+    store = BlockStore(files, Seal(disk.secret), budget, limits, close_s=disk.close_s)
     threading.Thread(target=_run, args=(store,), name="block writer", daemon=True).start()
     return store
 

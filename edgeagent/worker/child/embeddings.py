@@ -15,7 +15,7 @@ from edgeagent.engine.llama.embedder import Rows, shortened
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Embed, Embedding, TextAnswer
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import Answer, failed
+from edgeagent.worker.protocol import AnswerPart, failed
 
 _SHARE = 0.2  # of the time, while something is generated
 _BUDGET_SHARE = 0.3  # of the inter-token-latency budget, for one chunk then
@@ -122,4 +122,4 @@ class Embeddings:
         embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
         if not job.texts:
             self.drop(ask_id)
-        self._frames.put(Answer(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))
+        self._frames.put(AnswerPart(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))

@@ -25,7 +25,7 @@ class Frames(Protocol):
     def put(self, frame: FromWorker, /) -> None: ...
 
 
-class Writer(threading.Thread):
+class FrameWriter(threading.Thread):
     """Puts what comes through `frames` on the pipe; None ends it. Bytes are frames that the outlet could not write."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -49,7 +49,7 @@ class Writer(threading.Thread):
 class Outlet:
     """The main thread's frames, in order: each is written at once, or left to the writer, behind earlier ones."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: FrameWriter) -> None:
         self._writer = writer
         self._num_left = 0
         self._poll = None

@@ -37,7 +37,7 @@ from edgeagent.worker.child.embeddings import Embeddings
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.host import Host, Prepared
 from edgeagent.worker.child.turns import Turns
-from edgeagent.worker.protocol import Answer, Ask, Cancel, Drop, StepItem, Steps, Stop, Submit, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
 
 # More is held back only while a long text may or may not be the beginning of a call.
 _MAX_UNSAID = 64
@@ -172,7 +172,7 @@ class Worker:
                     self._cancel(command.id)
                 case Ask(ask_id, PurgeCache(partition)):
                     num_gone = self._engine.purge(partition)
-                    self._frames.put(Answer(ask_id, TextAnswer(str(num_gone)), is_last=True))
+                    self._frames.put(AnswerPart(ask_id, TextAnswer(str(num_gone)), is_last=True))
                 case Ask(ask_id, Embed() as query):
                     self._embeddings.add(ask_id, query)
                 case TextsReady(ask_id, texts):
@@ -249,9 +249,9 @@ class Worker:
             *parts, rest = _split(item)
             last.append(rest)
             for part in parts:
-                self._frames.put(Steps(at_s, (part,)))
+                self._frames.put(StepResult(at_s, (part,)))
         if last:
-            self._frames.put(Steps(at_s, tuple(last)))
+            self._frames.put(StepResult(at_s, tuple(last)))
 
     def _item(self, request: _Request, output: Output) -> StepItem:
         assert request.prepared is not None

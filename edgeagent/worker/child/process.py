@@ -31,7 +31,7 @@ from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed, PurgeCache, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
-from edgeagent.worker.child.frame_writer import Frames, Outlet, Writer
+from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.child.questions import Questions
@@ -214,7 +214,7 @@ def main() -> int:
     _die_with_parent()
     set_limits()
     _detach_from_terminal()
-    writer = Writer(_claim_stdout())
+    writer = FrameWriter(_claim_stdout())
     try:
         message = read_to_worker(sys.stdin.buffer)
     except ProtocolError:

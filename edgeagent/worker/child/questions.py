@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed, TextAnswer, TextQuery
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import Answer, Ask, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, failed
 
 # What one frame holds of an answer.
 _MAX_TOKENS = 4096
@@ -67,9 +67,9 @@ class Questions(threading.Thread):
             *parts, last = _split(answer(ask.query))
             for part in parts:
                 if ask.id in self._live:
-                    self._frames.put(Answer(ask.id, part, is_last=False))
+                    self._frames.put(AnswerPart(ask.id, part, is_last=False))
             if ask.id in self._live:
-                self._frames.put(Answer(ask.id, last, is_last=True))
+                self._frames.put(AnswerPart(ask.id, last, is_last=True))
         except EdgeAgentError as error:
             self._frames.put(failed(ask.id, error))
         except BaseException:  # the thread's outermost call: one bad question must not end it

@@ -28,7 +28,7 @@ from edgeagent.types import (
     TokenLogprob,
     Usage,
 )
-from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, Steps
+from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
 # How often a worker may die under a request: the last one without having given it a token, and in all. Three crashes
 # within a minute end in quarantine; hangs take longer, and all other requests wait, so they have a bound of their own.
@@ -143,7 +143,7 @@ class LiveRequest:
         return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
 
 
-class Ledger:
+class ModelRequests:
     """All live requests of a model, by id, in order of acceptance."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class Ledger:
         for live in list(self._live.values()):
             self._finish_cancelled(live)
 
-    def on_steps(self, steps: Steps) -> None:
+    def on_steps(self, steps: StepResult) -> None:
         """Hand a step's deltas to their requests; raise ProtocolError where no request is owed any."""
         for item in steps.items:
             self._on_item(item, steps.at_s)

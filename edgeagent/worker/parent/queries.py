@@ -11,7 +11,7 @@ from itertools import chain, count
 
 from edgeagent.errors import EdgeAgentError, Overloaded, from_code
 from edgeagent.types import Embed, TextAnswer, TextQuery
-from edgeagent.worker.protocol import Answer, Ask, Failed, ProtocolError
+from edgeagent.worker.protocol import AnswerPart, Ask, Failed, ProtocolError
 
 MAX_QUERIES = 64
 MAX_EMBEDS = 16
@@ -82,7 +82,7 @@ class Queries:
         """Forget a question whose client is gone; True if the worker has it and must be told."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
-    def on_answer(self, answer: Answer) -> None:
+    def on_answer(self, answer: AnswerPart) -> None:
         """Take a part of an answer; ignore one to a question that was dropped."""
         query = self._open.get(answer.id)
         if query is None:

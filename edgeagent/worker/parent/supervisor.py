@@ -1,6 +1,6 @@
 """One model's worker through its lives: started, watched, replaced when it dies, stopped.
 
-It owns the worker's state and the ledger of its requests. It does not know what a model file is (it is given a
+It owns the worker's state and its requests. It does not know what a model file is (it is given a
 coroutine that answers with the Load message) nor who listens to a request (a Sink).
 """
 
@@ -19,7 +19,7 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus
 from edgeagent.worker.exit_cause import is_from_outside, read_notes
 from edgeagent.worker.parent.channel import Channel, FloodLimit
 from edgeagent.worker.parent.disk_cache import TroubleLog
-from edgeagent.worker.parent.live_requests import Fate, Ledger, LiveRequest, Sink
+from edgeagent.worker.parent.live_requests import Fate, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.load_time import LoadTime
 from edgeagent.worker.parent.queries import Queries
 from edgeagent.worker.parent.refusals import Refusal, changed, check_sendable, failed_trial, quarantined, renewed
@@ -27,7 +27,7 @@ from edgeagent.worker.parent.restarts import Death, Quarantine, RestartPolicy
 from edgeagent.worker.parent.vitals import Vitals
 from edgeagent.worker.parent.watchdog import Owed, Patience
 from edgeagent.worker.protocol import (
-    Answer,
+    AnswerPart,
     Ask,
     Cancel,
     Delivered,
@@ -40,7 +40,7 @@ from edgeagent.worker.protocol import (
     Pong,
     ProtocolError,
     Ready,
-    Steps,
+    StepResult,
     Submit,
 )
 
@@ -71,7 +71,7 @@ class Supervisor:
         self._patience = patience or Patience()
         self._flood = flood or FloodLimit()
         self._clock = clock
-        self._ledger = Ledger()
+        self._requests = ModelRequests()
         self._queries = Queries()
         self._restarts = RestartPolicy(self._patience)
         self._disk_trouble = TroubleLog(name)
@@ -98,7 +98,7 @@ class Supervisor:
     @property
     def num_live(self) -> int:
         """How many requests have been accepted and not ended."""
-        return len(self._ledger)
+        return len(self._requests)
 
     def status(self) -> ModelStatus:
         """Return what is known of the model and its worker."""
@@ -139,7 +139,7 @@ class Supervisor:
         self._check_available()
         now_s = self._clock()
         check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
-        self._ledger.add(request, sink, now_s, so_far)
+        self._requests.add(request, sink, now_s, so_far)
         self.start()
         self._send_waiting()
 
@@ -162,12 +162,12 @@ class Supervisor:
 
     def cancel(self, request_id: str) -> None:
         """End a request politely: its sink gets a Finished(cancelled); an unknown id is ignored."""
-        if self._ledger.cancel(request_id, self._clock()):
+        if self._requests.cancel(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
     def abandon(self, request_id: str) -> None:
         """End a request whose sink wants nothing more; an unknown id is ignored."""
-        if self._ledger.abandon(request_id, self._clock()):
+        if self._requests.abandon(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
     def _check_available(self) -> None:
@@ -187,7 +187,7 @@ class Supervisor:
             self._task.cancel()
         if self._task is not None:
             await asyncio.wait({self._task})
-        self._ledger.cancel_all()
+        self._requests.cancel_all()
         self._queries.fail_all(lambda: BackendUnavailable("the daemon is stopping", served_by="local"))
         self._state = WorkerState.STOPPED
 
@@ -253,11 +253,11 @@ class Supervisor:
     def _tick(self, channel: Channel, elapsed_s: float) -> None:
         owed = None
         if self._state is not WorkerState.STARTING:
-            is_busy = self._ledger.num_sent() > 0 or self._queries.is_embedding
-            owed = Owed(is_busy, self._ledger.oldest_cancel_s(), self._queries.sent_at_s)
+            is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
+            owed = Owed(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
         hang = self._vitals.tick(elapsed_s, channel.signs(), owed)
         if hang is not None:
-            self._ledger.blame(self._vitals.culprit, hang)
+            self._requests.blame(self._vitals.culprit, hang)
             self._condemn(hang, Fate.HUNG)
         elif (ping := self._vitals.ping()) is not None:
             channel.send(ping)
@@ -309,12 +309,12 @@ class Supervisor:
         """Start no worker for that time, then wait for a request. `status` shows it."""
         self._state, self._cause = state, error.message
         self._refusal = Refusal(error, self._clock() + retry_after_s)
-        self._ledger.fail_all(lambda: renewed(error, retry_after_s))
+        self._requests.fail_all(lambda: renewed(error, retry_after_s))
         self._queries.fail_all(lambda: renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
         """Settle what a worker had: its requests go on with the next one, questions it was busy with do not."""
-        self._ledger.on_death(cause, fate)
+        self._requests.on_death(cause, fate)
         self._queries.fail_sent(
             WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
         )
@@ -322,7 +322,7 @@ class Supervisor:
     def _take_identity(self, identity: str) -> None:
         """Note which file is loaded: if it replaced another, the crashes and the streams of that one end with it."""
         if self._identity not in (None, identity):
-            self._ledger.fail_begun(lambda: changed(self.name))
+            self._requests.fail_begun(lambda: changed(self.name))
             self._restarts = RestartPolicy(self._patience)
         self._identity = identity
 
@@ -331,17 +331,17 @@ class Supervisor:
 
     def _on_message(self, message: FromWorker) -> None:
         match message:
-            case Steps():
+            case StepResult():
                 self._vitals.on_steps(message)
-                self._ledger.on_steps(message)
+                self._requests.on_steps(message)
                 self._send_waiting()
-            case Answer():
+            case AnswerPart():
                 self._queries.on_answer(message)
             case Failed(id=failed_id) if self._queries.has_id(failed_id):
                 self._queries.on_failed(message)
             case Failed():
                 self._vitals.on_progress()
-                self._ledger.on_failed(message)
+                self._requests.on_failed(message)
                 self._send_waiting()
             case Pong():
                 self._vitals.on_pong(message)
@@ -373,8 +373,8 @@ class Supervisor:
         """Give the worker what it may have of the requests that wait for one."""
         if self._state is not WorkerState.READY:
             return
-        if self._ledger.has_unsent:
-            for live in self._ledger.sendable():
+        if self._requests.has_unsent:
+            for live in self._requests.sendable():
                 self._send(live)
         if self._channel is not None:
             for query in self._queries.sendable():
@@ -385,10 +385,10 @@ class Supervisor:
     def _send(self, live: LiveRequest) -> None:
         assert self._channel is not None and self._ready_at_s is not None
         load_ms = max(0.0, self._ready_at_s - live.accepted_at_s) * 1000
-        if self._ledger.num_sent() == 0:
+        if self._requests.num_sent() == 0:
             self._vitals.on_progress()
         self._has_seen_prompts = True
-        self._ledger.mark_sent(live)
+        self._requests.mark_sent(live)
         self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
 
     def _tell_cancelled(self, request_id: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edgeagent.types import WorkerStatus
 from edgeagent.worker.parent.watchdog import LoadWatch, Owed, Patience, Pulse, Signs, StepWatch
-from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, Steps
+from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, StepResult
 
 
 class Vitals:
@@ -42,7 +42,7 @@ class Vitals:
         """Note that the worker answered a request, in part or whole, or was idle and got one."""
         self._steps.on_progress()
 
-    def on_steps(self, steps: Steps) -> None:
+    def on_steps(self, steps: StepResult) -> None:
         """Note what a step brought, or that a prompt's computation begins."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)

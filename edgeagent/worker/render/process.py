@@ -33,8 +33,8 @@ from edgeagent.worker.render.protocol import (
     NotOpen,
     Open,
     Opened,
-    Refused,
     Render,
+    RenderFailed,
     ToRenderer,
     decode_to_renderer,
     encode,
@@ -221,5 +221,5 @@ def _whole(rendered: Rendered) -> Rendered:
 
 def _refusal(message: ToRenderer, error: EdgeAgentError, began_s: float) -> bytes:
     text = error.message.encode("utf-8", "replace").decode()
-    refused: FromRenderer = Refused(message.number, error.code, text, error.param, time.process_time() - began_s)
+    refused: FromRenderer = RenderFailed(message.number, error.code, text, error.param, time.process_time() - began_s)
     return encode(refused)

@@ -71,7 +71,7 @@ class NotOpen(Struct, frozen=True, tag="not_open"):
     number: int
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class RenderFailed(Struct, frozen=True, tag="refused"):
     """An error, and the CPU time until then; `code` is an EdgeAgentError code."""
 
     number: int
@@ -92,7 +92,7 @@ class Ended(Struct, frozen=True, tag="ended"):
 
 
 ToRenderer = Open | Render
-FromRenderer = Opened | Done | NotOpen | Refused | Ended
+FromRenderer = Opened | Done | NotOpen | RenderFailed | Ended
 
 _encoder = msgspec.msgpack.Encoder()
 _to_renderer: msgspec.msgpack.Decoder[ToRenderer] = msgspec.msgpack.Decoder(ToRenderer)

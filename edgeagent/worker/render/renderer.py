@@ -30,8 +30,8 @@ from edgeagent.worker.render.protocol import (
     NotOpen,
     Open,
     Opened,
-    Refused,
     Render,
+    RenderFailed,
     ToRenderer,
     decode_from_renderer,
     encode,
@@ -213,7 +213,7 @@ class RemoteTemplate:
                 if number == signal.SIGPROF:
                     self._left_s = 0.0
                 raise _ended(number, cpu_s)
-            case Refused(code=code, message=text, param=param, cpu_s=spent_s):
+            case RenderFailed(code=code, message=text, param=param, cpu_s=spent_s):
                 self._left_s -= spent_s
                 raise from_code(code, text, param=param)
         return answer

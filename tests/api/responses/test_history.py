@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from edgeagent.api.responses.history import MAX_RESPONSES, ConnectionHistory, Found, Missing, StoredResponse
+from edgeagent.api.responses.history import MAX_RESPONSES, ConnectionHistory, Missing, Recalled, StoredResponse
 from edgeagent.api.responses.item_json import item_body, with_id
 from edgeagent.api.responses.items import (
     CallItem,
@@ -38,14 +38,14 @@ def test_responses_are_remembered_on_their_connection_alone() -> None:
     first.add(response("a"), None)
     assert first.missing("a", ()) == Missing()
     assert second.missing("a", ()) == Missing("a")
-    assert first.continue_from("a", (), Found()).items == response("a").items
+    assert first.continue_from("a", (), Recalled()).items == response("a").items
     with pytest.raises(ResponseNotFound, match=r"^Previous response with id 'a' not found\.$") as caught:
-        second.continue_from("a", (), Found())
+        second.continue_from("a", (), Recalled())
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
 def test_what_is_not_remembered_is_brought_along() -> None:
-    conversation = ConnectionHistory().continue_from("a", (user("two"),), Found(response("a", user("one"))))
+    conversation = ConnectionHistory().continue_from("a", (user("two"),), Recalled(response("a", user("one"))))
     assert conversation.items == (*response("a", user("one")).items, user("two"))
     assert conversation.num_inherited == 2
 
@@ -67,7 +67,7 @@ def test_a_connection_keeps_its_recent_responses_only() -> None:
     assert not history.remembers("0")
     assert history.remembers("1")
     # What was continued is recent.
-    history.continue_from("1", (), Found())
+    history.continue_from("1", (), Recalled())
     history.add(response("last"), None)
     assert history.remembers("1")
 
@@ -94,7 +94,7 @@ def test_a_connection_is_bounded_by_what_its_responses_add(monkeypatch: pytest.M
 def test_the_context_is_previous_input_output_and_new_input_in_order() -> None:
     history = ConnectionHistory()
     history.add(response("a", user("one")), None)
-    assert history.continue_from("a", (user("two"),), Found()).items == (
+    assert history.continue_from("a", (user("two"),), Recalled()).items == (
         user("one"),
         MessageItem("msg_a", "assistant", "yes"),
         user("two"),
@@ -105,11 +105,11 @@ def test_a_function_output_must_answer_a_call_before_it() -> None:
     history = ConnectionHistory()
     call, output = CallItem("fc_1", "call_1", "f", "{}"), CallOutputItem("", "call_1", "42")
     history.add(response("a", user("go"), output=(call,)), None)
-    assert history.continue_from("a", (output,), Found()).items[-1] == output
-    assert history.continue_from(None, (call, output), Found()).items == (call, output)
+    assert history.continue_from("a", (output,), Recalled()).items[-1] == output
+    assert history.continue_from(None, (call, output), Recalled()).items == (call, output)
     for previous, new in ((None, (output,)), (None, (output, call)), ("a", (CallOutputItem("", "x", "42"),))):
         with pytest.raises(InvalidRequest, match="No tool call found for function call output with call_id"):
-            history.continue_from(previous, new, Found())
+            history.continue_from(previous, new, Recalled())
 
 
 def test_references_are_resolved_or_refused() -> None:
@@ -118,19 +118,22 @@ def test_references_are_resolved_or_refused() -> None:
     history.add(own, None)
     new = (ReferenceItem("msg_a"), ReferenceItem("msg_b"))
     assert history.missing(None, new) == Missing(None, ("msg_a",))
-    assert history.continue_from(None, new, Found(None, {"msg_a": stored})).items == (stored, *own.output)
+    assert history.continue_from(None, new, Recalled(None, {"msg_a": stored})).items == (stored, *own.output)
     # What the chain holds already is not said twice.
-    assert history.continue_from("b", (ReferenceItem("msg_b"), user("go")), Found()).items == (*own.items, user("go"))
+    assert history.continue_from("b", (ReferenceItem("msg_b"), user("go")), Recalled()).items == (
+        *own.items,
+        user("go"),
+    )
     with pytest.raises(InvalidRequest, match="Item with id 'msg_z' not found"):
-        history.continue_from(None, (ReferenceItem("msg_z"),), Found())
+        history.continue_from(None, (ReferenceItem("msg_z"),), Recalled())
 
 
 def test_what_rests_on_something_unstorable_is_unstorable() -> None:
     history = ConnectionHistory()
     history.add(replace(response("a"), is_storable=False), None)
-    assert not history.continue_from("a", (user("go"),), Found()).is_storable
-    assert not history.continue_from(None, (ReferenceItem("msg_a"),), Found()).is_storable
-    assert history.continue_from(None, (user("go"),), Found()).is_storable
+    assert not history.continue_from("a", (user("go"),), Recalled()).is_storable
+    assert not history.continue_from(None, (ReferenceItem("msg_a"),), Recalled()).is_storable
+    assert history.continue_from(None, (user("go"),), Recalled()).is_storable
 
 
 def test_compactions_stand_for_what_was_said() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from edgeagent.api.responses import store as response_store
 from edgeagent.api.responses.database import ResponseDatabase
-from edgeagent.api.responses.history import Found, Missing, StoredResponse
+from edgeagent.api.responses.history import Missing, Recalled, StoredResponse
 from edgeagent.api.responses.items import MessageItem
 from edgeagent.api.responses.store import MAX_UNWRITTEN, ResponseStore
 
@@ -58,7 +58,7 @@ async def test_what_is_added_is_found_and_outlives_the_store(path: Path, store: 
     await store.add(response("a"), b"{}")
     assert await get(store, "a") == response("a")
     assert await store.body("a", "") == b"{}"
-    assert await store.find(Missing(None, ("msg_a",)), "") == Found(None, {"msg_a": response("a").context[0]})
+    assert await store.find(Missing(None, ("msg_a",)), "") == Recalled(None, {"msg_a": response("a").context[0]})
     other = ResponseStore(path)
     assert await get(other, "a") == response("a")
     assert await get(other, "a", "bob") is None
@@ -66,7 +66,7 @@ async def test_what_is_added_is_found_and_outlives_the_store(path: Path, store: 
 
 
 async def test_nothing_is_opened_before_it_is_needed(path: Path, store: ResponseStore) -> None:
-    assert await store.find(Missing(), "") == Found()
+    assert await store.find(Missing(), "") == Recalled()
     await store.add(response("a", is_storable=False), b"{}")
     assert not path.exists()
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgeagent.engine.cache.block import MIN_PART, Block, Importance, Keyring
 from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache, Link
+from edgeagent.engine.cache.lookup import BlockCache, BlockReference
 from edgeagent.engine.cache.radix_tree import common_length
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -59,8 +59,8 @@ class Lives(RuleBasedStateMachine):
     def save(self, partition: str, runs: list[tuple[int, int]], size: int, payload: int) -> None:
         """Keep one more block of a prefix, behind what there is of it."""
         tokens = tokens_of(runs)
-        links = self.look_up(partition, tokens)
-        whole = [link for link in links if link.is_whole]
+        references = self.look_up(partition, tokens)
+        whole = [reference for reference in references if reference.is_whole]
         start = whole[-1].end if whole else 0
         own = tokens[start : start + size]
         if len(own) < MIN_PART:
@@ -98,20 +98,20 @@ class Lives(RuleBasedStateMachine):
     @rule(partition=PARTITIONS, runs=RUNS)
     def find(self, partition: str, runs: list[tuple[int, int]]) -> None:
         wanted = tokens_of(runs)
-        links = self.look_up(partition, wanted)
-        self.check_links(partition, wanted, links)
-        assert (links[-1].end if links else 0) == self.reach(partition, wanted)
+        references = self.look_up(partition, wanted)
+        self.check_references(partition, wanted, references)
+        assert (references[-1].end if references else 0) == self.reach(partition, wanted)
 
     @precondition(lambda self: self.known)
     @rule(number=st.integers(0, 1 << 16), more=RUNS)
     def find_again(self, number: int, more: list[tuple[int, int]]) -> None:
         partition, tokens, _ = self.known[sorted(self.known)[number % len(self.known)]]
         wanted = tokens + tokens_of(more)
-        links = self.look_up(partition, wanted)
-        self.check_links(partition, wanted, links)
-        assert (links[-1].end if links else 0) == self.reach(partition, wanted)
+        references = self.look_up(partition, wanted)
+        self.check_references(partition, wanted, references)
+        assert (references[-1].end if references else 0) == self.reach(partition, wanted)
 
-    def look_up(self, partition: str, tokens: array[int]) -> list[Link]:
+    def look_up(self, partition: str, tokens: array[int]) -> list[BlockReference]:
         return self.blocks.find(self.blocks.walk(KEYS.root(partition), tokens))
 
     def held(self) -> dict[bytes, tuple[str, array[int], int]]:
@@ -131,15 +131,15 @@ class Lives(RuleBasedStateMachine):
         ]
         return max(reached | set(parts if self.can_cut else ()))
 
-    def check_links(self, partition: str, wanted: array[int], links: list[Link]) -> None:
+    def check_references(self, partition: str, wanted: array[int], references: list[BlockReference]) -> None:
         at = 0
-        for number, link in enumerate(links):
-            owner, prefix, start = self.known[link.key]
+        for number, reference in enumerate(references):
+            owner, prefix, start = self.known[reference.key]
             assert (owner, start) == (partition, at)
-            assert link.is_whole or (self.can_cut and number == len(links) - 1)
-            assert prefix[: link.end] == wanted[: link.end]
-            assert link.tier.num_bytes(link.key) == link.num_bytes
-            at = link.end
+            assert reference.is_whole or (self.can_cut and number == len(references) - 1)
+            assert prefix[: reference.end] == wanted[: reference.end]
+            assert reference.tier.num_bytes(reference.key) == reference.num_bytes
+            at = reference.end
 
     @invariant()
     def is_sound(self) -> None:

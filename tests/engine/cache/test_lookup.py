@@ -13,7 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache import lookup as block_cache
 from edgeagent.engine.cache.block import MIN_PART, Block, BlockKey, CachePriority, Importance, Keyring, LowerTier
 from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache, Continuation, Link, make_blocks
+from edgeagent.engine.cache.lookup import BlockCache, BlockReference, Continuation, make_blocks
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cache.slots import Source
 from edgeagent.engine.runner import Slice
@@ -36,7 +36,7 @@ class TouchedTier(FakeTier):
         self.touched += keys
 
 
-def find(blocks: BlockCache, tokens: array[int]) -> list[Link]:
+def find(blocks: BlockCache, tokens: array[int]) -> list[BlockReference]:
     """Look tokens up."""
     return blocks.find(blocks.walk(ROOT, tokens))
 
@@ -56,19 +56,19 @@ def make_cache(below: LowerTier | None) -> BlockCache:
 def test_the_tier_below_is_told_what_is_used() -> None:
     below = TouchedTier()
     blocks = make_cache(below)
-    links = find(blocks, TOKENS)
-    assert [(link.start, link.end) for link in links] == [(0, 32), (32, 64)]
+    references = find(blocks, TOKENS)
+    assert [(reference.start, reference.end) for reference in references] == [(0, 32), (32, 64)]
     assert below.touched == [], "to find is not to use"
-    blocks.use(links)
-    assert below.touched == [link.key for link in links]
+    blocks.use(references)
+    assert below.touched == [reference.key for reference in references]
 
 
 @pytest.mark.parametrize("max_length", [64, 32])
 def test_without_a_tier_below_uses_concern_host_memory_alone(max_length: int) -> None:
     blocks = make_cache(None)
-    links = find(blocks, TOKENS[:max_length])
-    blocks.use(links)
-    assert find(blocks, TOKENS[:max_length]) == links
+    references = find(blocks, TOKENS[:max_length])
+    blocks.use(references)
+    assert find(blocks, TOKENS[:max_length]) == references
 
 
 @pytest.mark.parametrize("lengths", [(32, 28, 24), (24, 28, 32)])
@@ -77,8 +77,8 @@ def test_of_blocks_that_go_equally_far_the_one_with_the_least_to_cut_off_is_take
     for length in lengths:
         own = TOKENS[:20] + array("i", [100 + length]) * (length - 20)
         assert blocks.add(blocks.make(ROOT, None, 0, own, memoryview(bytes(100))), Importance.IDLE)
-    (link,) = find(blocks, TOKENS)
-    assert (link.end, link.length) == (20, 24)
+    (reference,) = find(blocks, TOKENS)
+    assert (reference.end, reference.length) == (20, 24)
 
 
 @pytest.mark.parametrize("longest_first", [True, False])
@@ -90,23 +90,25 @@ def test_of_chains_that_end_together_the_one_of_the_fewest_blocks_is_found(longe
             block = blocks.make(ROOT, parent, start, TOKENS[start : start + length], memoryview(bytes(100)))
             assert blocks.add(block, Importance.IDLE)
             parent, start = block.key, start + length
-    assert [(link.start, link.end) for link in find(blocks, TOKENS[:32])] == [(0, 32)]
+    assert [(reference.start, reference.end) for reference in find(blocks, TOKENS[:32])] == [(0, 32)]
 
 
 @pytest.mark.parametrize("num_before", [0, 32])
 @pytest.mark.parametrize("shared", [MIN_PART - 1, MIN_PART])
 def test_a_part_that_is_worth_restoring_is_found(num_before: int, shared: int) -> None:
-    links = find(make_cache(None), TOKENS[: num_before + shared] + array("i", [99]) * 32)
+    references = find(make_cache(None), TOKENS[: num_before + shared] + array("i", [99]) * 32)
     whole, part = [32] * (num_before // 32), [shared] if shared >= MIN_PART else []
-    assert [link.num_tokens for link in links] == whole + part
+    assert [reference.num_tokens for reference in references] == whole + part
 
 
 @pytest.mark.parametrize("kind", list(MemoryKind))
 def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
     blocks = no_tier_below(kind)
     assert blocks.add(blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.IDLE)
-    assert [link.end for link in find(blocks, TOKENS[:32])] == [32]
-    assert [link.end for link in find(blocks, TOKENS[:20])] == ([20] if kind is MemoryKind.FULL_ATTENTION else [])
+    assert [reference.end for reference in find(blocks, TOKENS[:32])] == [32]
+    assert [reference.end for reference in find(blocks, TOKENS[:20])] == (
+        [20] if kind is MemoryKind.FULL_ATTENTION else []
+    )
 
 
 def no_tier_below(kind: MemoryKind) -> BlockCache:
@@ -134,10 +136,10 @@ def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
     first = offered_below(blocks, below, None, TOKENS[:20])
     offered_below(blocks, below, first, TOKENS[20:52])
     other = offered_below(blocks, below, None, TOKENS[:30] + array("i", [99, 98]))
-    assert [link.end for link in find(blocks, TOKENS)] == [20, 52]
+    assert [reference.end for reference in find(blocks, TOKENS)] == [20, 52]
     del below.blocks[first.key]
     for length in (64, 40):
-        assert [(link.key, link.end) for link in find(blocks, TOKENS[:length])] == [(other.key, 30)]
+        assert [(reference.key, reference.end) for reference in find(blocks, TOKENS[:length])] == [(other.key, 30)]
 
 
 def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
@@ -156,7 +158,7 @@ def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
     for _ in range(3):  # two blocks, and that there is no third
         saver.save_one()
     assert not saver.has_unsaved
-    assert [link.end for link in find(blocks, TOKENS[:64])] == [32, 64]
+    assert [reference.end for reference in find(blocks, TOKENS[:64])] == [32, 64]
 
 
 def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
@@ -165,8 +167,8 @@ def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
     offered_below(blocks, below, None, TOKENS[:20] + array("i", [99] * 4))
     longer = blocks.make(ROOT, None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
     assert blocks.add(longer, Importance.ONCE)
-    (link,) = find(blocks, TOKENS)
-    assert (link.tier, link.key, link.end) == (blocks.host, longer.key, 20)
+    (reference,) = find(blocks, TOKENS)
+    assert (reference.tier, reference.key, reference.end) == (blocks.host, longer.key, 20)
 
 
 def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +231,8 @@ class TestContinuation:
         block = offered_below(blocks, below, None, TOKENS[:length])
         if has_child:
             offered_below(blocks, below, block, array("i", [99] * 8))
-        links = find(blocks, TOKENS[:length])
-        assert [link.key for link in blocks.extendable(links, cut)] == [block.key] * is_extendable
+        references = find(blocks, TOKENS[:length])
+        assert [reference.key for reference in blocks.extendable(references, cut)] == [block.key] * is_extendable
         found = blocks.continuation(ROOT, None, 0, TOKENS[:length], cut)
         assert (found.extendable is not None) == is_extendable
 
@@ -258,6 +260,6 @@ def test_each_purge_is_another_epoch_of_what_it_concerns() -> None:
 def test_what_a_request_uses_counts_for_more_in_host_memory() -> None:
     blocks, promoted = make_cache(None), list[tuple[list[BlockKey], Importance]]()
     blocks.host.promote = lambda keys, importance: promoted.append((list(keys), importance))  # type: ignore[method-assign]
-    links = find(blocks, TOKENS)
-    blocks.use(links)
-    assert promoted == [([link.key for link in links], Importance.REUSED)]
+    references = find(blocks, TOKENS)
+    blocks.use(references)
+    assert promoted == [([reference.key for reference in references], Importance.REUSED)]

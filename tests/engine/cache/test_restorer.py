@@ -10,7 +10,7 @@ from edgeagent.engine.cache.block import Importance, Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.radix_tree import RadixTree, Walk
-from edgeagent.engine.cache.restorer import Found, Restorer
+from edgeagent.engine.cache.restorer import CachedPrefix, Restorer
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cache.slots import Source
 from edgeagent.engine.runner import Slice
@@ -47,7 +47,7 @@ class Cached:
         check_integrity(self.saver)
         return seq_id
 
-    def find(self, tokens: array[int]) -> Found:
+    def find(self, tokens: array[int]) -> CachedPrefix:
         return self.restorer.find("", tokens, len(tokens), lambda _tokens, _depth: None)
 
 

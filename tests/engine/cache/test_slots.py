@@ -134,7 +134,7 @@ def test_a_live_sequence_that_cannot_be_cut_is_emptied() -> None:
     assert cache.reserve(3)
     runner.decode([Slice(seq_id, 0, [1, 2, 3], 0)])
     cache.append(seq_id, [1, 2])
-    assert cache.restore(seq_id) == 0, "it ended in the middle of a step"
+    assert cache.rewind(seq_id) == 0, "it ended in the middle of a step"
     assert (cache.length(seq_id), cache.num_cells_used, runner.length(seq_id)) == (0, 0, 0)
 
 

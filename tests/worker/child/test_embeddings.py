@@ -13,7 +13,7 @@ from edgeagent.engine.llama.embedder import Rows
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed
 from edgeagent.worker.child.embeddings import Embeddings
-from edgeagent.worker.protocol import Answer, Failed, FromWorker
+from edgeagent.worker.protocol import AnswerPart, Failed, FromWorker
 from tests.fakes import FakeClock
 
 
@@ -76,7 +76,7 @@ def bench() -> Bench:
 
 
 def vector(frame: FromWorker) -> tuple[str, list[float], int, bool]:
-    assert isinstance(frame, Answer)
+    assert isinstance(frame, AnswerPart)
     [embedding] = frame.part.embeddings
     return frame.id, np.frombuffer(embedding.vector, "<f4").tolist(), embedding.num_tokens, frame.is_last
 

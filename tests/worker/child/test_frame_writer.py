@@ -11,13 +11,13 @@ from typing import BinaryIO
 import pytest
 
 from edgeagent.types import TextDelta, WorkerStatus
-from edgeagent.worker.child.frame_writer import Outlet, Writer
+from edgeagent.worker.child.frame_writer import FrameWriter, Outlet
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     FromWorker,
     Pong,
     StepItem,
-    Steps,
+    StepResult,
     decode_from_worker,
     frame_length,
 )
@@ -26,14 +26,14 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="there it always goes
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[BinaryIO, Writer]]:
+def pipe() -> Iterator[tuple[BinaryIO, FrameWriter]]:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "wb") as stream:
-        yield reader, Writer(stream)
+        yield reader, FrameWriter(stream)
 
 
-def steps(number: int, text: str = "") -> Steps:
-    return Steps(float(number), (StepItem("r", (TextDelta(text),), (number,)),))
+def steps(number: int, text: str = "") -> StepResult:
+    return StepResult(float(number), (StepItem("r", (TextDelta(text),), (number,)),))
 
 
 def read(reader: BinaryIO) -> FromWorker:
@@ -42,14 +42,14 @@ def read(reader: BinaryIO) -> FromWorker:
 
 
 @POSIX
-def test_a_small_frame_is_there_at_once(pipe: tuple[BinaryIO, Writer]) -> None:
+def test_a_small_frame_is_there_at_once(pipe: tuple[BinaryIO, FrameWriter]) -> None:
     reader, writer = pipe
     Outlet(writer).put(steps(1))
     assert read(reader) == steps(1)
     assert writer.frames.empty()
 
 
-def test_a_large_frame_goes_through_the_thread_and_those_behind_it_too(pipe: tuple[BinaryIO, Writer]) -> None:
+def test_a_large_frame_goes_through_the_thread_and_those_behind_it_too(pipe: tuple[BinaryIO, FrameWriter]) -> None:
     reader, writer = pipe
     outlet = Outlet(writer)
     outlet.put(steps(1, "x" * 10_000))
@@ -63,7 +63,7 @@ def test_a_large_frame_goes_through_the_thread_and_those_behind_it_too(pipe: tup
 
 
 @POSIX
-def test_a_reader_that_does_not_read_holds_nothing_up(pipe: tuple[BinaryIO, Writer]) -> None:
+def test_a_reader_that_does_not_read_holds_nothing_up(pipe: tuple[BinaryIO, FrameWriter]) -> None:
     reader, writer = pipe
     outlet = Outlet(writer)
     writer.start()
@@ -80,7 +80,7 @@ def test_a_reader_that_does_not_read_holds_nothing_up(pipe: tuple[BinaryIO, Writ
     assert read(reader) == steps(7)
 
 
-def test_two_who_write_do_not_mix(pipe: tuple[BinaryIO, Writer]) -> None:
+def test_two_who_write_do_not_mix(pipe: tuple[BinaryIO, FrameWriter]) -> None:
     reader, writer = pipe
     outlet = Outlet(writer)
     writer.start()
@@ -92,7 +92,7 @@ def test_two_who_write_do_not_mix(pipe: tuple[BinaryIO, Writer]) -> None:
         writer.frames.put(Pong(number, WorkerStatus()))
         outlet.put(steps(number, "x" * (number % 6000)))
     reading.join()
-    assert [frame.at_s for frame in got if isinstance(frame, Steps)] == list(range(count))
+    assert [frame.at_s for frame in got if isinstance(frame, StepResult)] == list(range(count))
     assert [frame.nonce for frame in got if isinstance(frame, Pong)] == list(range(count))
     writer.frames.put(None)
     writer.join()

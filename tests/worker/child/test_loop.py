@@ -47,7 +47,7 @@ from edgeagent.worker.child.process import _Preparer
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
     NOTHING_DELIVERED,
-    Answer,
+    AnswerPart,
     Ask,
     Cancel,
     Delivered,
@@ -55,7 +55,7 @@ from edgeagent.worker.protocol import (
     Failed,
     FromWorker,
     StepItem,
-    Steps,
+    StepResult,
     Stop,
     Submit,
     encode,
@@ -177,7 +177,7 @@ class Bench:
         self.ends: dict[str, Finished | Failed] = {}
         self.items: dict[str, list[StepItem]] = {}
         self.frame_sizes: list[int] = []
-        self.answers: list[Answer] = []
+        self.answers: list[AnswerPart] = []
 
     def submit(
         self,
@@ -235,13 +235,13 @@ class Bench:
                 return
             assert frame is not None
             self.frame_sizes.append(len(encode(frame)))
-            if isinstance(frame, Answer):
+            if isinstance(frame, AnswerPart):
                 self.answers.append(frame)
                 continue
             if isinstance(frame, Failed):
                 self._end(frame.id, frame)
                 continue
-            assert isinstance(frame, Steps)
+            assert isinstance(frame, StepResult)
             for item in frame.items:
                 assert item.id not in self.ends, "deltas after the end"
                 self.items.setdefault(item.id, []).append(item)

@@ -35,7 +35,7 @@ from edgeagent.worker.protocol import (
     Ping,
     Pong,
     Ready,
-    Steps,
+    StepResult,
     Stop,
     Submit,
     ToWorker,
@@ -90,7 +90,7 @@ class Child:
 
     def until_finished(self, request_id: str) -> Finished:
         while True:
-            for item in self.until(Steps).items:
+            for item in self.until(StepResult).items:
                 if item.id == request_id and item.deltas and isinstance(item.deltas[-1], Finished):
                     return item.deltas[-1]
 
@@ -129,7 +129,7 @@ class TestChild:
         finished = child.until_finished("a")
         assert (finished.usage.num_prompt_tokens, finished.usage.num_output_tokens) == (5, 4)
         child.ask("live", 5)
-        child.until(Steps)
+        child.until(StepResult)
         child.send(Stop())
         assert child.until_finished("live").reason is FinishReason.CANCELLED
         assert child.receive() is None
@@ -138,7 +138,7 @@ class TestChild:
     def test_in_a_long_step_it_hears_pings_cancels_and_stop(self, child: Child) -> None:
         child.start()
         child.ask("long", 4000, prefill_only=True)
-        started = child.until(Steps)
+        started = child.until(StepResult)
         assert started.items[0].deltas == (Started(4000, 0),)
         child.send(child.load, Ping(7))
         pong = child.receive()
@@ -151,7 +151,7 @@ class TestChild:
         child.ask("next", 5, max_tokens=2)
         assert child.until_finished("next").reason is FinishReason.LENGTH
         child.ask("other", 4000, prefill_only=True)
-        child.until(Steps)
+        child.until(StepResult)
         child.send(Stop())
         assert child.until_finished("other").reason is FinishReason.CANCELLED
         # llama.cpp's words on interrupted steps are no errors of anybody's.
@@ -160,7 +160,7 @@ class TestChild:
     def test_the_end_of_its_input_ends_it_even_in_a_step(self, child: Child) -> None:
         child.start()
         child.ask("long", 4000)
-        child.until(Steps)
+        child.until(StepResult)
         assert child.finish() == (0, "")
 
     def test_garbage_ends_it(self, child: Child) -> None:

@@ -11,7 +11,7 @@ import pytest
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Embed, TextAnswer, TextQuery, Tokenize
 from edgeagent.worker.child.questions import Questions
-from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, Answer, Ask, Failed, FromWorker, encode
+from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, Ask, Failed, FromWorker, encode
 
 
 class Bench:
@@ -46,7 +46,7 @@ class Bench:
         parts: list[TextAnswer] = []
         while True:
             frame = self.frames.get()
-            assert isinstance(frame, Answer)
+            assert isinstance(frame, AnswerPart)
             assert len(encode(frame)) < MAX_FRAME_FROM_WORKER_BYTES
             parts.append(frame.part)
             if frame.is_last:
@@ -106,7 +106,7 @@ def test_what_is_dropped_is_not_told(bench: Bench) -> None:
     bench.questions.drop("unknown")
     bench.gate.set()
     frame = bench.frames.get()
-    assert isinstance(frame, Answer)
+    assert isinstance(frame, AnswerPart)
     assert frame.id == "kept"
 
 

@@ -12,7 +12,7 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedFrame:
     """A create that will be refused when it is reached, and the response that it wanted to continue."""
 
     error: EdgeAgentError
@@ -23,7 +23,7 @@ class Refused:
 class CreateFrame:
     """A `response.create`, and the lane that it names. Nothing else of its JSON is kept, which may be a large tree."""
 
-    asked: ResponseCreate | Refused
+    asked: ResponseCreate | RefusedFrame
     stream_id: object
     is_named: bool
     num_bytes: int
@@ -41,7 +41,7 @@ class OtherFrame:
     fields: dict[str, Any]
 
 
-Frame = CreateFrame | OtherFrame | Refused
+Frame = CreateFrame | OtherFrame | RefusedFrame
 
 
 def read_frame(text: str) -> Frame:
@@ -51,14 +51,14 @@ def read_frame(text: str) -> Frame:
         if not isinstance(fields, dict):
             raise InvalidRequest("a frame must be a JSON object with a type")
     except EdgeAgentError as error:
-        return Refused(error)
+        return RefusedFrame(error)
     if fields.get("type") != "response.create":
         return OtherFrame(fields)
     return CreateFrame(_read_asked(fields), fields.get("stream_id"), "stream_id" in fields, len(text))
 
 
-def _read_asked(fields: dict[str, Any]) -> ResponseCreate | Refused:
+def _read_asked(fields: dict[str, Any]) -> ResponseCreate | RefusedFrame:
     try:
         return read_create(fields)
     except EdgeAgentError as error:
-        return Refused(error, fields.get("previous_response_id"))
+        return RefusedFrame(error, fields.get("previous_response_id"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from edgeagent.api.gate.grants import revoked
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.socket.actions import GOING_AWAY, POLICY_VIOLATION
-from edgeagent.api.responses.socket.frames import Refused
+from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
 from edgeagent.errors import EdgeAgentError, InvalidRequest
@@ -79,7 +79,7 @@ class Successor:
 class Waiting:
     """A create that waits on its lane."""
 
-    content: ResponseCreate | Successor | Refused
+    content: ResponseCreate | Successor | RefusedFrame
     num_bytes: int = 0
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
-from edgeagent.api.responses.history import ConnectionHistory, Found
+from edgeagent.api.responses.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.items import Item
 from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket import actions, steering
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
-from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, Refused
+from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
     Expiry,
     InvalidStreamId,
@@ -77,7 +77,7 @@ class Session:
     def receive(self, frame: Frame) -> list[Action]:
         """Take a frame."""
         match frame:
-            case Refused():
+            case RefusedFrame():
                 # It may have been a create, which must be answered in order.
                 self._wait(self._lanes.default, Waiting(frame))
             case CreateFrame():
@@ -101,7 +101,7 @@ class Session:
         """Take a binary frame: the protocol has none."""
         return [Close(actions.UNSUPPORTED_DATA, "text frames only")]
 
-    def fetched(self, lane_name: str | None, found: Found) -> list[Action]:
+    def fetched(self, lane_name: str | None, found: Recalled) -> list[Action]:
         """Take the store's answer to a Fetch."""
         lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
@@ -169,7 +169,7 @@ class Session:
         except StreamLimitReached as error:
             self._send_error(error, str(frame.stream_id))
         except InvalidStreamId as error:
-            self._wait(self._lanes.default, Waiting(Refused(error)))
+            self._wait(self._lanes.default, Waiting(RefusedFrame(error)))
         else:
             self._wait(lane, Waiting(frame.asked, frame.num_bytes))
 
@@ -179,7 +179,7 @@ class Session:
             # It keeps its place, so that its error comes in order; only its body is dropped.
             most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
-            waiting = Waiting(Refused(error))
+            waiting = Waiting(RefusedFrame(error))
         if len(lane.waiting) >= MAX_REFUSALS:
             self._actions.append(Close(actions.TOO_MANY, "too many requests are waiting"))
             return
@@ -192,11 +192,11 @@ class Session:
             waiting = lane.waiting.popleft()
             self._num_waiting_bytes -= waiting.num_bytes
             match waiting.content:
-                case Refused(error, previous_id):
+                case RefusedFrame(error, previous_id):
                     self._evict(previous_id, lane)
                     self._send_error(error, lane.name)
                 case Successor(create, steers):
-                    self._begin_turn(lane, create, Found(), steers)
+                    self._begin_turn(lane, create, Recalled(), steers)
                 case create:
                     self._open(lane, create)
 
@@ -208,9 +208,9 @@ class Session:
             lane.fetching = create
             self._actions.append(Fetch(lane.name, missing))
         else:
-            self._begin_turn(lane, create, Found())
+            self._begin_turn(lane, create, Recalled())
 
-    def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Found, answers: tuple[Steer, ...] = ()) -> None:
+    def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Recalled, answers: tuple[Steer, ...] = ()) -> None:
         is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
         if waiting := self._steers.waiting_for(create.previous_id, lane):
             create = replace(create, items=(*_items(waiting), *create.items))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgeagent import cache_folder
-from edgeagent.cache_folder import Found
+from edgeagent.cache_folder import BlockFile
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 # O_NONBLOCK: to open a planted pipe must not wait for its other end.
@@ -53,7 +53,7 @@ class Files:
         """Return the names of all files."""
         return cache_folder.list_names(self.folder)
 
-    def scan(self) -> list[Found]:
+    def scan(self) -> list[BlockFile]:
         """Return all blocks' files."""
         return list(cache_folder.scan(self.folder))
 

@@ -23,7 +23,7 @@ from edgeagent.engine.cache.block import BlockKey, Importance
 from edgeagent.engine.cache.disk.files import Buffer, Files, in_words
 from edgeagent.engine.cache.disk.index import Index
 from edgeagent.engine.cache.disk.retention import Held, choose_victims, is_worth_writing
-from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.disk.write_budget import WriteBudget
 
 # Evicting ranks all blocks; what it frees beyond the need is the number of writes until the next ranking.
 _EVICT_PART = 1 / 32
@@ -65,14 +65,14 @@ class Folder:
         self,
         files: Files,
         index: Index,
-        ledger: Ledger,
+        budget: WriteBudget,
         limits: Limits,
         *,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
         self._index = index
-        self._ledger = ledger
+        self._budget = budget
         self._limits = limits
         self._ticks = ticks
         self._abouts: dict[bytes, About] = {}
@@ -95,23 +95,23 @@ class Folder:
     @property
     def obstacle(self) -> str | None:
         """Why the folder's own files cannot be written; blocks are kept without them."""
-        return self._ledger.obstacle or self._obstacle
+        return self._budget.obstacle or self._obstacle
 
     def open(self) -> None:
         """Look at what the folder holds, and remove what a process left that died while it wrote."""
         with self._guarded("use"):
             self._files.prepare()
             self._remove_left_over()
-            is_time_known = self._ledger.open()
+            is_time_known = self._budget.open()
             self._scan()
             self._set_ages(is_time_known=is_time_known)
             self._tidy()
-            self._ledger.save()
+            self._budget.save()
             self._seen_ns = self._files.changed_ns()
 
     def may_write(self, importance: Importance) -> bool:
         """Whether what is left of the hour's allowance is for blocks of this importance."""
-        return is_worth_writing(importance, allowance_left=self._ledger.left_now)
+        return is_worth_writing(importance, allowance_left=self._budget.left_now)
 
     def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> Outcome:
         """Publish a block."""
@@ -119,14 +119,14 @@ class Folder:
             return Outcome.LATER
         with self._guarded("write to"):
             self._look_around()
-            if not self._make_room(num_bytes) or not self._ledger.is_possible(num_bytes):
+            if not self._make_room(num_bytes) or not self._budget.is_possible(num_bytes):
                 return Outcome.LOST
             with self._changing():
-                if not self._ledger.take(num_bytes):
+                if not self._budget.take(num_bytes):
                     return Outcome.LATER
                 self._label(name.root)
             temporary = cache_folder.temporary_name()
-            used_s = self._ledger.now_s
+            used_s = self._budget.now_s
             try:
                 with contextlib.ExitStack() as stack:
                     with self._changing():
@@ -156,7 +156,7 @@ class Folder:
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used just now."""
-        now_s = self._ledger.now_s
+        now_s = self._budget.now_s
         for key in keys:
             held = self._index.find(key)
             if held is not None:
@@ -212,13 +212,13 @@ class Folder:
             self._when_due(self._stamp, _STAMP_EVERY_S)
             self._when_due(self._yield_room, _YIELD_EVERY_S)
             self._when_due(self._tidy, _TIDY_EVERY_S)
-            self._when_due(self._ledger.save, _SAVE_EVERY_S)
+            self._when_due(self._budget.save, _SAVE_EVERY_S)
 
     def close(self) -> None:
         """Write down what is known."""
         with self._guarded("keep"):
             self._stamp()
-            self._ledger.save()
+            self._budget.save()
             self._files.sync_folder()
 
     def _when_due(self, action: Callable[[], None], every_s: float) -> None:
@@ -293,7 +293,7 @@ class Folder:
 
     def _set_ages(self, *, is_time_known: bool) -> None:
         """Bring times of use into the store's time: none lies ahead, and where no time is known all were used now."""
-        now_s = self._ledger.now_s
+        now_s = self._budget.now_s
         wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
         for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
             held.used_s = now_s - place * 1e-3
@@ -352,7 +352,7 @@ class Folder:
             self._index.all(),
             num_bytes=num_bytes,
             max_bytes=self._limits.max_bytes,
-            now_s=self._ledger.now_s,
+            now_s=self._budget.now_s,
             ttl_s=self._limits.ttl_s,
         )
         self._remove(victims)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from edgeagent.cache_folder import ROOT_BYTES, BlockName, Found
+from edgeagent.cache_folder import ROOT_BYTES, BlockFile, BlockName
 from edgeagent.engine.cache.block import BlockKey
 from edgeagent.engine.cache.disk.retention import Held
 
@@ -93,7 +93,7 @@ class Index:
         if held is not None:
             self.num_bytes -= held.num_bytes
 
-    def replace(self, found: Iterable[Found], epochs: Epochs) -> list[BlockName]:
+    def replace(self, found: Iterable[BlockFile], epochs: Epochs) -> list[BlockName]:
         """Agree with what a scan found, and return the names of blocks that are there twice.
 
         What was known already keeps its later time of use, its epoch and what was seen of its file.

@@ -22,8 +22,8 @@ from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Folder, Limits
 from edgeagent.engine.cache.disk.index import Index
 from edgeagent.engine.cache.disk.retention import ReadRate
-from edgeagent.engine.cache.disk.write_budget import Ledger
-from edgeagent.engine.cache.disk.writer import Close, Discard, Introduce, Raise, Sweep, Touch, Write, Writer
+from edgeagent.engine.cache.disk.write_budget import WriteBudget
+from edgeagent.engine.cache.disk.writer import Close, Discard, DiskWriter, Introduce, Raise, Sweep, Touch, Write
 from edgeagent.types import CacheStatus
 
 _POLL_S = 0.005
@@ -36,7 +36,7 @@ class BlockStore:
         self,
         files: Files,
         seal: Seal,
-        ledger: Ledger,
+        budget: WriteBudget,
         limits: Limits,
         *,
         close_s: float,
@@ -46,12 +46,12 @@ class BlockStore:
         self._close_s = close_s
         self._files = files
         self._seal = seal
-        self._ledger = ledger
+        self._budget = budget
         self._limits = limits
         self._ticks = ticks
         self._index = Index()
-        self._folder = Folder(files, self._index, ledger, limits, ticks=ticks)
-        self._writer = Writer(files, seal, self._index, self._folder, ticks=ticks)
+        self._folder = Folder(files, self._index, budget, limits, ticks=ticks)
+        self._writer = DiskWriter(files, seal, self._index, self._folder, ticks=ticks)
         self._rate = ReadRate()
         self._end_by_s = float("inf")
         self._is_closed = False
@@ -161,8 +161,8 @@ class BlockStore:
             num_offered=self._num_offered,
             num_dropped=self._num_refused + self._writer.num_lost,
             num_evicted=self._folder.num_evicted,
-            read_bytes_per_s=self._rate.bytes_per_s or self._ledger.read_bytes_per_s,
-            trouble=self.trouble or self._folder.shortage or self._folder.obstacle or self._ledger.thrift,
+            read_bytes_per_s=self._rate.bytes_per_s or self._budget.read_bytes_per_s,
+            trouble=self.trouble or self._folder.shortage or self._folder.obstacle or self._budget.thrift,
         )
 
     @property
@@ -218,7 +218,7 @@ class BlockStore:
             self._num_misses += 1
             return None
         self._rate.observe(held.num_bytes, self._ticks() - started_s)
-        self._ledger.read_bytes_per_s = self._rate.bytes_per_s
+        self._budget.read_bytes_per_s = self._rate.bytes_per_s
         self._num_hits += 1
         return block
 

@@ -46,7 +46,7 @@ class _State:
     read_bytes_per_s: float
 
 
-class Ledger:
+class WriteBudget:
     """The store's clock and its allowance. The writer's thread alone uses it, but for its attributes and properties."""
 
     def __init__(

@@ -94,7 +94,7 @@ class _Waiting:
     due_s: float | None
 
 
-class Writer:
+class DiskWriter:
     """Carries out commands. `run` is a thread's; attributes without an underscore are set or read by others too."""
 
     def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, ticks: Callable[[], float]) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from edgeagent.api.responses.database import Limits, ResponseDatabase
 from edgeagent.api.responses.events import TERMINAL
-from edgeagent.api.responses.history import ConnectionHistory, Found
+from edgeagent.api.responses.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.responses.socket.frames import read_frame
@@ -82,7 +82,7 @@ class Client:
         fetch = self.fetches.pop(0)
         wanted = fetch.missing
         previous = self.store.get(wanted.previous_id, "") if wanted.previous_id else None
-        found = Found(previous, *self.store.find_items(wanted.item_ids, ""))
+        found = Recalled(previous, *self.store.find_items(wanted.item_ids, ""))
         return self.take(self.session.fetched(fetch.lane, found))
 
     def send(self, kind: str, **fields: Any) -> list[Event]:

@@ -16,7 +16,7 @@ from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.disk.folder import Limits
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.disk.write_budget import Ledger
+from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.engine.cache.disk.writer import Close
 
 SECRET = b"s" * 32
@@ -138,9 +138,9 @@ def make_store(
 ) -> BlockStore:
     times = times or Times()
     files = files or Files(folder)
-    ledger = Ledger(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, ticks=times.ticks, wall=times.wall)
+    budget = WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, ticks=times.ticks, wall=times.wall)
     limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
-    return BlockStore(files, Seal(secret), ledger, limits, close_s=close_s, ticks=times.ticks)
+    return BlockStore(files, Seal(secret), budget, limits, close_s=close_s, ticks=times.ticks)
 
 
 def close_now(store: BlockStore) -> None:

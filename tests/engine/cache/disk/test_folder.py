@@ -155,7 +155,7 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
         (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()
     later = make_store(tmp_path / "cache", times)
     later.open()
-    ages_s = [later._writer._folder._ledger.now_s - held.used_s for held in later._index.all()]
+    ages_s = [later._writer._folder._budget.now_s - held.used_s for held in later._index.all()]
     if is_time_known:
         assert max(ages_s) == pytest.approx(2000.0, abs=5.0)
         assert min(ages_s) == pytest.approx(100.0, abs=5.0)

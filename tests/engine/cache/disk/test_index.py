@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, Found
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockFile, BlockName
 from edgeagent.engine.cache.block import KEY_BYTES, Importance
 from edgeagent.engine.cache.disk.index import Index
 from edgeagent.engine.cache.disk.retention import Held
@@ -47,9 +47,9 @@ def test_all_are_forgotten_and_stay_so_over_a_scan_that_began_before() -> None:
     assert index.forget(None) == 1
     assert found(index, *names) == [False, False]
     later = name_of(3)
-    index.replace([Found(name, 100, 50.0) for name in (*names, later)], before)
+    index.replace([BlockFile(name, 100, 50.0) for name in (*names, later)], before)
     assert found(index, *names, later) == [False, False, False]
-    index.replace([Found(name_of(4), 100, 50.0)], index.epochs())
+    index.replace([BlockFile(name_of(4), 100, 50.0)], index.epochs())
     assert found(index, name_of(4)) == [True]
 
 
@@ -66,7 +66,7 @@ def test_of_two_files_of_a_block_the_more_important_stays() -> None:
     other = name_of(2)
     for names in ((low, high, other), (high, low, other)):
         index = Index()
-        assert index.replace([Found(name, 100, 50.0) for name in names], index.epochs()) == [low]
+        assert index.replace([BlockFile(name, 100, 50.0) for name in names], index.epochs()) == [low]
         assert [held.name for held in index.all()] == [high, other]
         assert index.num_bytes == 200
 
@@ -74,7 +74,7 @@ def test_of_two_files_of_a_block_the_more_important_stays() -> None:
 def test_a_scan_keeps_what_was_known_and_takes_out_what_is_gone() -> None:
     index = filled(name_of(1), name_of(2))
     index.add(replace(Held(name_of(3), 100, 80.0), is_announced=True))
-    index.replace([Found(name_of(1), 100, 90.0), Found(name_of(3), 100, 70.0)], index.epochs())
+    index.replace([BlockFile(name_of(1), 100, 90.0), BlockFile(name_of(3), 100, 70.0)], index.epochs())
     assert {held.name.key[0]: (held.used_s, held.is_announced) for held in index.all()} == {
         1: (90.0, False),
         3: (80.0, True),
@@ -86,10 +86,10 @@ def test_what_cannot_be_read_is_not_found_until_its_file_is_newer() -> None:
     name, index = name_of(1), Index()
     index.add(replace(Held(name, 100, 50.0), is_unreadable=True))
     assert found(index, name) == [False]
-    index.replace([Found(name, 100, 50.0)], index.epochs())
+    index.replace([BlockFile(name, 100, 50.0)], index.epochs())
     assert found(index, name) == [False]
     assert index.find_unreadable(name.key) is not None
-    index.replace([Found(name, 100, 51.0)], index.epochs())
+    index.replace([BlockFile(name, 100, 51.0)], index.epochs())
     assert found(index, name) == [True]
 
 

@@ -14,7 +14,7 @@ from edgeagent.cache_folder import LOCK_FILE, STATE_FILE
 from edgeagent.engine.cache.block import Importance
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.retention import LITTLE_LEFT, is_worth_writing
-from edgeagent.engine.cache.disk.write_budget import Ledger, ticks_s
+from edgeagent.engine.cache.disk.write_budget import WriteBudget, ticks_s
 from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import write_private
 from tests.engine.cache.disk.stores import FaultyFiles, Times
@@ -30,51 +30,51 @@ def files(tmp_path: Path) -> Files:
     return files
 
 
-def make_ledger(files: Files, times: Times, bytes_per_hour: int = LIMIT, max_gap_s: float = 1000.0) -> Ledger:
-    return Ledger(files, bytes_per_hour=bytes_per_hour, max_gap_s=max_gap_s, ticks=times.ticks, wall=times.wall)
+def make_budget(files: Files, times: Times, bytes_per_hour: int = LIMIT, max_gap_s: float = 1000.0) -> WriteBudget:
+    return WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=max_gap_s, ticks=times.ticks, wall=times.wall)
 
 
 def test_what_is_left_refills_within_an_hour_and_no_further(files: Files) -> None:
     times = Times()
-    ledger = make_ledger(files, times)
-    ledger.open()
-    while ledger.take(1000):
+    budget = make_budget(files, times)
+    budget.open()
+    while budget.take(1000):
         pass
-    assert ledger.left_now == 0.0
+    assert budget.left_now == 0.0
     times.pass_s(HOUR_S / 4)
-    assert ledger.left_now == pytest.approx(0.25)
+    assert budget.left_now == pytest.approx(0.25)
     times.pass_s(10 * HOUR_S)
-    assert ledger.left_now == 1.0
+    assert budget.left_now == 1.0
     times.ticks.at_s -= 10 * HOUR_S
-    assert ledger.left_now == pytest.approx(0.25), "a clock that steps back refills nothing"
+    assert budget.left_now == pytest.approx(0.25), "a clock that steps back refills nothing"
 
 
 def test_no_more_is_taken_than_an_hour_allows(files: Files) -> None:
     times = Times()
-    ledger = make_ledger(files, times)
-    ledger.open()
-    assert sum(ledger.take(1000) for _ in range(100)) == LIMIT // 1000
+    budget = make_budget(files, times)
+    budget.open()
+    assert sum(budget.take(1000) for _ in range(100)) == LIMIT // 1000
     times.pass_s(HOUR_S / 2)
-    assert sum(ledger.take(1000) for _ in range(100)) == LIMIT // 2000
-    assert ledger.is_possible(LIMIT) and not ledger.is_possible(LIMIT + 1)
+    assert sum(budget.take(1000) for _ in range(100)) == LIMIT // 2000
+    assert budget.is_possible(LIMIT) and not budget.is_possible(LIMIT + 1)
 
 
 def test_two_processes_share_one_allowance(files: Files) -> None:
     times = Times()
-    ledgers = [make_ledger(files, times) for _ in range(2)]
-    for ledger in ledgers:
-        ledger.open()
-    taken = [ledger.take(1000) for _ in range(50) for ledger in ledgers]
+    budgets = [make_budget(files, times) for _ in range(2)]
+    for budget in budgets:
+        budget.open()
+    taken = [budget.take(1000) for _ in range(50) for budget in budgets]
     assert sum(taken) == LIMIT // 1000
 
 
 def test_what_was_granted_and_not_used_is_given_back(files: Files) -> None:
     times = Times()
-    first = make_ledger(files, times)
+    first = make_budget(files, times)
     first.open()
     assert first.take(1)
     first.save()
-    second = make_ledger(files, times)
+    second = make_budget(files, times)
     second.open()
     assert sum(second.take(1) for _ in range(LIMIT)) == LIMIT - 1
 
@@ -82,31 +82,31 @@ def test_what_was_granted_and_not_used_is_given_back(files: Files) -> None:
 @pytest.mark.parametrize("left", [0.0, LITTLE_LEFT - 0.01, LITTLE_LEFT, LITTLE_LEFT + 0.01, 1.0])
 def test_thrift_is_told_exactly_while_idle_conversations_wait(files: Files, left: float) -> None:
     times = Times()
-    ledger = make_ledger(files, times)
-    ledger.open()
-    ledger._allowance_left, ledger._looked_at_s = left, ledger.now_s
-    assert (ledger.thrift is None) == is_worth_writing(Importance.IDLE, allowance_left=ledger.left_now)
+    budget = make_budget(files, times)
+    budget.open()
+    budget._allowance_left, budget._looked_at_s = left, budget.now_s
+    assert (budget.thrift is None) == is_worth_writing(Importance.IDLE, allowance_left=budget.left_now)
 
 
 def test_without_a_limit_there_is_always_all_of_it(files: Files) -> None:
-    ledger = make_ledger(files, Times(), bytes_per_hour=0)
-    ledger.open()
-    assert all(ledger.take(1 << 40) for _ in range(3))
-    assert (ledger.left_now, ledger.thrift, ledger.is_possible(1 << 60)) == (1.0, None, True)
+    budget = make_budget(files, Times(), bytes_per_hour=0)
+    budget.open()
+    assert all(budget.take(1 << 40) for _ in range(3))
+    assert (budget.left_now, budget.thrift, budget.is_possible(1 << 60)) == (1.0, None, True)
 
 
 @pytest.mark.parametrize(("wall_s", "passed_s"), [(500.0, 500.0), (5000.0, 1000.0), (-5000.0, 0.0)])
 def test_a_restart_ages_by_the_wall_clock_within_a_bound(files: Files, wall_s: float, passed_s: float) -> None:
     times = Times()
-    ledger = make_ledger(files, times)
-    assert not ledger.open(), "nothing is known in a new folder"
-    assert ledger.now_s == times.wall.at_s, "so its time begins with the wall clock"
-    ledger.read_bytes_per_s = 7.0
-    ledger.save()
-    before_s = ledger.now_s
+    budget = make_budget(files, times)
+    assert not budget.open(), "nothing is known in a new folder"
+    assert budget.now_s == times.wall.at_s, "so its time begins with the wall clock"
+    budget.read_bytes_per_s = 7.0
+    budget.save()
+    before_s = budget.now_s
     times.wall.at_s += wall_s
     times.ticks.at_s = 3.0  # the machine started anew
-    after = make_ledger(files, times)
+    after = make_budget(files, times)
     assert after.open()
     assert after.now_s == pytest.approx(before_s + passed_s)
     assert after.read_bytes_per_s == 7.0
@@ -114,9 +114,9 @@ def test_a_restart_ages_by_the_wall_clock_within_a_bound(files: Files, wall_s: f
 
 def test_a_process_whose_clock_lags_takes_up_the_time_of_others(files: Files) -> None:
     ahead, behind = Times(), Times()
-    first, second = make_ledger(files, ahead), make_ledger(files, behind)
-    for ledger in (first, second):
-        ledger.open()
+    first, second = make_budget(files, ahead), make_budget(files, behind)
+    for budget in (first, second):
+        budget.open()
     ahead.pass_s(500.0)
     first.save()
     second.save()
@@ -128,14 +128,14 @@ def test_a_process_whose_clock_lags_takes_up_the_time_of_others(files: Files) ->
 @pytest.mark.parametrize("name", ["now_s", "wall_s", "allowance_bytes", "allowance_at_s", "read_bytes_per_s"])
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan"), 2.0**34, "soon", None])
 def test_a_state_that_cannot_be_is_none(files: Files, name: str, value: object) -> None:
-    ledger = make_ledger(files, Times())
-    ledger.open()
-    ledger.save()
+    budget = make_budget(files, Times())
+    budget.open()
+    budget.save()
     state = json.loads((files.folder / STATE_FILE).read_bytes())
-    assert make_ledger(files, Times()).open()
+    assert make_budget(files, Times()).open()
     write_private(files.folder / STATE_FILE, json.dumps({**state, name: value}).encode())
     is_possible = value == 2.0**34 and name in ("allowance_bytes", "read_bytes_per_s")
-    assert make_ledger(files, Times()).open() == is_possible
+    assert make_budget(files, Times()).open() == is_possible
 
 
 def test_a_state_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
@@ -145,33 +145,33 @@ def test_a_state_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path:
 
     files = FaultyFiles(tmp_path / "cache", fault)
     files.prepare()
-    ledger = make_ledger(files, Times())
+    budget = make_budget(files, Times())
     before = set(files.folder.iterdir())
     with pytest.raises(OSError, match="No space"):
-        ledger.save()
+        budget.save()
     assert set(files.folder.iterdir()) - before <= {files.folder / "lock"}
 
 
 def test_a_lock_that_another_keeps_is_waited_for_half_a_second(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger, sleeps = make_ledger(files, Times()), list[float]()
-    ledger.open()
+    budget, sleeps = make_budget(files, Times()), list[float]()
+    budget.open()
     other = files.open_lock()
     try:
         assert try_lock(other)
         monkeypatch.setattr(time, "sleep", sleeps.append)
-        assert not ledger.take(1)
+        assert not budget.take(1)
         assert sum(sleeps) == pytest.approx(0.5)
     finally:
         os.close(other)
-    assert ledger.take(1)
+    assert budget.take(1)
 
 
 def test_a_folder_in_the_place_of_the_lock_stops_no_write_and_is_told(files: Files) -> None:
     (files.folder / LOCK_FILE).mkdir()
-    ledger = make_ledger(files, Times())
-    ledger.open()
-    assert ledger.take(1000)
-    assert str(files.folder / LOCK_FILE) in (ledger.obstacle or "")
+    budget = make_budget(files, Times())
+    budget.open()
+    assert budget.take(1000)
+    assert str(files.folder / LOCK_FILE) in (budget.obstacle or "")
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")
