@@ -185,6 +185,9 @@ class TestEverywhere:
         text = "\n".join(target["expr"] for panel in panels for target in panel.get("targets", []))
         asked = set(re.findall(r"\b(?:vllm:|vllm_router_)\w+", text))
         assert len(asked) > 10 and asked <= METRICS
+        own = set(re.findall(r"\bedgeagent_\w+", text))
+        listed = (CLUSTER.parents[1] / "docs/reference/metrics.md").read_text(encoding="utf-8")
+        assert len(own) > 5 and {name.removesuffix("_bucket") for name in own} <= set(re.findall(r"`(\w+)`", listed))
         for left, right in pairwise(panels):
             here, there = left["gridPos"], right["gridPos"]
             assert there["y"] >= here["y"] + here["h"] or there["x"] >= here["x"] + here["w"]
