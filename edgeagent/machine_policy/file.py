@@ -14,7 +14,8 @@ import stat
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,6 +74,7 @@ class PolicyFile:
         self._policy: MachinePolicy | None = None
         self._trouble = ""
         self._revision = 0
+        self._is_held = False
 
     @property
     def policy(self) -> MachinePolicy:
@@ -124,7 +126,19 @@ class PolicyFile:
                 param="model",
             )
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Look at the file once, and not again within this block, which awaits nothing."""
+        self._refresh()
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
     def _refresh(self) -> None:
+        if self._is_held:
+            return
         stamps = folder_stamp(self.path.parent), file_stamp(self.path)
         if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class RemotesFile:
         self._by_name: dict[str, Remote] = {}
         self._trouble = ""
         self._revision = 0
+        self._is_held = False
 
     @property
     def remotes(self) -> tuple[Remote, ...]:
@@ -72,7 +74,19 @@ class RemotesFile:
         self._refresh()
         return self._by_name.get(name)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Look at the file once, and not again within this block, which awaits nothing."""
+        self._refresh()
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
     def _refresh(self) -> None:
+        if self._is_held:
+            return
         stamps = folder_stamp(self._state_dir), file_stamp(self._path)
         if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Backend, Estimate
@@ -31,8 +32,13 @@ class Placing:
         clock: Callable[[], float] = time.monotonic,
         why_local: Callable[[], str] = lambda: "",
         targets: Targets = TARGETS,
+        held: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`why_local` says why the machine's policy keeps every request here; empty where it does not."""
+        """Take the backends, and what else decisions depend on.
+
+        `why_local` says why the machine's policy keeps every request here; empty where it does not. Within `held()` the
+        mode and the remotes do not change.
+        """
         self.backends = backends
         self._remotes = remotes
         self.conversations = Conversations()
@@ -42,6 +48,7 @@ class Placing:
         self._machine_mode = machine_mode
         self.why_local = why_local
         self._targets = targets
+        self._held = held
 
     def mode(self, request: GenerateRequest) -> RouteMode:
         """Return the mode that holds for a request now."""
@@ -74,25 +81,28 @@ class Placing:
         `so_far` is what its client has of the answer.
         """
         began_s = time.perf_counter()
-        if self._remotes is not None:
-            self._remotes.refresh()
-        # Asked for once: it looks at files.
-        mode = self.mode(request)
         try:
-            estimates, unknown = self._estimates(request, mode, without, so_far)
-            placed = self.conversations.find(request)
-            has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
-            known = list(estimates.values())
-            order = choose_routes(request, mode, known, placed, has_failed=has_failed, targets=self._targets)
-            self._warm(order, estimates)
-            if not order.routes:
-                raise _no_route(request, mode, estimates, unknown)
-            first = estimates[order.routes[0].backend]
-            if first.num_live >= first.max_live:
-                raise _full(estimates)
-            return order
+            with self._held():
+                return self._choose(request, without, so_far)
         finally:
             metrics.placement_seconds.observe(time.perf_counter() - began_s)
+
+    def _choose(self, request: GenerateRequest, without: Collection[str], so_far: AnswerSoFar | None) -> Order:
+        if self._remotes is not None:
+            self._remotes.refresh()
+        mode = self.mode(request)
+        estimates, unknown = self._estimates(request, mode, without, so_far)
+        placed = self.conversations.find(request)
+        has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
+        known = list(estimates.values())
+        order = choose_routes(request, mode, known, placed, has_failed=has_failed, targets=self._targets)
+        self._warm(order, estimates)
+        if not order.routes:
+            raise _no_route(request, mode, estimates, unknown)
+        first = estimates[order.routes[0].backend]
+        if first.num_live >= first.max_live:
+            raise _full(estimates)
+        return order
 
     def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
         """Prepare the remote that is likely to be needed; have those probed that are missed and do not answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,17 @@ def endless(_request: GenerateRequest) -> Iterable[Act]:
     yield Started(1, 0)
     yield TextDelta("one")
     yield Gate()
+
+
+class Echo(FakeBackend):
+    """A backend that checks, at its end, how the daemon was set up."""
+
+    def __init__(self) -> None:
+        super().__init__(echo)
+
+    async def stop(self) -> None:
+        assert gc.get_freeze_count(), "a full collection looks at every object of every module"
+        await super().stop()
 
 
 class Unfindable(FakeBackend):
@@ -60,7 +72,7 @@ class Unfit(FakeBackend):
 
 
 BACKENDS = {
-    "echo": lambda: FakeBackend(echo),
+    "echo": Echo,
     "endless": lambda: FakeBackend(endless),
     "unfindable": Unfindable,
     "unloadable": Unloadable,

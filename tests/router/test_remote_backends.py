@@ -26,7 +26,9 @@ from edgeagent.errors import (
     RemoteUnavailable,
     WorkerCrashed,
 )
+from edgeagent.machine_policy import file as policy_file
 from edgeagent.remotes import Endpoint, Limits, Remote
+from edgeagent.remotes import file as remotes_file
 from edgeagent.remotes.file import RemotesFile, add_remote, remove_remote
 from edgeagent.remotes.keys import KeyFinder
 from edgeagent.router import remote_backends
@@ -190,6 +192,23 @@ async def test_nothing_of_a_local_only_request_reaches_the_network(
         open_to_all = replace(wanted, route=None)
         assert (await run(router, wanted=open_to_all)).text == "far"  # type: ignore[arg-type]
         assert far.num_connections > 0
+
+
+async def test_a_decision_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Path] = []
+    for owner in (policy_file, remotes_file):
+        monkeypatch.setattr(
+            owner, "file_stamp", lambda path, look=owner.file_stamp: (looks.append(path), look(path))[1]
+        )
+    async with router_at(tmp_path, Place("local"), route="prefer_remote") as router:
+        add_remote(tmp_path, remote("http://127.0.0.1:9/v1"))
+        add_remote(tmp_path, remote("http://127.0.0.1:9/v1", "other"))
+        router._placing.choose(ASKED)
+        looks.clear()
+        assert len(router._placing.choose(ASKED).routes) == 3
+        assert len(looks) == len(set(looks)) == 2
+        remove_remote(tmp_path, "other")
+        assert len(router._placing.choose(ASKED).routes) == 2, "the next one looks again"
 
 
 class Owner:
