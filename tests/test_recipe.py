@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from models.builtin.recipe.corpus import EVALUATION, evaluation_set, prompt_key, question_key, stream
-from models.builtin.recipe.held_out import HELD_OUT
 from models.builtin.recipe.met import is_met
 from models.builtin.recipe.respelling import Respelling
 from models.builtin.recipe.samples import Draw, Pool, is_held_out, is_sealed, lines
 from models.builtin.recipe.sealed import check_sealed, named_pools, sealed_wordings
+from models.builtin.recipe.texts import HELD_OUT
 
 SLOT = re.compile(r"\{(\w+)\}")
 

@@ -7,30 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import pools
-from .asks import AMENDS, ASKS
 from .household import ACTIONS as _PLAIN_ACTIONS
 from .household import Slots, number, room
 from .phrasing import more, worded
 from .samples import Draw, Tool, lines, pool, words
+from .texts import TRAINING, read_texts
+
+_TEXTS = read_texts("actions")
 
 ACTIONS = {
     kind: replace(
         action,
-        asks=more(action.asks, ASKS[kind]),
-        amends=more(action.amends, AMENDS[kind]) if action.amends else None,
+        asks=more(action.asks, TRAINING["asks"][kind]),
+        amends=more(action.amends, TRAINING["amends"][kind]) if action.amends else None,
     )
     for kind, action in _PLAIN_ACTIONS.items()
 }
 
-_VERBS = words("""look up, find, check, book, =cancel, open, order, start, stop, show, fetch, track, print, =delete,
-update, create, request, reserve, get, =close, =confirm, renew, scan, send, read, load, lock,
-unlock, approve, archive, ~inspect, ~dispatch, ~suspend, ~collect, ~rename""")
-_NOUNS = words("""order, parcel, ticket, invoice, booking, table, seat, train, bus, =flight, taxi, car, bike, =room,
-locker, customer, account, user, product, recipe, document, file, report, contract, task, meeting,
-event, course, lesson, exam, patient, doctor, visit, member, team, match, game, movie, photo,
-camera, sensor, pump, valve, robot, =machine, =printer, door, gate, lift, payment, refund, coupon,
-card, loan, book, article, =package, shipment, stock, price, gift, menu, =message, note, contact,
-~voucher, ~container, ~pallet, ~permit""")
+_VERBS = words(_TEXTS["verbs"])
+_NOUNS = words(_TEXTS["nouns"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +75,7 @@ _DESCRIBE = pool(
         "",
     )
 )
-_FRAMES = lines("""
-{req}
-please {req}
-can you {req}?
-could you {req}?
-{req} please
-I want to {req}
-I need to {req}
-I'd like you to {req}
-would you {req}?
-{req} for me
-hey, {req}
-I would like to {req}
-help me {req}
-can you please {req}
-you should {req}
-now {req}
-let's {req}
-time to {req}
-it would be nice if you {req}
-be so kind and {req}
-""")
+_FRAMES = lines(_TEXTS["frames"])
 
 
 @dataclass(frozen=True, slots=True)

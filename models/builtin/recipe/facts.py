@@ -4,184 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import phrases, pools
+from . import pools
 from .phrasing import more, worded
 from .samples import Check, Draw, Message, Pool, Sample, lines, reply, restyle, system, user
 from .talk import OWNS_UP, foreign_request, opening_turns, persona
+from .texts import TRAINING, read_texts
+
+_TEXTS = read_texts("facts")
 
 UNKNOWN = "I am sorry, that is not in my information."
 
-_VALUE_ASKS = more(
-    lines("""
-=what is the {key}?
-what's the {key}?
-what is the {key} please?
-tell me the {key}
-please tell me the {key}
-can you tell me the {key}?
-could you tell me the {key}?
-do you know the {key}?
-I need the {key}
-I need to know the {key}
-I am looking for the {key}
-give me the {key}
-can you give me the {key}?
-may I have the {key}?
-can I have the {key}?
-could I get the {key}?
-the {key} please
-{key}?
-={key} please
-what was the {key} again?
-I forgot the {key}
-I would like to know the {key}
-=say the {key}
-            ~hello, can you tell me the {key}?
-            ~what is the {key} here?
-which {key} do we have?
-hello, what is the {key}?
-hi, can you tell me the {key}?
-excuse me, what's the {key}?
-sorry, what is the {key}?
-=any idea what the {key} is?
-help me with the {key}
-quick question: what is the {key}?
-remind me of the {key}
-what do you have as the {key}?
-let me know the {key}
-does anyone know the {key}?
-we need the {key}
-read me the {key}
-look up the {key}
-"""),
-    phrases.VALUE_ASKS,
-)
-_PLACE_ASKS = more(
-    lines("""
-where is the {key}?
-where's the {key}?
-where are the {key}?
-where can I find the {key}?
-how do I get to the {key}?
-how do I find the {key}?
-can you tell me where the {key} is?
-I am looking for the {key}
-which way to the {key}?
-where do I find the {key}?
-=please show me the way to the {key}
-            ~hello, where is the {key}?
-            ~can you tell me where to find the {key}?
-do you know where the {key} is?
-the {key}, where is it?
-is there a {key} here?
-I need the {key}
-I can't find the {key}
-directions to the {key} please
-=excuse me, where is the {key}?
-        ~sorry, where is the {key}?
-I want to go to the {key}
-how can I reach the {key}?
-point me to the {key}
-where would I find the {key}?
-"""),
-    phrases.PLACE_ASKS,
-)
-_PRICE_ASKS = more(
-    lines("""
-how much is a {key}?
-how much is the {key}?
-how much does a {key} cost?
-what does a {key} cost?
-what does the {key} cost?
-what is the price of a {key}?
-what's the price for a {key}?
-=how much for a {key}?
-~what is the cost of a {key}?
-how much do you charge for a {key}?
-=what do I pay for a {key}?
-price of a {key}?
-tell me the price of the {key}
-I want a {key}, how much is it?
-is the {key} expensive?
-can you tell me what a {key} costs?
-how expensive is a {key}?
-what would a {key} cost me?
-what do you charge for the {key}?
-=how many euros is a {key}?
-            ~how much does the {key} cost?
-            ~please tell me the price of a {key}
-do you know the price of a {key}?
-"""),
-    phrases.PRICE_ASKS,
-)
-_HOURS_ASKS = more(
-    lines("""
-=when are you open on {key}?
-        ~what are your opening times on {key}?
-when do you open on {key}?
-what are the opening hours on {key}?
-what are your hours on {key}?
-are you open on {key}?
-how long are you open on {key}?
-opening hours {key}?
-opening times on {key} please
-until when are you open on {key}?
-can I come on {key}?
-tell me the opening hours for {key}
-=what time do you open on {key}?
-what time do you close on {key}?
-when do you close on {key}?
-when can I visit on {key}?
-is it open on {key}?
-on {key}, when are you open?
-I want to come on {key}, when is it open?
-do you open on {key}?
-=hours for {key}?
-            ~when do you close on {key} please?
-            ~please tell me the opening hours for {key}
-from when are you open on {key}?
-"""),
-    phrases.HOURS_ASKS,
-)
-_NEXT_ASKS = more(
-    lines("""
-and {key}?
-what about {key}?
-and what about {key}?
-how about {key}?
-and for {key}?
-and the same for {key}?
-ok, and {key}?
-thanks, and {key}?
-=now {key}
-            ~and now {key}?
-            ~thanks, and what about {key}?
-and then {key}?
-also {key} please
-same question for {key}
-~ok and {key}?
-~right, and what about {key}?
-okay, what about {key}?
-"""),
-    phrases.NEXT_ASKS,
-)
-_LEADS = more(
-    lines("""
-Facts:
-Answer from these facts.
-Here is what you know:
-Use this information:
-Information:
-You know the following.
-Notes for you:
-House notes:
-Answer questions with the list below.
-What guests may ask:
-Only use these facts.
-Details:
-"""),
-    phrases.LEADS,
-)
+_VALUE_ASKS = more(lines(_TEXTS["value_asks"]), TRAINING["value_asks"])
+_PLACE_ASKS = more(lines(_TEXTS["place_asks"]), TRAINING["place_asks"])
+_PRICE_ASKS = more(lines(_TEXTS["price_asks"]), TRAINING["price_asks"])
+_HOURS_ASKS = more(lines(_TEXTS["hours_asks"]), TRAINING["hours_asks"])
+_NEXT_ASKS = more(lines(_TEXTS["next_asks"]), TRAINING["next_asks"])
+_LEADS = more(lines(_TEXTS["leads"]), TRAINING["leads"])
 
 
 @dataclass(frozen=True, slots=True)

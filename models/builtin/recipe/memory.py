@@ -2,129 +2,22 @@
 
 from __future__ import annotations
 
-from . import phrases, pools
+from . import pools
 from .facts import Fact
 from .phrasing import more, worded
 from .samples import Check, Draw, Message, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
+from .texts import TRAINING, read_texts
+
+_TEXTS = read_texts("memory")
 
 NO_NAME = "You have not told me your name yet."
 
-_MY_NAME = more(
-    lines("""
-=my name is {x}
-I am {x}
-I'm {x}
-call me {x}
-you can call me {x}
-hello, my name is {x}
-hi, I am {x}
-hey, I'm {x}
-this is {x}
-=it's {x} here
-            ~hello there, my name is {x}
-            ~so, my name is {x}
-            ~hi, you can call me {x}
-please call me {x}
-{x} is my name
-people call me {x}
-hello, this is {x}
-good morning, I'm {x}
-hi there, {x} is my name
-my friends call me {x}
-the name is {x}
-"""),
-    phrases.MY_NAME,
-)
-_WHO_AM_I = more(
-    lines("""
-what is my name?
-what's my name?
-do you know my name?
-=do you remember my name?
-        ~can you tell me my name?
-who am I?
-tell me my name
-can you say my name?
-what did I say my name was?
-what was my name again?
-say my name
-how am I called?
-do you still know who I am?
-=please tell me my name
-            ~so what is my name?
-            ~can you remember my name?
-and what is my name?
-remember my name?
-so, what's my name?
-"""),
-    phrases.WHO_AM_I,
-)
-_REMEMBER = more(
-    lines("""
-=remember that {fact}
-        ~{fact}, keep that in mind
-please remember that {fact}
-remember: {fact}
-note that {fact}
-please note that {fact}
-keep in mind that {fact}
-{fact}, remember that
-don't forget that {fact}
-can you remember that {fact}?
-make a note that {fact}
-for later: {fact}
-I tell you that {fact}
-just so you know, {fact}
-you should know that {fact}
-"""),
-    phrases.REMEMBER,
-)
-_RECALL = more(
-    lines("""
-what is {key}?
-=what's {key}?
-        ~please remind me what {key} is
-what was {key}?
-what was {key} again?
-do you remember {key}?
-tell me {key}
-can you tell me {key}?
-what did I say {key} is?
-=what did I tell you about {key}?
-            ~can you remind me what {key} is?
-remind me, what is {key}?
-I forgot {key}
-do you still know {key}?
-so what is {key}?
-{key}?
-please tell me {key}
-"""),
-    phrases.RECALL,
-)
-_SAY = more(
-    lines("""
-=say {x}
-        ~would you say {x}?
-=repeat {x}
-        ~please say this: {x}
-please say {x}
-please repeat {x}
-repeat after me: {x}
-can you say {x}?
-can you repeat {x}?
-say this: {x}
-repeat this: {x}
-just say {x}
-say the words {x}
-I want you to say {x}
-echo {x}
-could you repeat {x}?
-now say {x}
-say exactly {x}
-"""),
-    phrases.SAY,
-)
+_MY_NAME = more(lines(_TEXTS["my_name"]), TRAINING["my_name"])
+_WHO_AM_I = more(lines(_TEXTS["who_am_i"]), TRAINING["who_am_i"])
+_REMEMBER = more(lines(_TEXTS["remember"]), TRAINING["remember"])
+_RECALL = more(lines(_TEXTS["recall"]), TRAINING["recall"])
+_SAY = more(lines(_TEXTS["say"]), TRAINING["say"])
 
 
 def _before(draw: Draw) -> list[Message]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .held_out import HELD_OUT
+from .texts import HELD_OUT
 
 Split = Literal["train", "eval", "test"]
 Message = dict[str, Any]

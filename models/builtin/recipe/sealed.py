@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from . import actions, facts, memory, sums, talk, tools
 from .actions import ACTIONS
-from .held_out import HELD_OUT
 from .met import is_met
 from .samples import Pool, is_sealed
+from .texts import HELD_OUT
 
 _MODULES = {"talk": talk, "facts": facts, "memory": memory, "sums": sums, "actions": actions, "tools": tools}
 

@@ -5,95 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import phrases
 from .phrasing import more, worded
 from .samples import Check, Draw, Message, Sample, lines, reply, restyle, user
 from .talk import any_system, opening_turns
+from .texts import TRAINING, read_texts
 
-_ASK = more(
-    lines("""
-what is {sum}?
-what's {sum}?
-how much is {sum}?
-calculate {sum}
-compute {sum}
-can you calculate {sum}?
-can you work out {sum}?
-tell me what {sum} is
-please work out {sum}
-{sum}
-{sum}?
-{sum} please
-={sum} is what?
-            ~please tell me what {sum} is
-            ~can you tell me what {sum} is?
-what does {sum} make?
-what does {sum} come to?
-do you know what {sum} is?
-I need to know {sum}
-could you do {sum} for me?
-quick sum: {sum}
-help me with {sum}
-what do I get for {sum}?
-hey, what is {sum}?
-give me the result of {sum}
-solve {sum}
-"""),
-    phrases.SUM_ASK,
-)
-_CONVERT = more(
-    lines("""
-how many {to} are {n} {of}?
-how many {to} is {n} {of}?
-how many {to} are in {n} {of}?
-=convert {n} {of} to {to}
-convert {n} {of} into {to}
-what is {n} {of} in {to}?
-what are {n} {of} in {to}?
-{n} {of} in {to}
-{n} {of} to {to}
-{n} {of} in {to} please
-turn {n} {of} into {to}
-how much is {n} {of} in {to}?
-tell me {n} {of} in {to}
-can you convert {n} {of} to {to}?
-please convert {n} {of} to {to}
-I need {n} {of} in {to}
-give me {n} {of} in {to}
-express {n} {of} in {to}
-"""),
-    phrases.CONVERT,
-)
-_DOUBLE = more(
-    lines(
-        "=double that\n~now double that\nnow double it\nand double that?\nplease double it\n"
-        "=twice that\n~and now double it\n~please double that\n"
-        "what is twice that?\ndouble it please\ncan you double that?\nand twice as much?\ntimes two"
-    ),
-    phrases.DOUBLE,
-)
-_HALVE = more(
-    lines(
-        "halve that\nhalf of that?\nwhat is half of that?\nnow halve it\nand half of it?\nhalf that please\n"
-        "=divide that by two\n~and now half of it?\n~please halve it\ncut it in half"
-    ),
-    phrases.HALVE,
-)
-_ADD = more(
-    lines(
-        "add {n}\nplus {n}\n=and plus {n}?\n~and now add {n}\n~please add {n}\nnow add {n}\nadd {n} to that\n"
-        "and {n} more?\nand with {n} added?\nwhat if I add {n}?"
-    ),
-    phrases.ADD,
-)
-_TAKE = more(
-    lines(
-        "minus {n}\n=take away {n}\n~and now minus {n}\n~please subtract {n}\nsubtract {n}\nnow take {n} away\n"
-        "and minus {n}?\nless {n}\nand without {n}?\n"
-        "subtract {n} from that"
-    ),
-    phrases.TAKE,
-)
+_TEXTS = read_texts("sums")
+
+_ASK = more(lines(_TEXTS["ask"]), TRAINING["sum_ask"])
+_CONVERT = more(lines(_TEXTS["convert"]), TRAINING["convert"])
+_DOUBLE = more(lines(_TEXTS["double"]), TRAINING["double"])
+_HALVE = more(lines(_TEXTS["halve"]), TRAINING["halve"])
+_ADD = more(lines(_TEXTS["add"]), TRAINING["add"])
+_TAKE = more(lines(_TEXTS["take"]), TRAINING["take"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import facts, phrases, pools, sums, talk
+from . import facts, pools, sums, talk
 from .actions import ACTIONS, Order, amended, household, unseen
 from .phrasing import framed, is_order, more, worded
 from .samples import Check, Draw, Message, Sample, Tool, lines, reply, restyle, user
+from .texts import TRAINING, read_texts
+
+_TEXTS = read_texts("tools")
 
 NO_TOOL = "I have no tool for that here."
 
@@ -74,113 +77,11 @@ _RELATED = (
     ("weather", "heating", "clock"),
     ("music", "call", "list"),
 )
-_WHAT_ADDED = more(
-    lines("""
-what did I just ask you to add?
-what did I just add?
-what did I ask you to add?
-what have I added?
-what did you just add?
-what was it that I added?
-which item did I add?
-what is new on the list?
-what did you put on the list?
-remind me, what did I add?
-what did I want on the list?
-tell me what I just added
-"""),
-    phrases.WHAT_ADDED,
-)
-_WHAT_DONE = more(
-    lines("""
-what did you just do?
-what have you done?
-what was that?
-=did it work?
-        ~has it worked?
-is it done?
-what did you do?
-and, did that work?
-tell me what you did
-what happened?
-have you done it?
-"""),
-    phrases.WHAT_DONE,
-)
-_ERRORS = lines("""
-not found
-device offline
-no connection
-timeout
-access denied
-unknown room
-service unavailable
-out of stock
-not allowed
-already exists
-no answer
-battery empty
-invalid number
-busy
-sold out
-no such entry
-""")
-_RESULT_KEYS = lines("""
-status
-price
-date
-time
-total
-owner
-state
-place
-seat
-platform
-gate
-level
-count
-weight
-result
-balance
-arrival
-departure
-contact
-priority
-delay
-stock
-rating
-speed
-version
-floor
-shelf
-fee
-""")
-_STATES = lines("""
-shipped
-delivered
-open
-closed
-pending
-ready
-confirmed
-cancelled
-paid
-unpaid
-active
-inactive
-on time
-late
-available
-sold out
-in progress
-done
-failed
-waiting
-full
-empty
-approved
-locked
-""")
+_WHAT_ADDED = more(lines(_TEXTS["what_added"]), TRAINING["what_added"])
+_WHAT_DONE = more(lines(_TEXTS["what_done"]), TRAINING["what_done"])
+_ERRORS = lines(_TEXTS["errors"])
+_RESULT_KEYS = lines(_TEXTS["result_keys"])
+_STATES = lines(_TEXTS["states"])
 
 
 def _call(*orders: Order) -> Message:
