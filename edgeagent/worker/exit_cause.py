@@ -50,30 +50,30 @@ _MAX_LINE = 400
 
 
 def describe_left_out(num_bytes: int) -> str:
-    """Return the line by which a stopping worker says how much it had no time to write to the disk cache."""
+    """Return the line with which a stopping worker reports how many bytes it had no time to write to the disk cache."""
     return f"left out {num_bytes} bytes"
 
 
 def read_left_out(stderr: str) -> int:
-    """Return the bytes that a worker which was asked to stop says it did not write; 0 where it says nothing."""
+    """Return the unwritten bytes that a stopped worker reports; 0 if it reports none."""
     found = _LEFT_OUT.search(stderr)
     return int(found[1]) if found else 0
 
 
 def read_notes(notes: Sequence[str]) -> list[str]:
-    """Return what a worker wants in the log: a few lines, without control characters."""
+    """Return a worker's text for the log: a few lines, without control characters."""
     return [one_line(note) for note in notes[:_MAX_NOTES]]
 
 
 def one_line(text: str) -> str:
-    """Return a worker's words as one short line."""
+    """Return a worker's text as one short line."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_NOTE_CHARS])
 
 
 def is_from_outside(returncode: int) -> bool:
     """Whether a process was ended from outside: by a person, a service manager, the kernel out of memory.
 
-    False on Windows, where an exit code does not tell, since the process that ends another one chooses it.
+    False on Windows, where the process that ends another one chooses its exit code.
     """
     return returncode in (-_SIGKILL, -_SIGTERM)
 

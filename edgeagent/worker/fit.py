@@ -1,6 +1,6 @@
-"""Whether what is to be loaded can work: the draft beside its model, the context in this machine's memory.
+"""Checks before a load that the draft model suits its target, and that the context fits into this machine's memory.
 
-It compares what the files' headers say, so that a load of minutes does not end in a refusal that was certain.
+It reads only the files' headers, so that a load that must fail does not first take minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTEXT_STEP = 256
 
 
 class KvShape(Protocol):
-    """Numbers kept for each token, of all layers; 0 where the file does not tell."""
+    """Numbers kept for each token, in all layers; 0 if the file does not say."""
 
     @property
     def num_k_values(self) -> int: ...
@@ -32,7 +32,7 @@ class KvShape(Protocol):
 
 
 class Header(Protocol):
-    """What is asked of a file's header."""
+    """The fields of a file's header that the checks need."""
 
     @property
     def num_vocab(self) -> int: ...
@@ -43,7 +43,7 @@ class Header(Protocol):
 
 
 def check_draft(model: Header, model_path: Path, draft: Header, draft_path: Path) -> None:
-    """Raise ModelLoadFailed where a draft cannot have the model's vocabulary: the worker compares it in full."""
+    """Raise ModelLoadFailed if a draft's vocabulary cannot be the model's. The worker compares them in full."""
     if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
         raise ModelLoadFailed(
             f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
@@ -52,7 +52,7 @@ def check_draft(model: Header, model_path: Path, draft: Header, draft_path: Path
 
 
 def kv_bytes_per_token(headers: Sequence[Header], config: EngineConfig) -> float:
-    """Return what a token of context takes of all these models together; 0 where that is not known."""
+    """Return the bytes that a token of context takes in all these models together; 0 if unknown."""
     k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
     return sum(k * header.kv_shape.num_k_values + v * header.kv_shape.num_v_values for header in headers)
 
@@ -63,10 +63,10 @@ def num_cells_wanted(header: Header, config: EngineConfig) -> int:
 
 
 def check_memory(num_cells: int, bytes_per_token: float, devices: Sequence[DeviceInfo], num_trained: int = 0) -> None:
-    """Raise ModelLoadFailed where a context takes more than all memory that is free, of the machine and its GPUs.
+    """Raise ModelLoadFailed if a context takes more than all free memory of the machine and its GPUs.
 
-    llama.cpp would try for seconds, or the system would end the worker. No more is advised than the model was trained
-    for (0: not known).
+    llama.cpp would try for seconds, or the system would end the worker. The message advises no more than the model was
+    trained for (0: unknown).
     """
     needed_bytes = int(num_cells * bytes_per_token)
     on_gpus = sum(device.memory_free_bytes for device in devices if device.kind == "gpu")

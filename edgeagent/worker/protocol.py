@@ -35,7 +35,7 @@ _MAX_ERROR_CHARS = 4096
 class DiskCache(Struct, frozen=True):
     """The folder of cached blocks, its bounds, and the secret that keys and seals them.
 
-    `max_bytes_per_hour` 0: as many as come. `close_s`: how long a worker that is asked to stop may write what waits.
+    `max_bytes_per_hour` 0: no limit. `close_s`: how long a stopping worker may write queued blocks.
     """
 
     folder: str
@@ -50,10 +50,9 @@ class DiskCache(Struct, frozen=True):
 class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
-    `identity` tells the model's file from another that took its place. `writable` are folders of the worker's own: in
-    its sandbox it can write nowhere else. The context will have `num_cells` tokens of `kv_bytes_per_token`;
-    `num_trained` are what the model was trained for; 0 where the headers do not tell. `kept` is what the last worker's
-    Ready had to keep.
+    `identity` tells the model's file from another that took its place. `writable` are the only folders that the sandbox
+    lets the worker write to. The context will have `num_cells` tokens of `kv_bytes_per_token`; `num_trained` is the
+    model's trained context; 0 if the headers do not say. `kept` is `to_keep` of the last worker's Ready.
     """
 
     name: str
@@ -70,10 +69,10 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Delivered(Struct, frozen=True, array_like=True):
-    """The part of an output that others gave: first `so_far`, on another machine, then `tokens`, by former workers.
+    """The output so far: first `so_far`, from another machine, then `tokens`, from earlier workers.
 
-    The tokens came in steps of `step_lengths`; `unsaid` are the log probabilities of the last of them, whose text the
-    client has not.
+    The tokens came in steps of `step_lengths`; `unsaid` are the log probabilities of the last tokens, whose text was
+    not sent yet.
     """
 
     tokens: tuple[int, ...] = ()
@@ -86,10 +85,10 @@ NOTHING_DELIVERED = Delivered()
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """Begin a request, or go on with one that a former worker or another machine left.
+    """Begin a request, or continue one that an earlier worker or another machine began.
 
     `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` is the time it waited for the model. The
-    output is generated from the end of its `delivered` part on, which is not sent again.
+    output continues after its `delivered` part, which is not sent again.
     """
 
     request: GenerateRequest
@@ -105,7 +104,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """Ask the model's text tools something; it waits for no decode."""
+    """Ask the model's text tools a question; it does not wait for a decode."""
 
     id: str
     query: TextQuery
@@ -133,7 +132,7 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 class LoadProgress(Struct, frozen=True, tag="progress"):
     """How much of the model is loaded, 0 to 1.
 
-    `trying`: which part of which file is tried next, in words; it is the cause if the process ends then.
+    `trying`: which part of which file is tried next, in words; if the process ends, this is the reported cause.
     """
 
     fraction: float
@@ -156,9 +155,9 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class StepItem(Struct, frozen=True, array_like=True):
-    """One request's share of an engine step; one of several where `is_part`, the last of which has all its tokens.
+    """One request's share of an engine step. After an item with `is_part` more follow; the last one has all tokens.
 
-    `unsaid` are the log probabilities of the latest tokens whose text is held back; a next worker needs them.
+    `unsaid` are the log probabilities of the latest tokens, whose text is held back; the next worker needs them.
     """
 
     id: str

@@ -17,7 +17,7 @@ from edgeagent.worker.protocol import DiskCache
 def start_block_store(disk: DiskCache) -> BlockStore:
     """Return a store with its writer's thread; it looks at the folder while the model loads."""
     files = Files(Path(disk.folder))
-    # A restart under a wrong clock ages blocks by half their time at most.
+    # If the clock is wrong at a restart, blocks age by at most half of the time that they are kept.
     budget = WriteBudget(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
     limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
     store = BlockStore(files, Seal(disk.secret), budget, limits, close_s=disk.close_s)

@@ -14,7 +14,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.render.renderer import Template
 
-_OTHER = "\u2042"  # no person's message begins like it
+_OTHER = "\u2042"  # no user's message begins with it
 _QUESTION = Message("user", _OTHER)
 
 Piece = Callable[[int], bytes]
@@ -36,7 +36,7 @@ def find_system_end(
 def find_next_turn(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return how far the next turn's prompt will be the same, None where the template refuses to render one.
+    """Return how many tokens the next turn's prompt will share; None if the template refuses to render one.
 
     That is less than the whole prompt if the template writes past turns differently from a new one.
     """
@@ -67,7 +67,7 @@ def _num_equal(text: str, other: str) -> int:
 
 
 def _num_tokens_within(num_bytes: int, tokens: Sequence[int], piece: Piece) -> int:
-    """Return how many leading tokens have their text within so many bytes."""
+    """Return how many leading tokens fit into `num_bytes` bytes of text."""
     for index, token in enumerate(tokens):
         num_bytes -= len(piece(token))
         if num_bytes < 0:

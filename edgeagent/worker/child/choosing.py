@@ -1,7 +1,7 @@
-"""What the engine's choices for a model are, by a calibration that is kept from one load to the next.
+"""Chooses the engine's settings for a model by a calibration, which is kept from one load to the next.
 
-The daemon keeps it for the worker, whose sandbox has no other place. Others could have written there, so it is checked
-when it is read, and the worst that it can bring about is a slow choice.
+The daemon keeps it, since the sandbox lets the worker write nowhere else. Another process could have changed it, so it
+is checked when it is read. A forged calibration can only lead to a slow choice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import Choice, Kept, Measurements
 
-# Layers of a model that is not all attention differ, in patterns of up to six.
+# In hybrid models layers differ, in patterns of up to six.
 _PATTERN = 6
-# A calibration that its budget cuts off is tried again by so many loads.
+# A calibration that its budget cut off is repeated at most this often, once for each load.
 _MAX_TRIES = 3
-# The probes may take this share of the memory that is free; on a machine with less nothing is measured.
+# The probes may take this share of the free memory. If they need more, nothing is measured.
 _MEMORY_SHARE = 0.25
 
 _decoder = msgspec.json.Decoder(Kept)
@@ -38,7 +38,7 @@ _decoder = msgspec.json.Decoder(Kept)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The attention of a model's context, the reasons for people, and what to keep for the next load."""
+    """The attention of a model's context, the reasons in words, and the calibration to keep for the next load."""
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -54,7 +54,7 @@ def choose(
     kv_bytes_per_token: float = 0.0,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose by what was kept, or measure now where that was made under other conditions; `on_measure` is told."""
+    """Choose by the kept calibration. Measure now if it was made under other conditions; `on_measure` is told."""
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.parallel)
     conditions = make_conditions(
@@ -86,7 +86,7 @@ def _depth(room: Room) -> int:
 
 
 def read_kept(content: bytes) -> Kept | None:
-    """Return what was kept; None where it is nothing of ours."""
+    """Return the kept calibration; None if it is not valid."""
     try:
         return _decoder.decode(content) if content else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -102,7 +102,7 @@ def _measure(model: Model, config: EngineConfig, candidates: Sequence[Attention]
         max_layers=model.num_layers,
         depth=depth,
     )
-    # What is wrong with the model is told by the trial, which comes next.
+    # The trial, which comes next, reports what is wrong with the model.
     try:
         return calibration.measure(candidates, room, config.calibration_s)
     except (EdgeAgentError, OutOfCells):

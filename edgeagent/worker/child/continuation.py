@@ -1,4 +1,4 @@
-"""Turns the text of an answer that began elsewhere into the tokens of this model, behind which it goes on."""
+"""Turns the text of an answer that began on another machine into this model's tokens, so that it can continue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers
 from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest
 from edgeagent.worker.child.prompt import ReadPrompt
 
-# The white space around reasoning is not shown to clients. Models write this: inside the open marker, before and behind
-# the close marker.
+# White space around reasoning is not shown to clients. Models write it after the open marker, and before and after the
+# close marker.
 _NO_SPACE = ("", "", "")
 _SPACES = {THINK: ("\n", "\n", "\n\n")}
 
 
 def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
-    """Raise NotSupported for a request whose answer cannot go on from its text alone."""
+    """Raise NotSupported for a request whose answer cannot continue from its text alone."""
     if request.logprobs is not None:
         raise _not_continuable("its log probabilities are placed in a text that began there", "logprobs")
     if request.echo or request.prefill_only:
@@ -37,7 +37,8 @@ def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
 class Continuation:
     """An answer's beginning in this model's tokens: `tokens` are kept, those of `open_text` are generated again.
 
-    `num_open`: how many those were. `num_elsewhere`: how many tokens more the other machine counted for it all.
+    `num_open` is the number of the latter. `num_elsewhere` is how many more tokens the other machine counted for all of
+    it.
     """
 
     so_far: AnswerSoFar
@@ -47,9 +48,9 @@ class Continuation:
     num_elsewhere: int
 
     def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
-        """Take sampler and text to where the answer goes on; raise NotSupported where they do not follow it.
+        """Advance sampler and text to the end of the beginning; raise NotSupported if they reject it.
 
-        Return the constraint under which the open text is said again; None where there is none.
+        Return the constraint under which the open text is generated again; None if there is no open text.
         """
         try:
             for token in self.tokens:
@@ -70,9 +71,9 @@ class Continuation:
         return made[0]
 
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
-        """Return a sequence that begins with the answer's beginning, which is computed with its prompt.
+        """Return a sequence whose prompt includes the answer's beginning.
 
-        Of its `max_tokens` as many are used as the other machine counted.
+        The other machine's count of tokens is subtracted from `max_tokens`.
         """
         first, *others = spec.step_lengths or (0,)
         return dataclasses.replace(
@@ -90,9 +91,9 @@ def read_continuation(
     vocabulary: LongTextVocabulary,
     context_length: int,
 ) -> Continuation:
-    """Return what was said so far, to come behind the prompt.
+    """Return the answer so far as tokens, to be put after the prompt.
 
-    Raise NotSupported where the text has no tokens that give it back, ContextLengthExceeded where no more fits.
+    Raise NotSupported if no tokens give exactly this text, ContextLengthExceeded if nothing more fits.
     """
     _check_continuable(request, so_far)
     is_chat = isinstance(request.prompt, ChatPrompt)
@@ -100,7 +101,7 @@ def read_continuation(
     if is_chat and (so_far.reasoning or prompt.open_reasoning is not None):
         segments += _reasoning_tokens(so_far, prompt.open_reasoning, vocabulary)
     if so_far.text:
-        # A chat's text begins where white space is dropped, so a blank that the tokenizer adds there is none too much.
+        # White space at the beginning of a chat's text is dropped, so a blank that the tokenizer adds is harmless.
         segments.append(_text_tokens(so_far.text, vocabulary, may_add_blank=is_chat and not segments))
     num_all = len(prompt.tokens) + sum(map(len, segments))
     if num_all >= context_length:
@@ -119,7 +120,7 @@ def read_continuation(
 def _reasoning_tokens(
     so_far: AnswerSoFar, opened: ReasoningMarkers | None, vocabulary: LongTextVocabulary
 ) -> list[list[int]]:
-    """Return the tokens of the reasoning, in parts; it is closed where the answer's text has begun."""
+    """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun."""
     pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), THINK)
     inside, before_close, behind = _SPACES.get(pair, _NO_SPACE)
     segments: list[list[int]] = []
@@ -139,10 +140,10 @@ def _is_one_token(text: str, vocabulary: LongTextVocabulary) -> bool:
 
 
 def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bool = False) -> list[int]:
-    """Return tokens that give back this text, wherever it stands.
+    """Return tokens that give exactly this text at any position.
 
-    Some vocabularies put a blank before a text's first word. Behind a line feed, whose tokens are then left out, they
-    put none.
+    Some vocabularies add a blank before the first word of a text, but not after a line feed: one is put before the
+    text, and its tokens are removed.
     """
     if not text:
         return []

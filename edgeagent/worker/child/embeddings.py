@@ -1,6 +1,6 @@
-"""The embeddings a worker owes: which texts are to be done, and when a chunk of one may stand between two steps.
+"""A worker's open embedding requests: their texts, and when a chunk of one may run between two steps.
 
-Beside live streams they get a small share of the time, in chunks that a stream hardly shows; alone, all of it.
+While streams are generated they get a small share of the time, in chunks too short to delay a stream visibly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, failed
 
 _SHARE = 0.2  # of the time, while something is generated
-_BUDGET_SHARE = 0.3  # of the inter-token-latency budget, for one chunk then
-_IDLE_S = 60.0  # after which the memory is given back
+_BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the most for one chunk while something is generated
+_IDLE_S = 60.0  # without use, then the memory is freed
 
 
 class Embedder(Protocol):
@@ -36,7 +36,7 @@ class Embedder(Protocol):
 
 @dataclass(slots=True)
 class _Job:
-    """What is left of an Embed; `texts` is None until they are tokens."""
+    """The rest of an Embed; `texts` is None until they are tokenized."""
 
     dimensions: int | None
     texts: deque[list[int]] | None = None
@@ -44,7 +44,7 @@ class _Job:
 
 
 class Embeddings:
-    """The main thread's part: the open Embeds, first come, first served."""
+    """The open Embeds, in order of arrival. The main thread uses it."""
 
     def __init__(
         self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
@@ -96,7 +96,7 @@ class Embeddings:
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
     def rest_s(self) -> float | None:
-        """Return after how long without work `rest` has something to give back; None: nothing."""
+        """Return after how many seconds without work `rest` can free memory; None if it holds none."""
         if self._jobs or not self._embedder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())

@@ -1,7 +1,7 @@
-"""The worker's way out: frames go on the pipe through a thread, the main thread's own at once where that cannot block.
+"""Writes frames to the pipe on a thread of their own; the main thread writes directly where that cannot block.
 
-A hop to the thread would let each step's tokens wait until the next step is under way, for the thread gets the
-interpreter only then. The two never write at the same time: each takes `permit` first, which has one item.
+Through the thread, each step's tokens would wait until the next step has begun: the thread gets the interpreter only
+then. The two never write at the same time: each takes `permit` first, which has one item.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 
 from edgeagent.worker.protocol import FromWorker, encode
 
-# What a pipe that takes anything takes whole (POSIX guarantees 512, all systems that poll give 4096).
+# A pipe that is ready takes at least this many bytes (POSIX guarantees 512, all systems that poll give 4096).
 MAX_DIRECT_BYTES = 4096
 
 
@@ -26,7 +26,7 @@ class Frames(Protocol):
 
 
 class FrameWriter(threading.Thread):
-    """Puts what comes through `frames` on the pipe; None ends it. Bytes are frames that the outlet could not write."""
+    """Writes the items of `frames` to the pipe; None ends it. Bytes are frames that the outlet could not write."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)
@@ -47,7 +47,7 @@ class FrameWriter(threading.Thread):
 
 
 class Outlet:
-    """The main thread's frames, in order: each is written at once, or left to the writer, behind earlier ones."""
+    """Sends the main thread's frames in order: each is written at once, or queued for the writer after earlier ones."""
 
     def __init__(self, writer: FrameWriter) -> None:
         self._writer = writer
@@ -82,7 +82,7 @@ class Outlet:
 
 
 def write(descriptor: int, encoded: bytes) -> None:
-    """Write all of a frame; if the daemon is gone, end this process."""
+    """Write a whole frame; end this process if the daemon is gone."""
     left = memoryview(encoded)
     try:
         while left:

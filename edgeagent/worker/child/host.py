@@ -53,9 +53,9 @@ from edgeagent.worker.fit import check_memory
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
-# A draft's cells are this small a part of its target's, about.
+# A draft model's cells take about this fraction of its target's memory.
 _DRAFT_SHARE = 1 / 8
-_OPEN_S = 1.0  # for a slow disk to list its blocks; those it has not listed by then are found later
+_OPEN_S = 1.0  # to wait for a slow disk to list its blocks; later ones are added when they are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class Prepared:
 
     @property
     def num_elsewhere(self) -> int:
-        """How many tokens more the other machine counted for the beginning than were taken here for it."""
+        """How many more tokens the beginning took on the other machine than here."""
         if self.earlier is None:
             return 0
         return self.earlier.num_elsewhere - self._num_too_many
 
     def settle(self, sequence: Sequence, context_length: int) -> None:
-        """Move the limit by the tokens that it took to say the open text again, more or fewer than it had; once."""
+        """Adjust the limit once, by the difference in tokens after the open text was generated again."""
         if self.seam is None or not self.seam.is_over or self.seam.is_settled:
             return
         self.seam.is_settled = True
@@ -128,7 +128,7 @@ class Host:
         self._choices, self.to_keep = chosen.choices, chosen.to_keep
         self._runner = LlamaRunner(self.model, config, attention=chosen.attention)
         self._runners = [self._runner]
-        # A number of threads that was asked for is kept, for the sake of reproducible arithmetic.
+        # A configured number of threads is never changed, so that arithmetic is reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
         costs = CostModel(self._runner.max_batch)
         self._token_bytes = try_out(self.model, self._runner, on_try, costs)
@@ -178,7 +178,7 @@ class Host:
         self._runner.request_abort()
 
     def clear_abort(self) -> None:
-        """Take back request_abort."""
+        """Undo request_abort."""
         self._runner.clear_abort()
 
     def adjust_threads(self) -> None:
@@ -188,7 +188,7 @@ class Host:
                 runner.set_num_threads(self._threads.num_threads)
 
     def disk_cache(self) -> CacheStatus | None:
-        """Return what the disk keeps; any thread may ask, since it changes while the engine rests."""
+        """Return the state of the disk cache; any thread may ask, since it changes while the engine is idle."""
         return None if self._store is None else self._store.stats()
 
     @property
@@ -202,7 +202,7 @@ class Host:
         return self._runner.num_cells
 
     def prepare_grammars(self) -> None:
-        """Build the grammars' tables of the vocabulary, so that the first schema need not wait for them.
+        """Build the grammars' tables of the vocabulary before the first schema needs them.
 
         Up to a second for a large vocabulary; may run beside `engine.step`, on the thread that calls `prepare`.
         """
@@ -215,8 +215,8 @@ class Host:
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
-        Sampler, grammar and text are taken to where the `delivered` output ends; nothing of that is said again.
-        Raise InvalidRequest (template, grammar, sampling values) or NotSupported.
+        Sampler, grammar and text are advanced to the end of the `delivered` output, which is not sent again. Raise
+        InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt, request.max_tokens)
@@ -283,7 +283,8 @@ class Host:
         )
 
     def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
-        """Return the keyring of this model's blocks, the same after every restart; None where no tier outlives it."""
+        """Return the keyring of this model's blocks, the same after each restart; None if no tier outlives the
+        process."""
         if load.disk is None:
             return None
         fingerprint = make_fingerprint(
@@ -376,7 +377,7 @@ class Host:
 def _spec(
     request: GenerateRequest, prompt: ReadPrompt, sampler: Sampler, delivered: Delivered, num_scored: int | None
 ) -> SequenceSpec:
-    """Return a request in the engine's words; for `num_scored` see its `num_prompt_logprobs`."""
+    """Return the engine's spec of a request; `num_scored` becomes its `num_prompt_logprobs`."""
     cache = request.cache
     return SequenceSpec(
         id=request.id,

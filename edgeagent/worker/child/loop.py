@@ -39,7 +39,7 @@ from edgeagent.worker.child.host import Host, Prepared
 from edgeagent.worker.child.turns import Turns
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
 
-# More is held back only while a long text may or may not be the beginning of a call.
+# More is held back only while a long text may be the beginning of a call.
 _MAX_UNSAID = 64
 # Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
 _MAX_LOGPROBS = 128
@@ -56,7 +56,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class PromptReady:
-    """The preparer's success."""
+    """The preparer's result: the request is ready."""
 
     submit: Submit
     prepared: Prepared
@@ -64,7 +64,7 @@ class PromptReady:
 
 @dataclass(frozen=True, slots=True)
 class PromptRefused:
-    """The preparer's failure."""
+    """The preparer's error."""
 
     submit: Submit
     error: EdgeAgentError
@@ -107,9 +107,9 @@ class Worker:
             pass
 
     def turn(self) -> bool:
-        """Carry out the commands that have come, waiting for one if there is no work, and a step; False on Stop.
+        """Carry out the queued commands, then a step; wait for a command if there is no work. False on Stop.
 
-        Between two steps there may be a chunk of an embedding.
+        A chunk of an embedding may run between two steps.
         """
         # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
         self._host.clear_abort()
@@ -128,7 +128,7 @@ class Worker:
         return True
 
     def read_texts(self, ask_id: str, query: Embed) -> None:
-        """Make the tokens of an Embed that is among the commands, on a thread beside the main one."""
+        """Tokenize an Embed on another thread."""
         try:
             self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
         except BaseException:
@@ -136,7 +136,7 @@ class Worker:
             raise
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
-        """Hand in a command from the reader thread, and stop a step that would make it wait.
+        """Queue a command from the reader thread, and interrupt a step that would delay it.
 
         Either the step is seen here, or the command is seen before the step begins (`_is_wanted`).
         """
@@ -145,7 +145,7 @@ class Worker:
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:
-        """Take a request from the preparer's thread; a realtime one stops a step that would make it wait."""
+        """Queue a request from the preparer's thread; a realtime one interrupts a step that would delay it."""
         self.commands.put(ready)
         is_urgent = ready.submit.request.tier is Tier.REALTIME
         if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
@@ -161,7 +161,7 @@ class Worker:
         for command in self._queued(can_wait=can_wait):
             match command:
                 case Submit():
-                    # Of two with one id the first counts: the daemon could not tell their ends apart.
+                    # A second request with the same id is ignored: the daemon could not tell their ends apart.
                     self._requests.setdefault(command.request.id, _Request(command))
                 case PromptReady():
                     self._begin(command)
@@ -186,7 +186,7 @@ class Worker:
         return True
 
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the commands that are queued; `can_wait` for one. Those that come later wait for the next step."""
+        """Yield the queued commands; with `can_wait`, wait for one. Later commands wait for the next step."""
         with contextlib.suppress(Empty):
             yield self.commands.get(block=can_wait, timeout=self._rest_s())
             for _ in range(self.commands.qsize()):
@@ -281,12 +281,12 @@ class Worker:
                 reason = FinishReason.LENGTH
             deltas += stream.cut() if reason is FinishReason.LENGTH else stream.finish()
             deltas.append(self._finished(request, output, _reason(reason, stream)))
-        # Tokens behind a stop string, which a step with drafts may bring, are no part of the answer.
+        # A step with drafts may return tokens after a stop string; they are not part of the answer.
         tokens = tuple(output.tokens[: stream.num_tokens - num_before])
         return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
     def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
-        """Return the prompt if an echo is wanted, with the first tokens: both are delivered, or neither."""
+        """Return the prompt if an echo is wanted. It comes with the first tokens: both are delivered, or neither."""
         if prepared.echo is None:
             return ()
         prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
@@ -330,7 +330,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus:
-        """Counts for the status; any thread may ask, and may see a step half done."""
+        """Counts for the status. Any thread may ask; the counts may be those in the middle of a step."""
         status = self._engine.status()
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
@@ -352,7 +352,7 @@ class Worker:
 
 
 def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
-    """Return why an answer ended: its text (a stop string, tool calls) counts before the engine's reason."""
+    """Return why an answer ended: a reason in its text (a stop string, tool calls) outranks the engine's."""
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason

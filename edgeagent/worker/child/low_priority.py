@@ -1,4 +1,4 @@
-"""Makes a thread give way to all others: it gets the processor and the disk when nobody else wants them."""
+"""Gives a thread the lowest priority for the processor and the disk."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 Five threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
 thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main thread's own
-at once, where that cannot block). So a long template or prompt never holds up other streams, pings are answered in the
-middle of a step, and delivery never blocks the engine. Where prompts' beginnings are kept on disk, one thread reads
-them and one writes them.
-When the daemon goes away, stdin ends and the process exits.
+at once, where that cannot block). So a long template or prompt never delays other streams, pings are answered in the
+middle of a step, and delivery never blocks the engine. With a disk cache, one more thread reads blocks and one writes
+them. When the daemon goes away, stdin ends and the process exits.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _IDLE_S = 1.0
 
 
 class _Reader(threading.Thread):
-    """Takes frames off stdin; answers pings itself. At the end of the stream, which is the daemon's, it exits."""
+    """Reads frames from stdin and answers pings. It ends the process when the stream ends, since the daemon is gone."""
 
     def __init__(self, stream: BinaryIO, host: Host, worker: Worker, questions: Questions, frames: Frames) -> None:
         super().__init__(name="reader", daemon=True)
@@ -81,7 +80,7 @@ class _Reader(threading.Thread):
                 message = None
             match message:
                 case None:
-                    # The main thread may be deep in a decode; nothing it holds needs more than the end of the process.
+                    # The main thread may be in a decode; nothing that it holds needs a clean-up.
                     os._exit(0)
                 case Submit():
                     self._worker.commands.put(message)
@@ -131,7 +130,7 @@ class _Preparer(threading.Thread):
         try:
             self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
         except Empty:
-            # Nothing to do: spare the first schema a wait. An unsuitable vocabulary raises at the first schema.
+            # Idle: prepare for the first schema. An unsuitable vocabulary raises at the first schema.
             with contextlib.suppress(BaseException):
                 self._host.prepare_grammars()
         while True:
@@ -154,7 +153,7 @@ class _Preparer(threading.Thread):
 
 
 def _own_bytes(memory: Any) -> int:
-    """Return the memory that no file backs, of psutil's counts; 0 where the system does not tell it (macOS)."""
+    """Return the process's anonymous memory from psutil's counts; 0 where the system does not report it (macOS)."""
     if hasattr(memory, "shared"):  # Linux
         return int(memory.rss - memory.shared)
     return int(getattr(memory, "private", 0))  # Windows
@@ -179,7 +178,7 @@ def _die_with_parent() -> None:
 
 def _claim_stdout() -> BinaryIO:
     """Return the frame pipe, and send whatever else is printed to stderr: llama.cpp prints to stdout at times."""
-    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a raw pipe may take a part of what is written
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a write to a raw pipe may be partial
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return frames
 
@@ -254,7 +253,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Native threads and the daemon threads above hold nothing that must be unwound; a clean-up could only hang.
+    # No thread holds anything that needs a clean-up, and a clean-up could hang.
     code = main()
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

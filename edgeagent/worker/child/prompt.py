@@ -34,27 +34,27 @@ from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
-_USUAL_PIECE = 8  # characters; a text with fewer for each cell may fit, and is quickly tokenized
-_MOST_BYTES = 16  # of a token, on average: a longer conversation is not even tried
+_USUAL_PIECE = 8  # characters for each cell; a shorter text may fit, and is quickly tokenized
+_MOST_BYTES = 16  # of a token, on average; a longer conversation is refused without rendering
 _ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
 _TURN_TOKENS = 8  # what a turn's role and punctuation add, about
 _MAX_SIZES = 8192
-# Turns of a conversation are dropped in steps of this share of the context. Larger steps drop more than is needed;
-# smaller ones come more often, and each one makes the rest of the conversation be computed again.
+# Turns of a conversation are dropped in steps of this share of the context. Larger steps drop more than is needed.
+# Smaller steps are more frequent, and after each one the rest of the conversation is computed again.
 _STEP = 2
-# The share of the context that is left for an answer: of one without limit, and of any.
+# The share of the context that is left for an answer without a limit, and for any answer.
 _USUAL_ANSWER = 8
 _LONGEST_ANSWER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A prompt's tokens, the first `num_added` of them ours.
+    """A prompt's tokens; the first `num_added` were added by the tokenizer or the template.
 
     `text` is the client's text, None where it was not one text. `open_reasoning` is the reasoning tag that the template
-    left open. `num_dropped_items` of a conversation are left out, since they did not fit.
-    `num_system` tokens are instructions and tools; `boundaries` are positions where other prompts may part from this
-    one, looked for where the memory needs it.
+    left open. `num_dropped_items` of the conversation did not fit and are left out. `num_system` tokens are
+    instructions and tools; `boundaries` are positions where other prompts may diverge from this one; they are computed
+    only if the memory kind needs them.
     """
 
     tokens: list[int]
@@ -125,7 +125,7 @@ class PromptReader:
     def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None) -> _Written:
         """Render a conversation, without its oldest turns if it would not fit with room for an answer.
 
-        If nothing makes it fit, it is as short as it can be.
+        If even the shortest version does not fit, that one is returned.
         """
         context = self._context_length
         most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
@@ -142,7 +142,7 @@ class PromptReader:
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
     def _places(self, messages: Sequence[Message]) -> list[int]:
-        """Return where a conversation can be cut. The sizes of most messages are known from the turn before."""
+        """Return where a conversation can be cut. Sizes of messages are cached from the previous turn."""
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
 
@@ -173,7 +173,7 @@ class PromptReader:
         prompt, rendered, tokens = written.prompt, written.rendered, written.tokens
         place = (self._template, prompt, rendered.text, tokens, self._model.piece)
         has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
-        # A memory that can be cut anywhere needs no places to be cut at.
+        # A memory that can be cut at any position needs no boundaries.
         has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
         system_end = find_system_end(*place) if has_instructions or has_boundaries else None
         next_turn = find_next_turn(*place) if has_boundaries else None
@@ -207,7 +207,7 @@ class PromptReader:
         return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text that cannot fit, before a tokenizer spends seconds on it in which others wait."""
+        """Refuse a text that cannot fit before it is tokenized, which would delay other requests by seconds."""
         context = self._context_length
         if len(text) <= _USUAL_PIECE * context or self._model.max_piece_bytes is None:
             return
@@ -226,7 +226,7 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
 
 
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
-    """Answer a question about text; raise InvalidRequest where it names tokens that there are not."""
+    """Answer a question about text; raise InvalidRequest for unknown token ids."""
     match query:
         case Tokenize(text, add_bos, parse_special, with_pieces):
             tokens = tuple(vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos))

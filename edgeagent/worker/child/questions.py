@@ -1,4 +1,4 @@
-"""The worker's thread for questions about text: it waits for no prompt and no decode, and neither waits for it.
+"""The worker's thread for questions about text: it does not wait for prompts or decodes, and they do not wait for it.
 
 llama.cpp's vocabulary may be read by several threads; a chat template may not, so this thread has its own.
 """
@@ -15,7 +15,7 @@ from edgeagent.types import Embed, TextAnswer, TextQuery
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, Ask, failed
 
-# What one frame holds of an answer.
+# Limits of one frame of an answer.
 _MAX_TOKENS = 4096
 _MAX_PIECE_BYTES = 256 << 10
 _MAX_CHARS = 64 << 10
@@ -38,7 +38,7 @@ class Questions(threading.Thread):
         self._embed = embed
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
-        self._live: set[str] = set()  # each operation on it is atomic; several threads drop and look
+        self._live: set[str] = set()  # several threads use it; each operation on it is atomic
 
     def ask(self, ask: Ask) -> None:
         """Take a question; any thread may call it."""

@@ -39,9 +39,9 @@ class TextReader:
         ]
 
     def _read(self, prompt: TextPrompt | TokenPrompt, name: str, *, truncate: bool) -> list[int]:
-        """Return a text's tokens, between those that the model wants at both ends, as it was trained.
+        """Return a text's tokens, with the model's own first and last tokens added, as in its training.
 
-        Text for control tokens is those tokens, as to llama-server and Ollama. Token ids are taken as they are.
+        The text of a control token becomes that token, as in llama-server and Ollama. Token ids are not changed.
         """
         head: list[int] = []
         tail: list[int] = []

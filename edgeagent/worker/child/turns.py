@@ -1,4 +1,4 @@
-"""Which request's prompt is prepared next: by tier, then the client that was served longest ago, then arrival."""
+"""Chooses whose prompt is prepared next: by tier, then the client that was served longest ago, then arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class Turns:
-    """Requests on their way from one thread, which puts them, to another, which gets them."""
+    """A queue of requests between two threads."""
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()

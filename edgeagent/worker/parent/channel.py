@@ -1,7 +1,7 @@
 """A child process and the frames on its pipes, as the daemon sees them.
 
-It knows how to spawn, to send, to receive, and to end a child; the supervisor knows what the messages mean.
-Messages are handed on from the event loop's own read callback: no task, queue or hop stands between pipe and receiver.
+It spawns a child, sends, receives, and ends it; the supervisor interprets the messages. The event loop's read callback
+passes messages directly to the receiver, without a task or a queue.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FloodLimit:
 
 
 class Channel(asyncio.SubprocessProtocol):
-    """One child from spawn to its end; `ended` is done when it is gone and all it wrote has been handed on.
+    """One child from spawn to its end; `ended` is done when it is gone and all its messages were handed on.
 
     `on_message` gets each message; it may raise ProtocolError. `on_violation` gets the first breach of the protocol,
     after which nothing more is handed on.
@@ -121,7 +121,7 @@ class Channel(asyncio.SubprocessProtocol):
         return channel
 
     def send(self, message: ToWorker) -> None:
-        """Write a message; it is lost if the child is gone, which `ended` tells."""
+        """Write a message; it is lost if the child is gone (see `ended`)."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -130,7 +130,7 @@ class Channel(asyncio.SubprocessProtocol):
             self._stdin.write(frame)
 
     def signs(self) -> Signs | None:
-        """Return what the child's process has used so far; None where the system does not tell."""
+        """Return the child's resource use so far; None where the system does not report it."""
         if self._process is None:
             return None
         try:
@@ -157,7 +157,7 @@ class Channel(asyncio.SubprocessProtocol):
         return self._stderr.decode("utf-8", "replace")
 
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
-        """Ask the child to stop, for which it has `save_s` more, then end it; False if it cannot be ended.
+        """Ask the child to stop, allow `save_s` more for saving, then end it; False if it cannot be ended.
 
         Its stdin stays open: the end of that stream would mean that the daemon is gone, and the child's last frames are
         still wanted.
@@ -166,7 +166,7 @@ class Channel(asyncio.SubprocessProtocol):
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
 
     async def end(self, grace_s: float) -> bool:
-        """SIGTERM, a grace, SIGKILL; False if even that leaves the process there (a device driver holds it)."""
+        """Send SIGTERM, wait, send SIGKILL; False if the process is still there (a device driver holds it)."""
         assert self._transport is not None
         for send_signal in (self._transport.terminate, self._transport.kill):
             with contextlib.suppress(ProcessLookupError):
@@ -217,7 +217,7 @@ class Channel(asyncio.SubprocessProtocol):
         del exc
         self._open_outputs.discard(fd)
         if fd == _STDOUT and self.returncode is None and self._on_message is not None:
-            # Mostly the process is about to exit; without its output it is of no use in any case.
+            # Usually the process is about to exit; without its output it is useless anyway.
             asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._closed_its_output)
         self._end_if_over()
 

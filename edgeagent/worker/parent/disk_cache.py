@@ -13,15 +13,15 @@ from edgeagent.worker.exit_cause import one_line, read_left_out
 from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
-_MIN_CLOSE_S = 1.0  # also for who drains nothing: the end of a conversation takes no longer to write
-# A trouble that lasts, or comes and goes, is logged once an hour; another one after a minute.
+_MIN_CLOSE_S = 1.0  # at least, also without a drain: writing the end of a conversation takes no longer
+# The same problem is logged once an hour, a different one after a minute.
 _SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_disk_cache(config: Config) -> DiskCache | None:
-    """Make the folder and the secret; None where none is wanted, or no secret can be kept."""
+    """Make the folder and the secret; None if no disk cache is configured, or no secret can be kept."""
     if config.cache.disk_bytes == 0:
         return None
     folder = config.cache_dir.absolute()
@@ -46,7 +46,7 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
 
 
 class TroubleLog:
-    """Logs why a worker keeps no prompts on disk, or fewer: a worker itself cannot write to the log."""
+    """Logs a worker's problems with its disk cache; the worker itself cannot write to the log."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -54,17 +54,17 @@ class TroubleLog:
         self._told_at_s = float("-inf")
 
     def note(self, status: WorkerStatus, now_s: float) -> None:
-        """Log the trouble that a worker's status reports of its disk cache, unless it was logged lately."""
+        """Log the disk cache problem in a worker's status, unless it was logged recently."""
         if status.disk_cache is None or status.disk_cache.trouble is None:
             return
         trouble = one_line(status.disk_cache.trouble)
-        kind = re.sub(r"[\d.,]+", "", trouble)  # how many bytes are left changes all the time
+        kind = re.sub(r"[\d.,]+", "", trouble)  # the number of bytes left changes all the time
         if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
             self._latest, self._told_at_s = kind, now_s
             logger.warning("%s: the cache on disk: %s", self._model, trouble)
 
     def note_end(self, stderr: str) -> None:
-        """Log how much a worker that was stopped did not write, if it says so in its last words."""
+        """Log how many bytes a stopped worker did not write, if it reported them."""
         if num_bytes := read_left_out(stderr):
             logger.warning(
                 "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "

@@ -1,4 +1,4 @@
-"""The environment a worker gets: what it needs to find its interpreter, libraries and devices. Tokens stay behind."""
+"""The environment a worker gets: what it needs to find its interpreter, libraries and devices. Tokens are left out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that a worker gets, and no debugger on an abort."""
+    """Return the variables that a worker gets; an abort starts no debugger."""
     kept = {name: value for name, value in environ.items() if _is_kept(name.upper())}
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
-        # Run from a checkout: with `-P` the child does not look in the current folder, which may be anyone's.
+        # For a run from a checkout: `-P` forbids imports from the current folder, which may be another user's.
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(_PACKAGE_ROOT)]))
-    # numpy's library would start a thread for each core, before the sandbox closes and for nothing: no matrices here.
+    # numpy's library would start a thread for each core before the sandbox closes; no matrix is computed here.
     kept["OPENBLAS_NUM_THREADS"] = "1"
     # Large pages for the KV cache and what is computed from it, where Linux gives them on request (glibc 2.35, else
     # nothing): measured on a 0.5 B model, 1,400 tokens deep, a step takes 4 to 5 % less time.

@@ -1,7 +1,7 @@
-"""The daemon's files of calibrations, one for each model: what a worker's Ready had to keep, for the next one's Load.
+"""The daemon's files of calibrations, one for each model: `to_keep` of a worker's Ready, for the next worker's Load.
 
-The daemon does not read what is in them: a worker may have been taken over by its model's file, and then harms nobody
-but the next worker of the same file, which checks what it reads.
+The daemon does not read their content. A worker that a hostile model took over can only affect the next worker of the
+same file, which checks what it reads.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 class KeptChoices:
-    """Files in a private folder, None: no files. Each method reads or writes the disk: call it in a thread.
+    """Files in a private folder; with None, memory only. Each method reads or writes the disk: call it in a thread.
 
-    What this process has seen stays in memory too: a worker that replaces another must choose as that one did.
+    Calibrations of this process stay in memory too: a worker that replaces another must make the same choices.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -32,7 +32,7 @@ class KeptChoices:
         self._latest: dict[Path, bytes] = {}
 
     def read(self, model: Path) -> bytes:
-        """Return what was kept for a model's file; nothing where that cannot be read, or is too large."""
+        """Return the bytes kept for a model's file; empty if they cannot be read or are too large."""
         if model in self._latest or self._folder is None:
             return self._latest.get(model, b"")
         try:

@@ -1,7 +1,7 @@
-"""The live requests of one model: what each was given, what is still owed, and that each ends exactly once.
+"""The live requests of one model: the output of each, and that each ends exactly once.
 
-It outlives the workers: a request waits here while a model loads, and goes on with the next worker when one dies, from
-the tokens it was given. It checks a worker's messages against the protocol, and knows neither processes nor time.
+It outlives the workers: a request waits here while a model loads. If a worker dies, the next one continues from the
+tokens that were delivered. It checks a worker's messages against the protocol, and knows neither processes nor time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from edgeagent.types import (
 )
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
-# How often a worker may die under a request: the last one without having given it a token, and in all. Three crashes
-# within a minute end in quarantine; hangs take longer, and all other requests wait, so they have a bound of their own.
+# How many workers may die during a request: without a token from the last one, and in total. Three crashes within a
+# minute end in quarantine. Hangs take longer while all other requests wait, so they have their own limit.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
-# A kill of a worker from outside is mostly not the fault of a request. But a request that needs more memory than there
-# is must end as well, and from the third time on it runs alone, so that it ends no other request.
+# A kill from outside is usually not caused by a request. But a request that needs more memory than the machine has must
+# end too; from the third kill on it runs alone, so that no other request ends with it.
 _MAX_HANDOVERS = 10
 _MAX_UNSUSPECTED_KILLS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
@@ -46,7 +46,7 @@ _MAX_PLAIN_PARTS = 4
 
 
 class Fate(StrEnum):
-    """What ended a worker; the hand-over of its requests is marked with it."""
+    """How a worker ended; the hand-over of its requests is marked with it."""
 
     CRASHED = "worker_crashed"
     KILLED = "worker_killed"
@@ -55,7 +55,7 @@ class Fate(StrEnum):
 
 
 class Sink(Protocol):
-    """The receiver of an answer. Neither call may block or raise; after a Finished or a failure none follows."""
+    """The receiver of an answer. Neither method may block or raise; no call follows a Finished or a failure."""
 
     def put(self, step: Step) -> None:
         """Take a step."""
@@ -69,8 +69,8 @@ class Sink(Protocol):
 class LiveRequest:
     """One accepted request.
 
-    `tokens` are the ids given out so far, from which the next worker goes on; they came in steps of `step_lengths`,
-    behind `so_far`, which another machine gave.
+    `tokens` are the ids delivered so far, in steps of `step_lengths`; the next worker continues from them. They follow
+    `so_far`, the output of another machine.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class LiveRequest:
 
     @property
     def num_delivered(self) -> int:
-        """How many tokens of the output its client was given, here or elsewhere."""
+        """How many output tokens were delivered to the client, here or by another machine."""
         return len(self.tokens) + (0 if self.so_far is None else self.so_far.num_tokens)
 
     @property
@@ -131,13 +131,13 @@ class LiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether workers died under this request, and it got no token since: it may be what kills them."""
+        """Whether workers died during this request and it got no token since: it may be the cause."""
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether so many workers died under this request that it must end."""
+        """Whether too many workers died during this request, so that it must end."""
         max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
         is_worn_out = self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
         return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
@@ -162,8 +162,8 @@ class ModelRequests:
     def sendable(self) -> list[LiveRequest]:
         """Return the requests that the worker should be given.
 
-        Suspects are sent one at a time, the most urgent first, and the next when the last has a token or its end: so
-        when a request kills its second worker, no other request is in that worker.
+        Suspects are sent one at a time, the most urgent first; the next one follows when the last has a token or has
+        ended. So a request that kills its second worker takes no other request with it.
         """
         unsent = [live for live in self._live.values() if not live.is_sent]
         sendable = [live for live in unsent if not live.is_suspect]
@@ -183,7 +183,7 @@ class ModelRequests:
         return min((at_s for at_s in cancelled if at_s is not None), default=None)
 
     def add(self, request: GenerateRequest, sink: Sink, now_s: float, so_far: AnswerSoFar | None = None) -> LiveRequest:
-        """Accept a request, whose answer may have begun elsewhere; raise InvalidRequest for an id that is live."""
+        """Accept a request, which another machine may have begun; raise InvalidRequest for an id that is live."""
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is live; give each its own", param="id")
         live = self._live[request.id] = LiveRequest(request, sink, now_s, so_far)
@@ -194,7 +194,7 @@ class ModelRequests:
         live.is_sent = True
 
     def cancel(self, request_id: str, now_s: float) -> bool:
-        """End an unsent request; True if it is with the worker, which must then be told."""
+        """End an unsent request; True if the worker has it and must be told."""
         live = self._live.get(request_id)
         if live is None or live.cancelled_at_s is not None:
             return False
@@ -204,7 +204,7 @@ class ModelRequests:
         return live.is_sent
 
     def abandon(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request whose sink wants nothing more; True as for cancel."""
+        """Cancel a request and send its sink nothing more; True as for cancel."""
         live = self._live.get(request_id)
         if live is None:
             return False
@@ -227,17 +227,17 @@ class ModelRequests:
                 self._finish_cancelled(live)
 
     def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every request that was given tokens; the others can still begin anew."""
+        """End every request with delivered tokens; the others can begin again."""
         for live in [live for live in self._live.values() if live.tokens]:
             self.fail(live, make_error())
 
     def cancel_all(self) -> None:
-        """End every request as cancelled, with what it used."""
+        """End every request as cancelled, with its usage."""
         for live in list(self._live.values()):
             self._finish_cancelled(live)
 
     def on_steps(self, steps: StepResult) -> None:
-        """Hand a step's deltas to their requests; raise ProtocolError where no request is owed any."""
+        """Hand a step's deltas to their requests; raise ProtocolError if a request expects none."""
         for item in steps.items:
             self._on_item(item, steps.at_s)
 
@@ -247,13 +247,13 @@ class ModelRequests:
         self.fail(self._sent(failed.id), error)
 
     def blame(self, request_id: str, cause: str) -> None:
-        """End the request that hung the worker before the worker is ended: it would only hang the next one."""
+        """End the request that hung the worker, so that it does not hang the next one."""
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
             self.fail(live, _stuck(cause))
 
     def on_death(self, cause: str, fate: Fate) -> None:
-        """Settle what a dead worker had: cancelled, failed, or to go on with the next one."""
+        """Settle a dead worker's requests: each is cancelled, fails, or continues with the next worker."""
         for live in [live for live in self._live.values() if live.is_sent]:
             live.held.clear()
             live.num_deaths += fate in (Fate.CRASHED, Fate.HUNG)
@@ -273,7 +273,7 @@ class ModelRequests:
         live = self._sent(item.id)
         if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
-        # Text without its tokens could not be continued, so parts are handed on together, with the last one.
+        # Text without its tokens could not be continued, so all parts are handed on together with the last one.
         live.held += _note_start(live, item.deltas)
         if item.is_part:
             is_long = live.request.echo or live.request.logprobs is not None
@@ -313,7 +313,7 @@ class ModelRequests:
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-    """Keep a request's Started; return the deltas without one that a second worker repeats."""
+    """Keep a request's Started; return the deltas without a Started that a second worker repeats."""
     if not deltas or not isinstance(deltas[0], Started):
         return deltas
     if live.started is not None:
@@ -323,10 +323,10 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Mark the workers that a request outlived, and time it over all of them; cached tokens are those of the first.
+    """Record how many workers a request outlived, its times over all of them, and the first one's cached tokens.
 
-    If an earlier worker gave the first token, its stage times are unknown and left out: those of the last worker are of
-    repeated work, which counts as decoding.
+    If an earlier worker sent the first token, stage times are left out: the last worker's are of repeated work, which
+    counts as decoding.
     """
     if not live.handovers:
         return finished

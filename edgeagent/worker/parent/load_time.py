@@ -1,12 +1,12 @@
-"""How long a model takes to load: by its last load, or by how far the first one has come."""
+"""Predicts how long a model takes to load, from its last load or from the progress of the first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# A load that takes longer than the last one may end any time.
+# A load that takes longer than the last one may end at any time.
 _SOON = 0.1
-_TELLING_PROGRESS = 0.1  # how much must be loaded to tell from it how long the rest takes
+_TELLING_PROGRESS = 0.1  # how much must be loaded before the rest can be predicted
 
 
 class LoadTime:
@@ -18,7 +18,7 @@ class LoadTime:
         self._last_s: float | None = None
 
     def begin(self) -> None:
-        """A worker begins its life."""
+        """A worker starts."""
         self._began_s = self._clock()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The files and the folder that a model's worker was given, and whether others have taken their place."""
+"""The files and the folder of a model's worker, and whether they were replaced."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ModelFiles:
         self._given: tuple[str, ...] = ()
 
     def give(self) -> None:
-        """Note what is there: it is about to be loaded."""
+        """Note the identity of the files: they are about to be loaded."""
         self._given = self._found()
 
     def are_replaced(self) -> bool:
-        """Return whether other files are there than those that were loaded last."""
+        """Return whether the files were replaced since the last load."""
         return self._found() != self._given
 
     def _found(self) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ class ModelFiles:
 
 
 def identity(path: Path) -> str:
-    """Return what identifies a file, to see that another took its place; "" if there is none (the load will say so)."""
+    """Return the identity of a file, which changes when it is replaced; "" if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -45,11 +45,11 @@ class GivenFolder:
         self._given = ""
 
     def give(self, path: Path | None) -> None:
-        """Note the folder: a worker is about to be given it; None where it gets none."""
+        """Note the folder that a worker is about to get; None if it gets none."""
         self._path, self._given = path, "" if path is None else _place(path)
 
     def is_made_anew(self) -> bool:
-        """Make the folder again where it is gone; return whether it is there, and not the one that was given."""
+        """Make the folder again if it is gone; return whether it is another one than the worker got."""
         if self._path is None:
             return False
         with contextlib.suppress(OSError):  # a disk that refuses is asked again later

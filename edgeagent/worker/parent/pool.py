@@ -1,7 +1,7 @@
 """Which models are served, under which names, and the worker of each.
 
-It knows how a model's files become a worker (found, checked, loaded), not what is in the files or how a worker runs.
-One model is configured; a second would be a second entry of `_supervisors`.
+It finds, checks and loads a model's files; it does not know their content or how a worker runs. One model is
+configured; a second would be a second entry of `_supervisors`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class FoundModel(Protocol):
-    """Where a model is: what the store's resolver answers."""
+    """A model's files, as the store's resolver found them."""
 
     @property
     def name(self) -> str: ...
@@ -47,8 +47,8 @@ class Pool:
     """The models of this machine.
 
     `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded, and
-    returns its header, if it could be read; `disk_cache` prepares the part of the disk that a worker may use. They run
-    in a thread, before each load. `kept` are the calibrations of former loads; None: of this process alone.
+    returns its header, if it could be read; `disk_cache` prepares a worker's disk cache. They run in a thread before
+    each load. `kept` are the calibrations of earlier loads; None: only those of this process.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Pool:
     async def start(self) -> None:
         """Find the configured model and begin to load it; raise StoreError or NotFound where there is none.
 
-        Returns when its files have been looked at: those that must not be loaded have failed by then.
+        Returns when its files have been checked: files that must not be loaded have failed by then.
         """
         if self._supervisors:
             return
@@ -114,11 +114,11 @@ class Pool:
         await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors.values()))
 
     def models(self) -> list[ModelStatus]:
-        """Return what is known of each model."""
+        """Return the status of each model."""
         return [supervisor.status() for supervisor in self._supervisors.values()]
 
     def status(self, model: str) -> ModelStatus:
-        """Return what is known of a model; raise ModelNotFound."""
+        """Return the status of a model; raise ModelNotFound."""
         return self._supervisor(model).status()
 
     def num_live(self, model: str) -> int:
@@ -134,12 +134,12 @@ class Pool:
         return await self._supervisor(model).ask(query)
 
     def cancel(self, request_id: str) -> None:
-        """End a request politely, whichever model has it."""
+        """Cancel a request of any model; its sink gets a Finished."""
         for supervisor in self._supervisors.values():
             supervisor.cancel(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """End a request whose sink wants nothing more."""
+        """Cancel a request and send its sink nothing more."""
         for supervisor in self._supervisors.values():
             supervisor.abandon(request_id)
 
@@ -148,7 +148,7 @@ class Pool:
         self._supervisor(model).reload()
 
     def _add(self, found: FoundModel, draft_path: Path | None) -> asyncio.Event:
-        """Begin to load a model; return what is set once its files have been looked at."""
+        """Begin to load a model; return an event that is set when its files have been checked."""
         checked = asyncio.Event()
         folder = GivenFolder()
         files = ModelFiles([path for path in (found.path, draft_path) if path is not None])
@@ -175,7 +175,7 @@ class Pool:
         return checked
 
     async def _look_after(self, supervisor: Supervisor, files: ModelFiles, folder: GivenFolder) -> None:
-        """Load a model again if its files were replaced after a quarantine, or its cache folder was made anew."""
+        """Load a model again if its files were replaced after a quarantine, or if its cache folder was made again."""
         while True:
             self.pressure = await asyncio.to_thread(read_pressure)
             await asyncio.sleep(self._patience.look_interval_s)
@@ -184,7 +184,7 @@ class Pool:
                 logger.warning("the files of %s were replaced; it is tried again", supervisor.name)
                 supervisor.reload()
             elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(folder.is_made_anew):
-                # A sandbox is bound to the folder that was there when it was entered, so another worker is needed.
+                # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
                 logger.warning(
                     "the cache folder of %s was deleted and made anew; the model is loaded again to use it", status.name
                 )
@@ -218,7 +218,7 @@ class Pool:
 
 
 def _is_cut_off(status: ModelStatus) -> bool:
-    """Whether a worker in a sandbox says that it cannot write to its cache folder."""
+    """Whether a worker in a sandbox reports that it cannot write to its cache folder."""
     disk = status.worker.disk_cache if status.worker is not None else None
     is_enclosed = status.info is not None and READ_ONLY_FILES in status.info.sandbox
     return status.state is WorkerState.READY and is_enclosed and disk is not None and disk.trouble is not None

@@ -1,4 +1,4 @@
-"""Whether the machine itself is short of memory, or too hot. Reading it takes files: it is done in a thread."""
+"""Whether the machine itself is short of memory, or too hot. It reads files: call it in a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HOT_MARGIN = 3.0
 
 
 def read_pressure() -> str:
-    """Return in a word what the machine is short of ("memory", "thermal"); empty where nothing is."""
+    """Return what the machine is short of: "memory", "thermal", or "" for nothing."""
     memory = psutil.virtual_memory()
     if memory.available < min(_MIN_FREE_BYTES, _MIN_FREE_SHARE * memory.total):
         return "memory"

@@ -1,6 +1,6 @@
-"""The questions that one model's worker owes an answer to. It knows neither processes nor pipes.
+"""The open questions to one model's worker. It knows neither processes nor pipes.
 
-Those about text are answered at once; embeddings are computed, which takes its time. Neither waits for the other.
+Questions about text are answered at once; embeddings take longer. Neither kind waits for the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ID_PREFIX = "ask-"  # no request's id begins so
 
 
 class Query:
-    """One question, and what has come of its answer."""
+    """One question, and the parts of its answer so far."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -46,7 +46,7 @@ class Queries:
 
     @staticmethod
     def has_id(some_id: str) -> bool:
-        """Whether this is a question's id, open or not."""
+        """Whether this is the id of a question, open or ended."""
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
@@ -73,7 +73,7 @@ class Queries:
         return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
-        """Return what to send: one of each kind at a time, so that how long it takes is known."""
+        """Return the questions to send: one of each kind at a time, so that each one's time is known."""
         first = {query.is_embed: query for query in reversed(self._open.values())}
         sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
         return [query for kind, query in first.items() if kind not in sent]
@@ -100,7 +100,7 @@ class Queries:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """End the questions that the worker has."""
+        """End the questions that were sent to the worker."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 

@@ -20,7 +20,7 @@ from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, A
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why no worker is started until a time (of the supervisor's clock)."""
+    """An error, and the time (of the supervisor's clock) until which no worker is started."""
 
     error: EdgeAgentError
     until_s: float
@@ -36,7 +36,7 @@ class Refusal:
 
 
 def check_sendable(message: Submit | Ask) -> None:
-    """Raise InvalidRequest for what cannot be encoded, PayloadTooLarge for what no frame can hold."""
+    """Raise InvalidRequest if a message cannot be encoded, PayloadTooLarge if it fits no frame."""
     try:
         num_bytes = len(encode(message)) - LENGTH_BYTES
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:

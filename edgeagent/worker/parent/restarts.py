@@ -1,4 +1,4 @@
-"""When a dead worker is replaced. Pure: told the time, it answers."""
+"""Decides when a dead worker is replaced. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeagent.worker.parent.watchdog import Patience
 class Death:
     """A worker's end. `ready_for_s`: how long it had been ready, None if it never was.
 
-    `error` is set where the worker said itself that it cannot load the model.
+    `error` is set if the worker itself reported that it cannot load the model.
     """
 
     cause: str
@@ -84,7 +84,7 @@ class RestartPolicy:
 
     def on_kill(self, now_s: float, ready_for_s: float | None) -> Restart | Quarantine:
         """Judge an end from outside, as `on_end`."""
-        if ready_for_s is None:  # a model that needs more memory than there is never comes up
+        if ready_for_s is None:  # a model that needs more memory than the machine has never becomes ready
             return self.on_crash(now_s, None)
         patience = self._patience
         self._kills = [at_s for at_s in self._kills if now_s - at_s < patience.crash_window_s] + [now_s]

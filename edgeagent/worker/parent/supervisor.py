@@ -1,7 +1,7 @@
-"""One model's worker through its lives: started, watched, replaced when it dies, stopped.
+"""Starts one model's worker, watches it, replaces it when it dies, and stops it.
 
-It owns the worker's state and its requests. It does not know what a model file is (it is given a
-coroutine that answers with the Load message) nor who listens to a request (a Sink).
+It owns the worker's state and its requests. It knows no model files (a coroutine returns the Load message) and no
+receivers of answers (they are Sinks).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`keep` is given what a worker that is ready wants to be kept for the next one."""
+        """`keep` gets `to_keep` of a worker's Ready, for the next worker."""
         self.name = name
         self._keep = keep
         self._prepare = prepare
@@ -87,7 +87,7 @@ class Supervisor:
         self._begin_life()
 
     def _begin_life(self) -> None:
-        """Reset what is known of one worker process."""
+        """Reset the state of one worker process."""
         self._verdict: asyncio.Future[Death] = asyncio.Future()
         self._vitals = Vitals(self._patience)
         self._info: ModelInfo | None = None
@@ -101,7 +101,7 @@ class Supervisor:
         return len(self._requests)
 
     def status(self) -> ModelStatus:
-        """Return what is known of the model and its worker."""
+        """Return the status of the model and its worker."""
         return ModelStatus(
             name=self.name,
             state=self._state,
@@ -122,7 +122,7 @@ class Supervisor:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
 
     def reload(self) -> None:
-        """Start a worker anew: earlier failures no longer count, and a running one's requests go on with the next."""
+        """Start a new worker, which continues the running one's requests; earlier failures no longer count."""
         if self._is_stopped_for_good:
             return
         self._restarts = RestartPolicy(self._patience)
@@ -131,7 +131,7 @@ class Supervisor:
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Accept a request, whose answer may have begun elsewhere; its answer, error or end goes to the sink.
+        """Accept a request, whose answer may have begun on another machine; its steps or its error go to the sink.
 
         Raise BackendUnavailable or the load's error if there can be no worker, InvalidRequest where the request
         cannot be passed on.
@@ -144,7 +144,7 @@ class Supervisor:
         self._send_waiting()
 
     async def ask(self, question: TextQuery) -> TextAnswer:
-        """Return the answer to a question; raise as `submit` does, or Overloaded, or what the worker says.
+        """Return the answer to a question; raise as `submit` does, or Overloaded, or the worker's error.
 
         Cancelling the task that waits makes the worker forget it.
         """
@@ -161,12 +161,12 @@ class Supervisor:
             self._send_waiting()
 
     def cancel(self, request_id: str) -> None:
-        """End a request politely: its sink gets a Finished(cancelled); an unknown id is ignored."""
+        """Cancel a request: its sink gets a Finished(cancelled); an unknown id is ignored."""
         if self._requests.cancel(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """End a request whose sink wants nothing more; an unknown id is ignored."""
+        """Cancel a request and send its sink nothing more; an unknown id is ignored."""
         if self._requests.abandon(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
@@ -212,7 +212,7 @@ class Supervisor:
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
-                # At once, or the dead worker's progress is shown until the next one starts.
+                # Reset at once: otherwise the dead worker's progress is shown until the next one starts.
                 self._begin_life()
                 self._state = WorkerState.STARTING
                 await asyncio.sleep(decision.delay_s)
@@ -222,7 +222,7 @@ class Supervisor:
             self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
 
     async def _live(self) -> Death:
-        """One worker from its start to its end."""
+        """Run one worker from its start to its end."""
         try:
             load = await self._prepare()
             self._take_identity(load.identity)
@@ -237,7 +237,7 @@ class Supervisor:
         return await self._end(channel)
 
     async def _watch(self, channel: Channel) -> None:
-        """Ping and watch the worker until it ends, or is to be ended."""
+        """Ping and watch the worker until it ends or must be ended."""
         events: set[asyncio.Future[Any]] = {channel.ended, self._verdict}
         last_s = self._clock()
         while True:
@@ -268,7 +268,7 @@ class Supervisor:
         is_gone = True
         if self._verdict.done():
             death = self._verdict.result()
-            # A worker that loads reads no message, and one that hangs or breaks the protocol is not worth a wait.
+            # A loading worker reads no messages, and one that hangs or breaks the protocol gets no time to stop.
             is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
@@ -295,7 +295,7 @@ class Supervisor:
         return death
 
     def _condemn(self, cause: str, fate: Fate, error: EdgeAgentError | None = None) -> None:
-        """Let the worker be ended; its requests need not wait for that."""
+        """Let the worker be ended, without making its requests wait."""
         if self._verdict.done():
             return
         self._verdict.set_result(Death(cause, fate, error=error))
@@ -313,14 +313,15 @@ class Supervisor:
         self._queries.fail_all(lambda: renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
-        """Settle what a worker had: its requests go on with the next one, questions it was busy with do not."""
+        """Settle a dead worker's work: the next worker continues its requests; the questions sent to it fail."""
         self._requests.on_death(cause, fate)
         self._queries.fail_sent(
             WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
         )
 
     def _take_identity(self, identity: str) -> None:
-        """Note which file is loaded: if it replaced another, the crashes and the streams of that one end with it."""
+        """Note which file is loaded. If it replaced another, that one's crashes no longer count and its streams
+        fail."""
         if self._identity not in (None, identity):
             self._requests.fail_begun(lambda: changed(self.name))
             self._restarts = RestartPolicy(self._patience)
@@ -370,7 +371,7 @@ class Supervisor:
         self._condemn(error.message, Fate.CRASHED, error)
 
     def _send_waiting(self) -> None:
-        """Give the worker what it may have of the requests that wait for one."""
+        """Send the worker the waiting requests that it may have."""
         if self._state is not WorkerState.READY:
             return
         if self._requests.has_unsent:

@@ -1,6 +1,6 @@
 """The signs of life of one worker process: its pings and its reports, from its start to its end.
 
-It knows when a worker counts as hung (watchdog has the limits), not what is done about that.
+It tells when a worker counts as hung (watchdog has the limits); the supervisor acts on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, S
 
 
 class Vitals:
-    """What is known of one process's health."""
+    """One process's health."""
 
     def __init__(self, patience: Patience) -> None:
         self._pulse = Pulse(patience)
@@ -20,8 +20,8 @@ class Vitals:
         self._nonce = 0
         self._is_pong_due = False
         self.status: WorkerStatus | None = None
-        self.trying = ""  # what of a model that is loaded is tried, in words
-        self.has_worked = False  # ended a step, as far as is known
+        self.trying = ""  # the part of the model that is being tried, in words
+        self.has_worked = False  # a step has ended
 
     @property
     def progress(self) -> float:
@@ -30,7 +30,7 @@ class Vitals:
 
     @property
     def culprit(self) -> str:
-        """The request whose preparation is why the worker is hung; empty where it is not known."""
+        """The request whose preparation hung the worker; empty if unknown."""
         return self._steps.culprit
 
     def on_load_progress(self, progress: LoadProgress) -> None:
@@ -43,12 +43,12 @@ class Vitals:
         self._steps.on_progress()
 
     def on_steps(self, steps: StepResult) -> None:
-        """Note what a step brought, or that a prompt's computation begins."""
+        """Note the result of a step, or that the computation of a prompt begins."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 
     def on_pong(self, pong: Pong) -> None:
-        """Note an answer to a ping; raise ProtocolError for one that was not asked for."""
+        """Note an answer to a ping; raise ProtocolError for an unexpected one."""
         if not self._is_pong_due or pong.nonce != self._nonce:
             raise ProtocolError(f"a pong {pong.nonce} that was not asked for")
         self._is_pong_due = False
@@ -67,7 +67,7 @@ class Vitals:
     def tick(self, elapsed_s: float, signs: Signs | None, owed: Owed | None) -> str | None:
         """Count time since the last tick; return why the worker is hung, or None.
 
-        `signs` are what the operating system says of the process, `owed` what it owes, None while it is loading.
+        `signs` come from the operating system; `owed` is the process's open work, None while it is loading.
         """
         elapsed = self._pulse.beat(elapsed_s, signs)
         return self._load.tick(elapsed, signs) if owed is None else self._steps.tick(elapsed, owed)

@@ -1,4 +1,4 @@
-"""When a worker counts as hung. Pure: told the time, it answers.
+"""Decides when a worker counts as hung. Pure: the caller passes the time.
 
 Progress is what matters, not time: a long answer is fine while tokens come. A wait is counted in ticks, each of which
 counts little, so that a laptop's sleep or a stall of the daemon itself ends no worker. Two limits hold: one for the
@@ -16,11 +16,11 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import WorkerStatus
 
 _HANG_FACTOR = 20.0
-# How many times as long a worker without CPU time may take: it is stopped, starved or waits for a device.
+# A worker without CPU time (stopped, starved, waiting for a device) may take this many times as long.
 _IDLE_FACTOR = 3.0
-# The longest step that a worker's own report may claim; the worker may be hostile.
+# The longest step that a worker may report; the worker may be hostile.
 _MAX_EXPECTED_S = 60.0
-# Of memory that was filled while a model was loaded: a slow disk is at work.
+# Bytes of memory that count as progress of a load from a slow disk.
 _LOADED_BYTES = 16 << 20
 
 
@@ -34,11 +34,11 @@ class Patience:
     max_prompt_bytes: int = 1 << 30  # of memory, to prepare one prompt or to answer one question about text
     load_timeout_s: float = 300.0
     stop_grace_s: float = 2.0
-    save_s: float = 0.0  # more than that, for a worker that is asked to stop to write its prompts to disk
+    save_s: float = 0.0  # more than that, for a stopping worker to write its blocks to disk
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
     max_crashes: int = 3
-    max_kills: int = 20  # more than a request survives: one that needs too much memory must not end the model's service
+    max_kills: int = 20  # more than a request survives, so that one request cannot end the model's service
     crash_window_s: float = 60.0
     quarantine_s: float = 300.0
     load_retry_s: float = 10.0
@@ -52,7 +52,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What the operating system says of a worker's process."""
+    """A worker's process, as the operating system sees it."""
 
     cpu_s: float = 0.0
     rss_bytes: int = 0
@@ -74,7 +74,7 @@ class Pulse:
         self._cpu_s: float | None = None
 
     def beat(self, elapsed_s: float, signs: Signs | None) -> Elapsed:
-        """Return what of a tick counts; without signs of the process all of it counts as computing."""
+        """Return the part of a tick that counts; without signs of the process all of it counts as computing."""
         all_s = min(elapsed_s, self._max_tick_s)
         if signs is None:
             return Elapsed(all_s, all_s)
@@ -83,7 +83,7 @@ class Pulse:
 
 
 class Wait:
-    """How long one thing has been waited for; waiting for another thing, or for none (None), begins anew."""
+    """How long one thing has been waited for; the time restarts when the thing changes or is None."""
 
     def __init__(self) -> None:
         self._thing: object = None
@@ -98,7 +98,7 @@ class Wait:
             self._busy_s += elapsed.busy_s
 
     def overrun(self, limit_s: float) -> str | None:
-        """Return in words what limit is reached, None while none is."""
+        """Return the limit that is reached, in words; None if none is."""
         if self._busy_s >= limit_s:
             return f"{limit_s:g} s"
         if self._all_s >= _IDLE_FACTOR * limit_s:
@@ -107,10 +107,9 @@ class Wait:
 
 
 class Growth:
-    """How much memory a process took since one thing began, as far as it was looked at.
+    """How much memory a process took since one thing began, at the latest look.
 
-    Blocks that are kept in memory come beside it, and count for nothing. Blocks that go give nothing back: what is
-    freed may stay with the process for others.
+    Cached blocks do not count. Freed blocks are not subtracted: the process may keep their memory for other use.
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class Growth:
 
 
 class LoadWatch:
-    """Watches a loading worker: the progress must rise, or its memory fill."""
+    """Watches a loading worker: its progress must rise, or its memory must grow."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -140,7 +139,7 @@ class LoadWatch:
 
     def advance(self, fraction: float) -> None:
         """Note how much is loaded (0 to 1)."""
-        # A fraction that is no number compares false.
+        # NaN compares false.
         if fraction > self.progress:
             self.progress = min(fraction, 1.0)
             self._num_signs += 1
@@ -181,10 +180,10 @@ class StepWatch:
         self._busy_s = 0.0
         self._status = WorkerStatus()
         self._step_times_s: deque[float] = deque(maxlen=32)
-        self.culprit = ""  # the request whose preparation is why the worker is hung
+        self.culprit = ""  # the request whose preparation hung the worker
 
     def on_pong(self, status: WorkerStatus) -> None:
-        """Note a sign of life and how many steps were done."""
+        """Note an answer to a ping and the number of steps done."""
         self._num_pongs += 1
         num_done = status.num_steps - self._status.num_steps
         if num_done > 0:

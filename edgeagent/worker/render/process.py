@@ -2,9 +2,9 @@
 
 Jinja's own work in C (comparing, sorting, formatting) checks no budget while it runs, and no other thread of the
 process runs meanwhile. So the kernel bounds it: a timer of CPU time ends the process, a limit of its address space
-makes allocations fail. A keeper, which runs nothing of the template, starts the next one and says what happened.
+makes allocations fail. A keeper process, which runs no template code, starts the next one and reports what happened.
 
-Both are forked while the worker has one thread and is outside of its sandbox, in which it could start nothing.
+Both are forked before the worker starts threads and enters its sandbox, where it cannot start processes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from edgeagent.worker.render.protocol import (
 )
 from edgeagent.worker.sandbox import sandbox
 
-# CPU time for compiling a template and trying what it can. The template's own budgets, which end in an error and not in
-# a process, are smaller.
+# CPU time for compiling a template and trying what it can. The template's own budgets, which raise an error, are
+# smaller.
 OPEN_CPU_S = 5.0
 # On top of what the process has mapped when it starts.
 MAX_MEMORY_BYTES = 256 << 20
@@ -66,7 +66,7 @@ class _Post:
 
 
 def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
-    """Keep a renderer at each pair of pipes until the worker is gone. Call it in a new process; it ends that.
+    """Keep a renderer at each pair of pipes until the worker is gone, then end the process. Call it in a new process.
 
     `mark` begins each frame.
     """
@@ -74,7 +74,7 @@ def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
         worker = os.getppid()
         _leave_the_worker(pipes)
         _end_with(worker)
-        gc.freeze()  # what is never collected stays shared with the worker
+        gc.freeze()  # objects that are never collected stay shared with the worker
         places = [mmap.mmap(-1, _number.size) for _ in pipes]
         num_ended = [0 for _ in pipes]
 
@@ -101,13 +101,13 @@ def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
 
 
 def _say_what_failed() -> None:
-    """Write the traceback to stderr, if that can be done: an error here would let this copy of the worker run on."""
+    """Try to write the traceback to stderr. It must not raise: this copy of the worker would run on."""
     with suppress(BaseException):
         os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
 
 
 def _leave_the_worker(pipes: list[Pipes]) -> None:
-    """Close what the worker shares with the daemon: its pipe must end when the worker does."""
+    """Close the worker's pipes to the daemon: they must end when the worker does."""
     kept = {2, *(descriptor for pipe in pipes for descriptor in pipe)}
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -120,7 +120,7 @@ def _leave_the_worker(pipes: list[Pipes]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ask for the end when the parent ends; elsewhere than on Linux the end of the pipe tells."""
+    """Ask Linux to end this process when the parent ends; elsewhere the end of the pipe ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -187,7 +187,7 @@ def _serve(post: _Post) -> None:
             frame = _refusal(message, unknown, began_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(post.pipe[1], post.mark, frame)
-        # Behind the answer: one that is killed before it has answered must be told of, or the worker waits for ever.
+        # Counted only after the answer: if it is killed before that, the worker must be told, or it waits forever.
         place[:] = _number.pack(0)
 
 
@@ -210,7 +210,7 @@ def _render(template: ChatTemplate | None, message: Render, began_s: float) -> b
     rendered = template.render(message.prompt)
     try:
         return encode(Done(message.number, rendered, time.process_time() - began_s))
-    except UnicodeEncodeError:  # a template may write halves of characters
+    except UnicodeEncodeError:  # a template may write lone surrogates
         return encode(Done(message.number, _whole(rendered), time.process_time() - began_s))
 
 

@@ -1,9 +1,9 @@
 """The messages between a worker and the process that renders its chat template, over a pair of pipes.
 
 Each Open and each Render has a number and is answered by one frame with that number. A process may be ended at any
-moment, in the middle of a frame too, and the next one reads from the same pipe. So each frame begins with a mark of
-random bytes that no template can know, and ends with zeros: the rest of a broken frame is skipped. And each question
-says how many ended processes its writer knows of: a process that it is not meant for answers NotOpen.
+moment, in the middle of a frame too, and the next one reads from the same pipe. So each frame begins with random bytes
+that no template can know, and ends with zeros: a broken frame is skipped. Each question states how many processes its
+writer knows to have ended: a later process answers NotOpen.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 class NotOpen(Struct, frozen=True, tag="not_open"):
-    """No template is open, since the process that had it open, or that was asked, was ended."""
+    """No template is open, because the process that had opened it has ended."""
 
     number: int
 
@@ -82,9 +82,9 @@ class RenderFailed(Struct, frozen=True, tag="refused"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """The process was ended; `number` is what it was busy with, 0 where that was nothing. Another one reads on.
+    """The process has ended and another one continues. `number` is the message that it was busy with, 0 if none.
 
-    `signal` is 0 where it failed by itself.
+    `signal` is 0 if it failed by itself.
     """
 
     number: int
@@ -100,7 +100,7 @@ _from_renderer: msgspec.msgpack.Decoder[FromRenderer] = msgspec.msgpack.Decoder(
 
 
 def encode(message: ToRenderer | FromRenderer) -> bytes:
-    """Return a message without its marks; raise UnicodeEncodeError for text that is none."""
+    """Return a message without its marks; raise UnicodeEncodeError for text that is not valid Unicode."""
     body = _encoder.encode(message)
     return _length.pack(len(body)) + body
 
@@ -123,7 +123,7 @@ def send(descriptor: int, mark: bytes, encoded: bytes) -> None:
 
 
 class Frames:
-    """The frames that come out of a pipe, without those that have lost their beginning or their end."""
+    """Reads whole frames from a pipe; broken ones are skipped."""
 
     def __init__(self, descriptor: int, mark: bytes) -> None:
         self._descriptor = descriptor
@@ -141,7 +141,7 @@ class Frames:
         return body
 
     def receive_now(self) -> bytes | None:
-        """Return the next frame's body if it is there; None otherwise, at the end of the pipe too."""
+        """Return the next frame's body if a whole one has arrived; None otherwise, also at the end of the pipe."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         while (body := self._next()) is None and poll.poll(0):
@@ -152,12 +152,12 @@ class Frames:
         return body
 
     def _next(self) -> bytes | None:
-        """Return the body of a frame that is there whole."""
+        """Return the body of a frame that has arrived whole."""
         buffer = self._buffer
         while self._find_frame():
             (num_bytes,) = _length.unpack_from(buffer, MARK_BYTES)
             end = _HEAD_BYTES + num_bytes
-            # If another frame begins before this one's end, its writer was ended in the middle of it.
+            # If another frame begins before the end of this one, the writer of this one was ended while it wrote.
             cut = buffer.find(self._mark, self._num_searched, end + MARK_BYTES - 1)
             if cut >= 0:
                 self._drop(cut)

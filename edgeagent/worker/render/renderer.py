@@ -1,6 +1,6 @@
 """A model's chat template, run in a process of its own: the worker's side.
 
-A rendering that takes too long, or that kills its process, is an error of the one request that it was for.
+A rendering that takes too long, or kills its process, fails only its own request.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Template(Protocol):
         ...
 
     def renew(self) -> None:
-        """Begin with another request: all renderings for one share its CPU time."""
+        """Begin another request: all renderings for one request share its CPU time."""
         ...
 
 
 # CPU time for all renderings of one request: a long conversation is rendered again for each length that is tried.
 REQUEST_CPU_S = 3.0
-# With less, a process would be ended by its start alone.
+# With less, the start of a process alone would exceed it.
 _LEAST_CPU_S = 0.05
-# A process that is ended before it has begun, or after it is done, is ended for no fault of the prompt's.
+# If a process is ended before it begins or after it is done, the prompt is not the cause.
 _MAX_TRIES = 4
 _END_TRIES, _END_WAIT_S = 20, 0.01
 
@@ -85,10 +85,10 @@ def open_here(opening: Open) -> ChatTemplate:
 
 
 def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
-    """Start processes for so many templates, and return a function that opens one after the other.
+    """Start processes for `num_templates` templates; return a function that opens one after the other.
 
-    Call it while the process has one thread, and before it is enclosed. Where a process cannot be forked (Windows),
-    templates run in this one, under their own budgets alone.
+    Call it while the process has one thread and is not in a sandbox. On Windows, which cannot fork, templates run in
+    this process, limited only by their own budgets.
     """
     if not hasattr(os, "fork"):
         return open_here
@@ -110,7 +110,7 @@ def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
 
 
 class RemoteTemplate:
-    """A template in another process, opened anew where that process has ended."""
+    """A template in another process; opened again if that process has ended."""
 
     def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
         """Open the template; raise TemplateTooSlow where it cannot be tried within its limits.
@@ -161,7 +161,7 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, REQUEST_CPU_S)
 
     def renew(self) -> None:
-        """Begin with another request, which has all of its CPU time."""
+        """Begin another request, with its full CPU time."""
         self._left_s = REQUEST_CPU_S
 
     def close(self) -> None:
@@ -182,14 +182,15 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
-        """Note the processes that ended since the last question, so that none of them counts as a try of the next."""
+        """Count the processes that ended since the last question, so that they do not count as tries of the next
+        one."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
-        """Return the answer to a message, NotOpen where a process was ended that may have had it.
+        """Return the answer to a message; NotOpen if a process ended that may have had it.
 
-        Raise the error that the answer is, or TemplateTooSlow.
+        Raise the answer's error, or TemplateTooSlow.
         """
         try:
             self._count_ends()
@@ -200,14 +201,14 @@ class RemoteTemplate:
                     _fail("it has ended", self._keeper)
                 answer = decode_from_renderer(body)
                 self._num_ended += isinstance(answer, Ended)
-                # An answer with another number is one to a question that was given up.
+                # An answer with another number belongs to an earlier question, which was given up.
                 if answer.number == message.number or isinstance(answer, Ended):
                     break
         except (OSError, msgspec.MsgspecError) as error:
             _fail(str(error), self._keeper)
         match answer:
             case Ended(number=busy_with) if busy_with != message.number:
-                # It is not known whether the process was idle, or had just read or answered this message.
+                # The process may have been idle, or may have just read or answered this message.
                 return NotOpen(message.number)
             case Ended(signal=number):
                 if number == signal.SIGPROF:
@@ -236,10 +237,10 @@ def _ended(number: int, cpu_s: float) -> InvalidRequest:
 
 
 def _fail(why: str, keeper: int) -> NoReturn:
-    """End the worker: without its renderer it is of no use, and another one goes on with its streams.
+    """End the worker: it is useless without its renderer, and the next worker continues its streams.
 
-    A keeper runs nothing of the model's, and no other can be started in the sandbox. So a kill of the keeper is a kill
-    of the worker, which ends by the same signal: that does not count as the model's crash.
+    No other keeper can be started in the sandbox. The worker ends by the signal that killed the keeper, which does not
+    count as a crash of the model: a keeper runs nothing of it.
     """
     sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
     sys.stderr.flush()
@@ -250,7 +251,7 @@ def _fail(why: str, keeper: int) -> NoReturn:
 
 
 def _wait_ended(child: int) -> int | None:
-    """Return a child's exit code, None where it runs on: its pipes may have ended a moment before it has."""
+    """Return a child's exit code; None if it still runs. Its pipes may end a moment before it does."""
     for _ in range(_END_TRIES):
         try:
             pid, status = os.waitpid(child, os.WNOHANG)

@@ -1,1 +1,1 @@
-"""What a worker's process gives up before it reads what others wrote."""
+"""Restricts a worker's process before it reads untrusted files."""

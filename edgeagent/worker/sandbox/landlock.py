@@ -1,7 +1,7 @@
-"""Linux's Landlock, called directly: a process gives up files, TCP and signals for good.
+"""Calls Linux's Landlock: a process gives up files, TCP and signals permanently.
 
-Source: the kernel's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. The one package on PyPI
-is an alpha from before TCP rules and scopes, so these calls are our own. It does not know what a worker needs.
+Source: the kernel's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. The only package on
+PyPI is an alpha without TCP rules and scopes. This module does not know what a worker needs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def version() -> int:
 
 
 def restrict(*, read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> None:
-    """Leave this thread, and those it starts, the named files and folders only; raise OSError where that fails.
+    """Restrict this thread, and threads that it starts, to these files and folders; raise OSError if that fails.
 
     Paths that do not exist are ignored. Needs no_new_privs. No program can be executed.
     """

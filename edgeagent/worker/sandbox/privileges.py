@@ -1,4 +1,4 @@
-"""What a process may do beyond its user's files: Linux's capabilities and no_new_privs, given up for good.
+"""Gives up Linux's capabilities permanently and sets no_new_privs.
 
 Source: capabilities(7), capset(2), include/uapi/linux/{capability,prctl}.h.
 """
@@ -24,7 +24,7 @@ class _Sets(ctypes.Structure):
 
 
 def give_up() -> None:
-    """Drop this thread's capabilities but for files, and gain none by what it executes; raise OSError."""
+    """Drop this thread's capabilities except those for files; executed programs gain none. Raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     header, sets = _Header(_CAPABILITY_VERSION_3, 0), (_Sets * 2)()

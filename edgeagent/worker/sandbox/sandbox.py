@@ -1,7 +1,7 @@
-"""What a worker gives up before it opens a model: network, programs, privileges, other people's files.
+"""Restricts a worker before it opens a model: no network, no programs, no privileges, no other users' files.
 
-A model file comes from anywhere, and parsers have bugs: an attacker who takes the worker over should find nothing there
-but the model, the conversation and a pipe. The returned state lists what the platform could do.
+Model files are untrusted, and parsers have bugs: an attacker who takes over the worker should reach nothing but the
+model, the conversation and a pipe. The returned state lists the restrictions that the platform supports.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ NO_NEW_PRIVILEGES = "no-new-privileges"
 READ_ONLY_FILES = "read-only files"
 
 _MAX_OPEN_FILES = 4096
-# Threads beyond those that the machine runs already; Linux counts all of a user's against this limit.
+# Threads beyond those that already run; Linux counts all threads of a user against this limit.
 _MAX_MORE_THREADS = 4096
 _OOM_SCORE, _MAX_OOM_SCORE = 500, 1000
 _WAKE_TIMEOUT_S = 20.0
-# Where programs, libraries and drivers are, and what they read of the system; no user's home.
+# Folders of programs, libraries, drivers and the system files that they read; no user's home.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _GPU_DEVICES = ("dri", "nvidia*", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap")
-# Drivers compile kernels into these, which takes seconds that a next start should not pay again.
+# Drivers cache compiled kernels here; compiling them takes seconds.
 _GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
 
 
 def set_limits() -> None:
-    """Bound what a worker can take from the machine, where the platform can.
+    """Limit a worker's use of the machine, where the platform can.
 
-    No core files (they would hold prompts), no descriptors, threads or messages without end, no realtime priority, and
-    out of memory the worker goes before the daemon. Address space is not bounded: mapped models and GPU drivers reserve
-    far more than they ever use.
+    No core files (they would hold prompts), limited descriptors, threads and messages, no realtime priority; out of
+    memory, the system ends the worker before the daemon. Address space is not bounded: mapped models and GPU drivers
+    reserve far more than they ever use.
     """
     if os.name == "posix":
         import resource
@@ -59,7 +59,7 @@ def set_limits() -> None:
 
 
 def _lower(limit: int, value: int) -> None:
-    """Lower a limit to a value, for good; one that is lower stays."""
+    """Lower a limit permanently; a lower one stays."""
     import resource
 
     _, hard = resource.getrlimit(limit)
@@ -68,7 +68,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
-    """Give up what a worker does not need, for good; return what was given up, in words.
+    """Give up what a worker does not need, permanently; return the restrictions in words.
 
     `read` are the model's files, `write` folders of its own. Call it while the process has one thread: Landlock binds
     the thread that asks and those it starts.
@@ -77,7 +77,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
         return ()
     _wake_gpu()
     state: list[str] = []
-    # An old kernel, or a container that forbids it, is no reason not to serve: the state says what is missing.
+    # On an old kernel, or in a container that forbids it, the worker still serves: the state says what is missing.
     with contextlib.suppress(OSError):
         privileges.give_up()
         state.append(NO_NEW_PRIVILEGES)
@@ -92,7 +92,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
 
 
 def enclose_renderer() -> None:
-    """Give up all but the interpreter's own files, for good, where the platform can. Call it with one thread."""
+    """Give up all but the interpreter's own files permanently, where the platform can. Call it with one thread."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def enclose_renderer() -> None:
 
 
 def _wake_gpu() -> None:
-    """Have NVIDIA's device files made, which are missing until a program uses the GPU after the machine's start.
+    """Have NVIDIA's device files made: they are missing until a program uses the GPU after the machine's start.
 
     The driver makes them by a program that runs as root. The sandbox would forbid that, and no GPU would be found.
     """
@@ -120,7 +120,7 @@ def _num_threads() -> int:
 
 
 def _libraries() -> Iterator[Path]:
-    """Yield the folders of the interpreter, its packages, the system and whatever the loader was told to look in."""
+    """Yield the folders of the interpreter, its packages, the system and the loader's search path."""
     yield from (Path(name) for name in _SYSTEM)
     yield from (Path(name) for name in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     yield from (Path(name) for name in sys.path if name)

@@ -1,7 +1,7 @@
-"""Linux's seccomp filter, called directly: system calls that a process refuses itself for good.
+"""Sets a seccomp filter of Linux: the kernel refuses system calls to this process permanently.
 
 Source: seccomp(2), include/uapi/linux/{seccomp,filter,audit}.h. The bindings on PyPI need libseccomp and are not
-maintained; a filter that compares numbers is five kinds of instruction. `system_calls` says which calls are refused,
+maintained; a filter that compares numbers needs five kinds of instruction. `system_calls` says which calls are refused,
 and why.
 """
 
@@ -58,7 +58,7 @@ def refuse_calls() -> None:
 
 
 def make_filter(machine: Machine, pid: int) -> bytes:
-    """Return the instructions for a process of that id: calls are allowed unless they are named, or too new."""
+    """Return the instructions for the process with this id: calls are allowed unless they are listed or too new."""
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -81,13 +81,13 @@ def make_filter(machine: Machine, pid: int) -> bytes:
 
 
 def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_Instruction]:
-    """Return the steps for one call, behind a jump that skips them for all others; they end in a return."""
+    """Return the steps for one call after a jump that skips them for all others; they end in a return."""
     number = machine.numbers.get(name)
     return [] if number is None else [(_JUMP_EQUAL, 0, len(steps), number), *steps]
 
 
 def _check(check: Check, pid: int) -> list[_Instruction]:
-    """Return steps that refuse the call unless the argument passes; if it does, the steps behind them run."""
+    """Return steps that refuse the call unless the argument passes; if it passes, the steps after them run."""
     own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
     values = [value for each in check.values for value in own.get(each, (each,))]
     # Both architectures are little-endian.
@@ -97,7 +97,7 @@ def _check(check: Check, pid: int) -> list[_Instruction]:
         steps.append((_AND, 0, 0, check.mask))
     for place, value in enumerate(values):
         num_behind = len(values) - 1 - place
-        # A match goes on to the refusal, or past it.
+        # After a match the refusal runs, or is skipped.
         steps.append((_JUMP_EQUAL, num_behind + (0 if check.refuses else 1), 0, value))
     if check.refuses:
         steps[-1] = (_JUMP_EQUAL, 0, 1, values[-1])

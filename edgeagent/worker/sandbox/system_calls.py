@@ -1,9 +1,9 @@
-"""Which system calls a worker gives up, by name, and their numbers on each architecture. It knows no filter.
+"""The system calls that are refused to a worker, by name, and their numbers on each architecture.
 
-This is a list of what is refused, not of what is allowed. A worker with a GPU runs drivers (NVIDIA's is closed) whose
-calls are written down nowhere. If a list of allowed calls lacked one of them, models would not load, on machines that
-we cannot try. So whole classes are refused, each because of what an intruder would do with it. A call that is newer
-than this file is answered as if the kernel did not have it, which programs must bear anyway.
+The list names refused calls, not allowed ones. GPU drivers (NVIDIA's is closed) use calls that are documented nowhere,
+and a list of allowed calls without one of them would break machines that we cannot test. So whole classes are refused,
+each for what an intruder could do with it. For a call that is newer than this file the kernel answers that it does not
+exist, which programs handle anyway.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Machine:
 
 
 _CLASSES = {
-    # Landlock guards what files hold. It guards neither who may open them, nor when they changed, nor their attributes,
-    # and it does not see who watches a folder or opens a file by its handle.
+    # Landlock guards the content of files. It does not guard their owners, modes, times and attributes, and it does not
+    # cover watching a folder or opening a file by its handle.
     "files": "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat "
     "removexattr lremovexattr fremovexattr removexattrat utime utimes futimesat file_setattr inotify_init "
     "inotify_init1 inotify_add_watch fanotify_init fanotify_mark name_to_handle_at open_by_handle_at",
@@ -48,7 +48,7 @@ _CLASSES = {
     "sockets": "socket connect bind listen accept accept4",
     "processes": "fork vfork execve execveat ptrace process_vm_readv process_vm_writev process_madvise "
     "process_mrelease kcmp pidfd_open pidfd_send_signal pidfd_getfd",
-    # Objects that other processes of the user share by a number or a name that can be guessed.
+    # Objects of the user's other processes, shared by a number or a name that can be guessed.
     "messages": "shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open "
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
     "namespaces": "unshare setns mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
@@ -76,7 +76,7 @@ CHECKED: dict[str, tuple[Check, ...]] = {
     "clone": (Check(0, (_THREAD,), mask=_THREAD | _NEW_NAMESPACES),),
     # A datagram socket of a pair may send to any path.
     "socketpair": (Check(0, (_UNIX,)), Check(1, (_STREAM, _SEQPACKET), mask=_TYPE)),
-    # The time of a file that is open, which the disk cache keeps its blocks' last use in; not that of a path.
+    # Only the times of open files, in which the disk cache records the last use of blocks; not those of paths.
     "utimensat": (Check(1, (0,)), Check(1, (0,), is_upper_half=True)),
     "kill": (Check(0, _OWN_ID),),
     "tkill": (Check(0, _OWN_ID),),
