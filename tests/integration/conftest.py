@@ -43,9 +43,10 @@ def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "
 
     It computes with one thread unless `flags` say otherwise: two wait for each other by spinning, which takes many
     times as long where another test runs beside this one. It does not calibrate, which takes longer than the start.
+    With plain attention answers do not change with the sizes of steps, which follow the machine's speed.
     """
     log = state_dir.with_suffix(".log")
-    flags = ("--threads", "1", "--calibration-s", "0", *flags)
+    flags = ("--threads", "1", "--calibration-s", "0", "--flash-attention", "off", *flags)
     command = [sys.executable, *program, "serve", *flags, "--port", "0", "--state-dir", str(state_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
     with log.open("wb") as output:

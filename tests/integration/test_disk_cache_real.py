@@ -84,7 +84,7 @@ def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_pat
         again, cached = ask(daemon, "When do you open?")
         assert again == first
         assert 256 <= cached <= kept
-    quantized = ("--kv-type-k", "q8_0", "--kv-type-v", "q8_0")
+    quantized = ("--kv-type-k", "q8_0", "--kv-type-v", "q8_0", "--flash-attention", "auto")
     with serving(state_dir, "builtin", *quantized) as daemon:
         other, cached = ask(daemon, "When do you open?")
         assert cached == 0
