@@ -1,4 +1,4 @@
-"""How a waiting sequence gets its beginning: from another's prefill, from cells, from blocks.
+"""Gives a waiting sequence its cached prefix: from another sequence's prefill, from cells, from blocks.
 
 It decides for one sequence at a time; the engine decides which one is next and what a step computes.
 """
@@ -16,9 +16,9 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
-# More tokens of an answer than this would take seconds to compute again one by one, so they are computed in chunks.
+# More output tokens than this are computed again in chunks: one by one would take seconds.
 _MAX_STEPWISE = 512
-# Fewer tokens than this are computed again rather than waited for, and get no state of their own.
+# Fewer tokens than this are computed again rather than waited for, and no state is saved for them.
 _MIN_SHARED = 32
 
 
@@ -40,9 +40,9 @@ class Admission:
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a running sequence is about to compute more of this one's prompt than is cached now.
+        """Whether a running sequence will soon have computed more of this one's prompt than is cached now.
 
-        The running one then gets this one's urgency, and keeps a state there if its memory is recurrent.
+        If so, the running one gets this one's urgency, and saves a state at that position if its memory is recurrent.
         """
         if sequence.follows is not None:
             leader, length = sequence.follows
@@ -86,9 +86,9 @@ class Admission:
         return True
 
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
-        """Let idle prefixes leave the cells for a sequence that was just claimed, before its beginning is restored.
+        """Evict idle prefixes from the cells for a sequence that was just claimed, before its prefix is restored.
 
-        Those that are not in blocks yet are read out where that costs it least, and no stream waits meanwhile.
+        Prefixes that are not in blocks yet are saved first, where that delays this sequence least and no stream.
         """
         if is_alone:
             restored = (
@@ -99,7 +99,7 @@ class Admission:
         self._saver.shed()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
-        """Restore for about so long; True when the sequence may be computed. The first time its usage is recorded."""
+        """Restore for about this long; True when the sequence may be computed. The first call records its usage."""
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
             if not self._restorer.advance(sequence.restoring, budget_s):
@@ -112,7 +112,7 @@ class Admission:
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
             length = self._saver.cells.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length
-        if sequence.marks.claimed_s == 0.0:  # that of a preempted one was recorded before
+        if sequence.marks.claimed_s == 0.0:  # the usage of a preempted sequence was recorded before
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             sequence.marks.claimed_s = self._clock()
             sequence.marks.cache_s = sequence.marks.claimed_s - sequence.restore_started_s
@@ -129,12 +129,12 @@ class Admission:
             self._saver.checkpoint(sequence.seq_id, priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
-        """End a sequence; what it computed stays as a prefix where it may."""
+        """End a sequence; its tokens stay as a cached prefix if they may."""
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
             self._restorer.stop(sequence.restoring)
             sequence.restoring = None
-        # Drafts after an end token, or tokens of a step that was cut short, are in the runner but not recorded.
+        # The runner may hold drafts after an end token, or tokens of an interrupted step, which are not recorded.
         self._saver.cells.rewind(sequence.seq_id)
         self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
@@ -144,7 +144,7 @@ class Admission:
         )
 
     def _add_stops(self, sequence: Sequence) -> None:
-        """Choose where a prompt's chunks end, for a memory whose state can only be kept where it is.
+        """Choose where a prompt's chunks end, for a memory whose state can only be saved at its current position.
 
         1. At boundaries that the text names (the end of the system prompt, of the last message). A state is also kept
         2. before the last token, if there are no boundaries, for the same prompt again; 3. where the prompt leaves

@@ -1,4 +1,4 @@
-"""What a step costs, learned from the steps themselves.
+"""Predicts what a step costs from measured steps.
 
 The time of a decode call is not linear in its tokens (kernels work in tiles) and grows with depth, so it is kept as a
 table: geometric buckets of batch tokens × context depth, each an exponentially weighted mean. Unknown buckets are
@@ -15,9 +15,9 @@ from edgeagent.engine.crowding import Crowding
 
 _WEIGHT = 0.2  # of a new measurement, at least
 _NUM_DEPTHS = 24
-# A measurement is old once so many others followed. An old one is doubted where a later one says that less is enough.
+# A measurement is old after this many later ones. An old one is replaced if a later one contradicts it.
 _OLD = 16
-# Drafts make a step of one sequence this many times larger, in doublings, and still it is a step of one sequence.
+# With drafts, the step of one sequence may be larger by this many doublings.
 _SIMILAR = 4
 
 
@@ -28,7 +28,7 @@ def _bucket(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Seconds of a step, and when they were last measured: after so many measurements of any step."""
+    """Seconds of a step, and when they were last measured, in measurements of any step before."""
 
     seconds: float
     order: int
@@ -45,7 +45,7 @@ class CostModel:
         self._crowding = Crowding()
 
     def observe(self, num_tokens: int, depth: int, seconds: float, num_idle: int = 0) -> None:
-        """Take in a measured step, beside so many cells of idle sequences: what those added is no part of its cost."""
+        """Add a measured step. The time that `num_idle` cells of idle sequences added is subtracted."""
         expected_s = self.predict(num_tokens, depth) if num_idle else None
         if expected_s is not None:
             self._crowding.observe(num_tokens, num_idle, seconds - expected_s)
@@ -54,29 +54,29 @@ class CostModel:
         known = self._table.get(key)
         num = 1
         if known is not None and not (2 * seconds < known.seconds and self._is_old(known)):
-            # A plain mean of the first ones, so that a cold start is forgotten soon. What was measured long ago, while
-            # the machine was busy or slept, is no part of it.
+            # The first measurements get a plain mean, so that a cold start is forgotten soon. Old measurements are left
+            # out: the machine may have been busy or asleep.
             num = known.num + 1
             seconds = known.seconds + max(_WEIGHT, 1 / num) * (seconds - known.seconds)
         self._num_observed += 1
         self._table[key] = _Cost(seconds, self._num_observed, num)
 
     def predict(self, num_tokens: int, depth: int) -> float | None:
-        """Return the expected seconds of a step; None if nothing near was ever measured."""
+        """Return the expected seconds of a step; None if no similar step was measured."""
         return self._find(_bucket(num_tokens), _bucket(depth)).seconds if self._table else None
 
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:
-        """Return the expected seconds of computing so many tokens of a prompt from a depth on; None as `predict`."""
+        """Return the expected seconds of computing this many prompt tokens from a depth on; None as `predict`."""
         per_step = min(num_tokens, self._max_batch)
         step_s = self.predict(per_step, depth + num_tokens // 2)
         return None if step_s is None else step_s * num_tokens / max(1, per_step)
 
     def crowding_s(self, num_tokens: int, num_idle: int) -> float:
-        """Return the expected seconds that idle sequences' cells add to the computing of so many tokens."""
+        """Return the expected seconds that idle sequences' cells add to a step of this many tokens."""
         return self._crowding.seconds(num_tokens, num_idle)
 
     def measured(self, num_tokens: int, depth: int) -> float | None:
-        """Return the expected seconds of a step of so many tokens, or a few times more; None if none was measured."""
+        """Return the expected seconds of a step of this many tokens, or a few times more; None if none was measured."""
         sizes = {size for size, _ in self._table}
         first = _bucket(num_tokens)
         size = next((size for size in range(first, first + _SIMILAR) if size in sizes), None)
@@ -86,8 +86,8 @@ class CostModel:
         """Return the expected seconds of steps of these ascending numbers of tokens; None if nothing was ever measured.
 
         No size costs less than a smaller one. If two measurements contradict that, one is out of date (a cold start, a
-        machine that was busy then or is now), and the later one is used. Otherwise a step that once seemed slow would
-        not be taken, and so never be measured again.
+        machine that was busy then or is now), and the later one is used. Otherwise a step that was slow once would be
+        avoided, and never be measured again.
         """
         if not self._table:
             return None
@@ -100,7 +100,7 @@ class CostModel:
         return [expected[place] for place in range(len(costs))]
 
     def _find(self, size: int, level: int) -> _Cost:
-        """Return what the nearest measured step cost; there must be one."""
+        """Return the cost of the nearest measured step; there must be one."""
         for distance in range(_NUM_DEPTHS):
             for near in (level - distance, level + distance):
                 cost = self._table.get((size, near))

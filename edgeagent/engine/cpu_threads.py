@@ -1,8 +1,8 @@
-"""How many CPU threads a decode should use while other programs use the machine too.
+"""Chooses how many CPU threads a decode uses while other programs use the machine too.
 
 llama.cpp's threads meet at a barrier after every operation and spin there: a thread that has lost its core to another
-program makes all others wait, so two threads on one free core are several times slower than one. So the threads are cut
-to the cores that others leave free, and given back when those go.
+program makes all others wait, so two threads on one free core are several times slower than one. So the number of
+threads follows the number of cores that other programs leave free.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import psutil
 
-# Long enough for the operating system's clock ticks (10 ms) to mean something, short enough to react within a sentence.
+# Long compared with the operating system's clock ticks (10 ms), short compared with a sentence.
 _PERIOD_S = 0.5
-# A core that others use less than half of is ours; a core is taken back only when they leave three quarters of it.
+# A core is used if others take less than half of it; it is taken again only when they leave three quarters of it.
 _TAKE = 0.5
 _TAKE_BACK = 0.25
 
@@ -41,7 +41,7 @@ def read_cpu() -> CpuSample:
 
 
 class ThreadGovernor:
-    """Chooses the number of threads, at most `max_threads`, from what others leave of `num_cores`."""
+    """Chooses the number of threads, at most `max_threads`, by the cores of `num_cores` that others leave free."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ThreadGovernor:
         self.num_threads = max_threads
 
     def update(self, now_s: float) -> bool:
-        """Look at the load if it is time to; return whether `num_threads` changed."""
+        """Measure the load if it is due; return whether `num_threads` changed."""
         if now_s - self._last.at_s < _PERIOD_S or self._max_threads == 1:
             return False
         sample = self._sample()
@@ -71,5 +71,5 @@ class ThreadGovernor:
     def _choose(self, free: float) -> int:
         fewest = math.floor(free + _TAKE_BACK)
         most = math.floor(free + _TAKE)
-        # Between the two limits it stays what it is.
+        # Between the two limits the number does not change.
         return max(1, min(self._max_threads, max(fewest, min(self.num_threads, most))))

@@ -1,7 +1,8 @@
 """The engine: sequences in, tokens out, one batch at a time.
 
 There is no prefill phase and no decode phase. A sequence has `num_computed`, and each step moves it towards its length:
-plan a mixed batch, decode it, verify its drafts, keep what stands. Single-threaded; it knows token ids, not text.
+plan a mixed batch, decode it, verify its drafts, keep the accepted tokens. Single-threaded; it knows token ids, not
+text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
 
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
-_WAIT_FOR_DISK_S = 0.05  # until the disk may have taken what fills the memory
+_WAIT_FOR_DISK_S = 0.05  # until the disk may have written the queued blocks
 _STEPS_PER_RATES = 8  # measured rates change slowly
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
@@ -54,10 +55,9 @@ class Engine:
         num_trained: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps prefixes that left the cells (None: they are gone then).
-
-        `max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none). `costs`: what is
-        known of the runner's steps. `num_trained`: tokens of context that the model was trained for (0: not known).
+        """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `max_forced`: the most tokens
+        forced by a grammar in one step (0: none). `costs`: measured costs of the runner's steps. `num_trained`: the
+        model's trained context in tokens (0: unknown).
         """
         self._num_trained = num_trained
         self._runner = runner
@@ -82,14 +82,14 @@ class Engine:
         self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
         self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
         self._verifier = Verifier(runner, self._cells, self._proposals, clock)
-        # A recurrent state that a step left half updated is lost, with its whole prefix; a window may have moved on.
+        # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._background = [BackgroundWork(saver, clock) for saver in self._savers]
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._num_added = 0
         self._num_steps = 0
-        self._unsettled: list[tuple[Sequence, int]] = []  # what the latest step computed, from which position on
+        self._unsettled: list[tuple[Sequence, int]] = []  # the works of the latest step, each with its first position
         self._unsettled_s = 0.0  # that step's duration
         self._rates = self._measured_rates()  # read by other threads
 
@@ -99,12 +99,12 @@ class Engine:
         return bool(self._waiting or self._running) or not all(work.is_done for work in self._background)
 
     def refresh(self) -> None:
-        """Add all blocks on disk to the tree; lookups do so little by little."""
+        """Add all blocks on disk to the tree; lookups add only a few each."""
         self._saver.blocks.refresh()
 
     @property
     def rest_s(self) -> float | None:
-        """Seconds after which to ask `has_work` again, though no command came; None: never."""
+        """Seconds after which to ask `has_work` again without a command; None: never."""
         return _WAIT_FOR_DISK_S if any(saver.has_unsaved for saver in self._savers) else None
 
     @property
@@ -147,7 +147,7 @@ class Engine:
         return sequence
 
     def cancel(self, sequence_id: str) -> Sequence | None:
-        """End a sequence at once; return it, None if it is not there. What it computed stays as a prefix."""
+        """End a sequence at once; return it, None for an unknown id. Its computed tokens stay as a prefix."""
         sequence = self._waiting.pop(sequence_id, None)
         if sequence is None:
             sequence = self._running.pop(sequence_id, None)
@@ -192,7 +192,7 @@ class Engine:
         restoring = sequence.restoring
         num_before = 0 if restoring is None else restoring.num_tokens
         is_ready = self._admission.advance(sequence, self._restore_budget_s)
-        # A block that came back is progress, as a step is: a slow disk is no hang.
+        # A restored block counts as progress like a step, so that a slow disk does not count as a hang.
         self._num_steps += restoring is not None and restoring.num_tokens > num_before
         if not is_ready:
             return []
@@ -205,9 +205,9 @@ class Engine:
     def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
         """Advance all sequences by one batch and return the outputs.
 
-        An interrupted batch (see Runner.decode) returns nothing and loses nothing: its tokens are planned again, and
-        the next step cannot be interrupted. So at least every other step ends, however many cancels come. A long step
-        is not begun if `is_wanted` says that there is a command to read, which is not asked twice in a row.
+        An interrupted batch (see Runner.decode) returns no outputs: its tokens are planned again, and the next step
+        cannot be interrupted. So at least every second step ends, however many cancels come. A long step is put off if
+        `is_wanted` reports a waiting command, but never twice in a row.
         """
         outputs = self.admit()
         works = self._plan()
@@ -216,7 +216,8 @@ class Engine:
             return outputs
         self._saver.shed()
         num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
-        # Rows of logits that score a prompt count too: otherwise other prompts' chunks would seem to take their time.
+        # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
+        # chunks.
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
         depth = max(work.sequence.num_computed for work in works)
         expected_s = self._cost_model.predict(num_tokens, depth)
@@ -246,14 +247,14 @@ class Engine:
         return outputs + self._verify_all(works, started_s)
 
     def settle(self) -> None:
-        """Save states and blocks that the latest step made; `step` and `admit` begin with it if it was not called.
+        """Save states and blocks of the latest step; `step` and `admit` call it first if it was not called.
 
-        Reading them out takes milliseconds, and tokens that are ready should not wait for that.
+        It takes milliseconds, and finished tokens should be sent before that.
         """
         if not self._unsettled:
             return
         for sequence, start in self._unsettled:
-            # One that has ended left its cells as an idle prefix, which is read out whole.
+            # An ended sequence left an idle prefix, which is saved as a whole.
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
@@ -269,11 +270,11 @@ class Engine:
         self._restorer.close()
 
     def purge(self, partition: str | None = None) -> int:
-        """Forget the cached prefixes of a partition (None: of all); return how many blocks went.
+        """Forget the cached prefixes of a partition (None: of all); return how many blocks were removed.
 
-        Running sequences go on, and leave no prefix when they end.
+        Running sequences continue, and leave no prefix when they end.
         """
-        # One that was preempted waits, and has computed before.
+        # A preempted sequence waits, and has computed tokens before.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:
@@ -284,7 +285,7 @@ class Engine:
     def _measured_rates(self) -> tuple[float, float]:
         """Return the prompt tokens a second and the seconds a token of one more sequence; 0 where none were measured.
 
-        Beside streams a prompt gets as much of each step as the budget for their next tokens leaves.
+        With running streams, a prompt gets the part of each step that the inter-token-latency budget leaves.
         """
         depth = max((sequence.num_computed for sequence in self._running.values()), default=0)
         size = self._runner.max_batch
@@ -301,7 +302,7 @@ class Engine:
             works = self._scheduler.plan(running, self._proposals.propose(running))
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
-            # One alone always has room: its length and its drafts end where the cells do.
+            # A single sequence always fits: its length and its drafts are limited by the number of cells.
             assert len(self._running) > 1
             self._preempt(by_share(self._running.values())[-1])
         return []
@@ -336,7 +337,7 @@ class Engine:
         return outputs
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send a running sequence back to wait; it goes on later from its own tokens."""
+        """Move a running sequence back to the waiting ones; it continues later from its own tokens."""
         del self._running[sequence.id]
         self._release(sequence)
         sequence.seq_id, sequence.num_computed = None, 0
@@ -352,15 +353,15 @@ class Engine:
             self._verifier.rewind(self._running[name])
 
     def _forget_states(self) -> None:
-        """Empty all sequences, whether they were in the batch that was interrupted or not.
+        """Empty all sequences, including those that were not in the interrupted batch.
 
         While llama.cpp computes a batch, it moves the states of other sequences too; an interruption may leave any of
-        them half moved.
+        them incomplete.
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
             self._cells.reset(sequence.seq_id)
-            sequence.batch_ends.clear()  # all of an answer again, token by token, would hold it up for long
+            sequence.batch_ends.clear()  # computing all output again token by token would take long
             if sequence.restoring is not None:
                 self._preempt(sequence)
         self._saver.forget_idle()
@@ -375,7 +376,7 @@ class Engine:
         return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 
     def _fail(self, works: Items[Work], error: InternalError) -> list[Output]:
-        """End the sequences of a batch that broke; the state of their memory is not known, so it is dropped."""
+        """Fail the sequences of a broken batch; the state of their memory is unknown, so it is dropped."""
         outputs = []
         for work in works:
             sequence = work.sequence

@@ -1,7 +1,7 @@
 """The protocol of runners, which compute logits for the engine: llama.cpp (`engine.llama`) or a test's fake.
 
-A runner has cells of memory shared by `num_sequences` sequence slots. It computes batches and forgets; which tokens are
-where is known to the engine alone. Positions count from 0 in each sequence.
+A runner has cells of memory shared by `num_sequences` sequence slots. It computes batches; only the engine records
+which tokens are in which cells. Positions count from 0 in each sequence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgeagent.types import MemoryKind
 
 Logits = NDArray[np.float32]
 
-# Attention's cells are written once and cut off again. A recurrent state is overwritten layer by layer: it takes back
-# nothing, and an interrupted step leaves it half old and half new.
+# Attention's cells are written once and can be removed. A recurrent state is overwritten layer by layer: it cannot be
+# undone, and an interrupted step leaves it half updated.
 CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
@@ -53,8 +53,8 @@ class Runner(Protocol):
     num_sequences: int
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
-    row_cost: float  # what a row of logits costs beside its token, in tokens
-    min_prompt_chunk: int  # fewer of a prompt's tokens at once would give other bits than many (Sequence.note_batch)
+    row_cost: float  # cost of a row of logits in addition to its token, in tokens
+    min_prompt_chunk: int  # smaller chunks of a prompt give different bits than larger ones (Sequence.note_batch)
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""
@@ -65,7 +65,7 @@ class Runner(Protocol):
         ...
 
     def can_trim(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence may be cut to `length` and go on from there with the right logits. No side effect."""
+        """Whether a sequence may be cut to `length` and continue there with correct logits. No side effect."""
         ...
 
     def trim(self, seq_id: int, length: int) -> bool:
@@ -73,7 +73,7 @@ class Runner(Protocol):
         ...
 
     def clear(self, seq_id: int) -> None:
-        """Forget a sequence whole; every memory can."""
+        """Forget a whole sequence; every memory can."""
         ...
 
     def copy(self, source: int, target: int, length: int) -> bool:
@@ -89,17 +89,17 @@ class Runner(Protocol):
         ...
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Get memory ready for a later `save` of so many bytes; False if it has `max_bytes` ready, or needs none."""
+        """Prepare memory for a later `save` of `num_bytes`; False if `max_bytes` are ready, or none is needed."""
         ...
 
     def state_bytes(self, seq_id: int) -> int:
-        """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""
+        """Return how many bytes of a saved range are a state, which is the same for all ranges; 0 if all are cells."""
         ...
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.
+        """Load a saved range into a sequence that holds exactly the positions before it, up to `end`.
 
-        False if the memory does not take it; then the sequence is as it was.
+        False if the memory refuses it; then the sequence is unchanged.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Decides what the next batch holds. Pure: it reads sequences and answers; the engine acts.
+"""Decides what the next batch holds. Pure: it reads sequences and returns a plan; the engine acts.
 
 1. Every decoding sequence gets its one token (and its drafts), so that no stream waits for another's prompt.
 2. Prompt tokens follow, in the order of `by_share`: as many as keep the step within the inter-token-latency budget
@@ -18,17 +18,17 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import Tier
 
-# The smallest prompt chunk worth a step: below it, a CPU kernel's tile is not filled and the step costs the same.
+# The smallest useful prompt chunk: a smaller one does not fill a CPU kernel's tile and costs the same.
 MIN_CHUNK = 32
 
-# The longest step, as predicted. Smaller chunks cost a slow machine more time in all: measured on a 0.5 B model, chunks
-# of 508 tokens took 21 s for a prompt, of 124 tokens 25 s, of 28 tokens 50 s.
+# The longest step, as predicted. Smaller chunks cost a slow machine more time in total: measured on a 0.5 B model,
+# chunks of 508 tokens took 21 s for a prompt, of 124 tokens 25 s, of 28 tokens 50 s.
 MAX_STEP_S = 2.0
 
-# The smallest chunk where MIN_CHUNK takes longer than that. A batch of four costs a CPU little more than one of two.
+# The smallest chunk if MIN_CHUNK takes longer than that. A batch of four costs a CPU little more than one of two.
 MIN_SLOW_CHUNK = 4
 
-# How much larger than any chunk so far the next may be. The warm-up's 32 tokens lead to a full batch at once.
+# How much larger the next chunk may be than any chunk so far. After the warm-up's 32 tokens a full batch is allowed.
 _MAX_GROWTH = 16
 
 # The most prompt tokens of one sequence to score in a step: each costs a pass over the vocabulary beside the decode.
@@ -37,7 +37,7 @@ MAX_SCORED = 32
 # The fewest while a sequence decodes.
 _MIN_SCORED = 4
 
-# How long others, more urgent ones or other clients', may keep a sequence from getting further.
+# How long more urgent sequences or other clients' may keep a sequence from progress.
 _MAX_STALL_S = 60.0
 
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
@@ -47,8 +47,9 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 class Work:
     """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`.
 
-    The last `num_logits` of them give logits: all from the last known token on, none while the prompt is incomplete.
-    Of a prompt that is scored every token does; the first `num_scored` rows are for scoring, the others for sampling.
+    The last `num_logits` of them give logits: all from the last known token on, none while the prompt is incomplete. In
+    a prompt that is scored every token gives logits; the first `num_scored` rows are for scoring, the others for
+    sampling.
     """
 
     sequence: Sequence
@@ -79,15 +80,15 @@ def _rank(sequence: Sequence) -> int:
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences by tier, raised ones first, then arrival."""
+    """Return sequences with raised ones first, then by tier and arrival."""
     return sorted(sequences, key=lambda sequence: (_rank(sequence), sequence.order))
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
     """Return sequences in the order in which they get a place: raised ones, tier, then fair shares, then arrival.
 
-    The first sequence of a client comes with the first ones of the other clients, however many it has: those of its own
-    that are `running`, or come before in this order, count. Each client has a partition of its own.
+    A client's n-th sequence is ordered with the n-th sequences of the other clients; `running` ones count. Each client
+    has a partition of its own.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
@@ -98,11 +99,11 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
 
 
 def raise_stalled(live: Items[Sequence], now_s: float) -> None:
-    """Put a sequence that has not got further for a minute before all others, until it ends.
+    """Put a sequence without progress for a minute before all others, until it ends.
 
-    One at a time: more urgent requests cannot keep it out for ever, and wait for one of its kind at most. While it
-    lacks cells, which may be until a stream ends, realtime requests pass it. One that follows another's prefill gets
-    further with that.
+    One at a time: more urgent requests cannot delay it forever, and wait for at most one such sequence. While it lacks
+    cells, which may last until a stream ends, realtime requests pass it. A sequence that follows another's prefill
+    progresses with it.
     """
     if len(live) > 1 and not any(sequence.is_raised for sequence in live):
         own = [sequence for sequence in live if sequence.follows is None]
@@ -146,10 +147,10 @@ class Scheduler:
             works.append(_work(sequence, 1, proposed))
         prompts = [sequence for sequence in running if not sequence.is_decoding]
         if not prompts:
-            return works  # most steps: nothing is to be predicted
+            return works  # most steps: no prediction is needed
         depth = max(sequence.num_computed for sequence in running)
         room = min(room, self._prompt_budget(works, depth))
-        # Each sequence that samples needs a row; what is scored takes from those that are left.
+        # Each sampling sequence needs a row of logits; scoring uses the rows that are left.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
         for sequence in by_share(prompts):
             num_tokens = min(sequence.num_until_chunk_end, room)
@@ -164,7 +165,7 @@ class Scheduler:
         return works
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
-        """Return how many of a prompt's tokens to score, where there is `room` for so many tokens without scores."""
+        """Return how many of a prompt's tokens to score, given `room` for this many tokens without scores."""
         if is_alone:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
@@ -174,7 +175,7 @@ class Scheduler:
         costs = self._cost_model
         if costs.predict(MIN_CHUNK, depth) is None:
             return MIN_CHUNK
-        # A size that was never measured may take twice as long, once: the guess of it is linear and mostly too high.
+        # A size that was never measured may take twice as long, once: its linear estimate is usually too high.
         most = costs.max_tokens_within(
             MAX_STEP_S, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
         )

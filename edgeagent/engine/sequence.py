@@ -16,14 +16,14 @@ from edgeagent.types import Tier
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What the engine is asked to generate.
+    """A request to the engine.
 
     `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers that
-    must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are tokens
-    of the output that are there already: another engine generated them, in steps of `step_lengths`; the sampler has
-    accepted them. With `num_prompt_logprobs` each of the prompt's tokens but the first is scored, with so many rivals;
-    what is to be scored must be computed, so `read_cache` must be false. With `reports_progress` each part of the
-    prompt gives an output. `boundaries` are positions in the prompt worth coming back to: the end of the system prompt,
+    must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are output
+    tokens that another engine generated, in steps of `step_lengths`; the sampler has accepted them. With
+    `num_prompt_logprobs` each prompt token but the first is scored, with this many alternatives; scored tokens must be
+    computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
+    `boundaries` are positions in the prompt where other prompts are likely to diverge: the end of the system prompt,
     then others; `num_system` is the first of them, 0 where there are no instructions. Its cached prefix may be written
     to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
     """
@@ -69,9 +69,9 @@ class Marks:
 class Sequence:
     """A prompt and what has been generated; the engine moves `num_computed` towards `len(tokens)`.
 
-    invariant:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens)
-    A waiting sequence has no seq_id and num_computed 0. What it first found cached stays `num_cached`, even where it is
-    preempted and finds more, or less, when it is admitted again.
+    invariant:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens) A waiting sequence
+    has no seq_id and num_computed 0. `num_cached` is what its first lookup found; it does not change if the sequence is
+    preempted and admitted again.
     """
 
     spec: SequenceSpec
@@ -83,7 +83,7 @@ class Sequence:
     seq_id: int | None = None
     num_computed: int = 0
     num_cached: int = 0
-    num_scored: int = 0  # prompt tokens whose log probability has been given out
+    num_scored: int = 0  # prompt tokens whose log probability was returned
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
@@ -95,9 +95,11 @@ class Sequence:
     restoring: Restoring | None = None  # while blocks of its beginning are still to come
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
-    is_purged: bool = False  # what it has computed is to be forgotten when it ends
+    is_purged: bool = False  # its computed tokens are forgotten when it ends
     chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
-    batch_ends: list[int] = field(default_factory=list)  # where batches ended that gave its output, rising; see below
+    batch_ends: list[int] = field(
+        default_factory=list
+    )  # ends of the batches that gave its output, rising; see note_batch
 
     def __post_init__(self) -> None:
         self.tier = self.spec.tier
@@ -111,7 +113,7 @@ class Sequence:
 
     @property
     def num_usable(self) -> int:
-        """How many leading tokens may come from a cache: some must be computed where something is to be sampled.
+        """How many leading tokens may come from a cache.
 
         Leave enough prompt tokens uncached that logits match a full prefill.
         """
@@ -121,17 +123,17 @@ class Sequence:
         return max(0, len(self.tokens) - num_computed)
 
     def note_batch(self, end: int) -> None:
-        """Note where a batch ended that gave output, if computing it again must give the same answer.
+        """Note the end of a batch that gave output, if a repeated computation must give the same answer.
 
-        Sums depend on how many tokens are computed at once: measured on the CPU with plain attention, chunks of two
-        tokens or more give the same bits whatever their size, single tokens others. So what was generated is computed
-        again in the batches of the first time, of one token mostly, where the same logits give the same tokens.
+        Results depend on the batch size: measured on the CPU with plain attention, chunks of two or more tokens give
+        the same bits for any size, single tokens give others. So if the sampler is deterministic, generated tokens are
+        computed again in their original batches, mostly of one token.
         """
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.append(end)
 
     def leaves_one(self, position: int) -> bool:
-        """Whether behind a position one token would be left alone, of several that must be computed together."""
+        """Whether a single token would be left after a position, of several that must be computed together."""
         if self.min_prompt_chunk == 1:
             return False
         start, end = 0, self.num_prompt
@@ -143,7 +145,7 @@ class Sequence:
         return start < position == end - 1
 
     def add_chunk_end(self, position: int) -> None:
-        """Make a chunk of the prompt end at a position, if that is still to come and what follows is enough for one."""
+        """Make a chunk of the prompt end at a position, if it is ahead and enough tokens follow for another chunk."""
         is_ahead = self.num_computed < position <= self.num_prompt - self.min_prompt_chunk
         if is_ahead and position not in self.chunk_ends:
             bisect.insort(self.chunk_ends, position)
@@ -160,7 +162,7 @@ class Sequence:
 
     @property
     def keeps_prefix(self) -> bool:
-        """Whether the prefix it computes may stay for other sequences."""
+        """Whether its computed prefix may stay for other sequences."""
         return self.spec.write_cache and not self.is_purged
 
     @property
@@ -175,10 +177,10 @@ class Sequence:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether log probabilities of the prompt's own tokens are still owed; its first token has none."""
+        """Whether log probabilities of prompt tokens are still to be returned; the first token has none."""
         return self.spec.num_prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last token is left to compute, and it was generated: one step gives a token."""
+        """Whether only the last, generated token is left to compute, so that one step gives a token."""
         return self.num_pending == 1 and self.num_output > 0

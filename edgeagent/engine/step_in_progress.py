@@ -1,6 +1,6 @@
-"""The step that runs at the moment, as other threads see it: whether a command may interrupt it, and how long it takes.
+"""The running step as other threads see it: whether a command may interrupt it, and its expected time.
 
-The engine's thread writes, others read without a lock. What they may miss is in the comment of each field.
+The engine's thread writes, others read without a lock; each field's comment says what they may miss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONG_TOKENS = 32  # the same, while nothing has been measured
 class StepInProgress:
     """The running step of an engine; between two steps all of it is false or 0.
 
-    At least every other step runs to its end, however many commands come: a step behind an interrupted one is not
+    At least every second step runs to its end, however many commands come: a step after an interrupted one is not
     `is_long`, and no step is put off twice in a row.
     """
 
@@ -42,9 +42,9 @@ class StepInProgress:
         return not self._was_put_off
 
     def note(self, *, was_interrupted: bool) -> None:
-        """Note whether the step was interrupted, or computed all that it had."""
+        """Note whether the step was interrupted."""
         self._was_interrupted = was_interrupted
 
     def end(self) -> None:
-        """End the step, however it went."""
+        """End the step, whatever its result."""
         self.is_long, self.expected_s = False, 0.0

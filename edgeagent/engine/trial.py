@@ -1,6 +1,6 @@
-"""The first work of a model that has just been loaded. It warms the model up, and shows whether the model works at all.
+"""The first computation with a model that was just loaded. It warms the model up and shows whether it works.
 
-A file can load well and still be of no use: weights that are no numbers, a rope base of 0, a tokenizer that throws.
+A file can load and still not work: weights that are NaN, a rope base of 0, a tokenizer that throws.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from edgeagent.engine.runner import Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
 from edgeagent.errors import InternalError, ModelLoadFailed
 
-# Letters, digits, white space, other scripts and a character outside of the basic plane: the ways through a tokenizer.
+# Letters, digits, white space, other scripts and a character outside of the basic plane, to reach each path of a
+# tokenizer.
 _TEXT = "The quick brown fox's 12345 jumps:\n\n\tÄpfel, 漢字 и 🦊!"
-# Large enough to touch every weight's page once and fill a kernel tile, small against a load.
+# Large enough to touch every weight's page once and fill a kernel tile; fast compared with a load.
 _NUM_TOKENS = 32
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
 
 
 def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], costs: CostModel | None = None) -> float:
-    """Take a text apart, then compute a token, a batch and a token behind it; nothing of that stays in the cells.
+    """Tokenize a text, then compute a token, a batch and another token; the cells are empty afterwards.
 
-    The batch is what the first prompt's chunks are chosen by; it takes a slow machine a few seconds at most. `on_try`
-    is told what begins: llama.cpp may end the process there. Return how many bytes of a block each token takes, 0 where
-    all are a state. Raise ModelLoadFailed, which names the file and what is wrong with it.
+    The first prompt's chunks are chosen by the time of the batch, which takes a slow machine a few seconds at most.
+    `on_try` gets the name of each part before it begins: llama.cpp may end the process there. Return how many bytes of
+    a block each token takes, 0 where all are a state. Raise ModelLoadFailed, which names the file and what is wrong
+    with it.
     """
     path = model.path
     on_try(f"{TOKENIZER} of {path}")
     text = _tokenize(model, path)
     on_try(f"{FIRST_STEPS} of {path}")
-    # Tokens from all over the vocabulary too, since every one has a row of weights.
+    # Also tokens from the whole vocabulary, since each has its own row of weights.
     spread = np.linspace(0, model.num_tokens - 1, _NUM_TOKENS).astype(int).tolist()
     tokens = [*text[: _NUM_TOKENS // 2], *spread]
     sizes: dict[int, int] = {}
@@ -77,7 +79,7 @@ def _tokenize(model: Model, path: Path) -> list[int]:
 
 
 def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None:
-    """Compute tokens behind those that are there; return the last one's logits, None where the model makes none."""
+    """Compute tokens after the present ones; return the last one's logits, None if the model gives none."""
     runner.decode([Slice(0, start, tokens, 1)])
     try:
         return runner.logits(0)
@@ -86,7 +88,7 @@ def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None
 
 
 def _check(logits: Logits | None, path: Path) -> None:
-    """Raise where a token cannot be drawn; attention carries what is no number from any token to the last one's."""
+    """Raise if a token cannot be drawn. Attention carries a NaN of any token to the last one's logits."""
     peak = np.float32(0) if logits is None else logits.max()
     if not np.isfinite(peak):
         what = "not numbers (NaN)" if np.isnan(peak) else "infinite"

@@ -1,6 +1,6 @@
-"""What follows from a step's logits: the next tokens, the guesses that stand, the prompt's own log probabilities.
+"""Turns a step's logits into the next tokens, the accepted drafts and the prompt's log probabilities.
 
-It records computed tokens with their cells and knows one work at a time; the engine plans which sequences run.
+It records computed tokens, for one work at a time; the engine plans which sequences run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeagent.types import FinishReason
 
 @dataclass(slots=True)
 class Output:
-    """What a step gave one sequence. After `finish_reason` or `error` the sequence is gone from the engine.
+    """One sequence's result of a step. After `finish_reason` or `error` the engine no longer has the sequence.
 
     `prompt_logprobs` are those of the prompt's next tokens, in order, from its second token on.
     """
@@ -65,12 +65,12 @@ class Verifier:
         return output
 
     def rewind(self, sequence: Sequence) -> None:
-        """Take back from the runner what is not recorded: refused drafts, an interrupted batch."""
+        """Remove unrecorded tokens from the runner: rejected drafts, an interrupted batch."""
         assert sequence.seq_id is not None
         sequence.num_computed = self._cells.rewind(sequence.seq_id)
 
     def _score(self, work: Work, row: int, output: Output) -> None:
-        """Give out the log probabilities of the prompt's tokens that follow those just computed."""
+        """Return the log probabilities of the prompt tokens that follow the ones just computed."""
         sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
         assert num_top is not None
         first = sequence.num_computed + 1

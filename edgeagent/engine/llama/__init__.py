@@ -1,1 +1,1 @@
-"""The only importer of llama_cpp: the model, its context and what they are computed on."""
+"""The only importer of llama_cpp: the model, its context, and their placement on devices."""

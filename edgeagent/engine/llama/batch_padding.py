@@ -10,9 +10,9 @@ from __future__ import annotations
 
 _LARGE_TILE = 16
 _MAX_ADDED = 3
-# From so many tokens on another kernel computes, which rounds differently; padding must not reach that size.
+# From this many tokens on llama.cpp uses another kernel, which rounds differently; padding must not reach that size.
 _OTHER_KERNEL = 64
-# By llama_ftype. Weights that llama.cpp lays out anew for the CPU are computed in fours.
+# By llama_ftype. Weights that llama.cpp repacks for the CPU are computed four tokens at once.
 _UNQUANTIZED = {0: "F32", 1: "F16", 32: "BF16"}
 _REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
 
@@ -25,16 +25,16 @@ def choose_tile(file_type: int | None) -> int:
 
 
 def num_to_fill(num_tokens: int, tile: int, micro_batch: int) -> int:
-    """Return how many tokens (at most 3) to add to a batch of so many, which is computed in micro-batches.
+    """Return how many tokens (at most 3) to add to a batch of `num_tokens`, which is computed in micro-batches.
 
-    One is added where the last of several would be computed alone, since that gives other bits (Sequence.note_batch).
+    One is added if the last of several would be computed alone, which gives other bits (Sequence.note_batch).
     """
     is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
     return max(_num_to_round(num_tokens, tile), 1 if is_last_alone else 0)
 
 
 def _num_to_round(num_tokens: int, tile: int) -> int:
-    """Return how many tokens to add to so many; 0 where that would not be quicker."""
+    """Return how many tokens to add to `num_tokens`; 0 if that would not be faster."""
     if tile == 0:
         return 0
     added = -num_tokens % _LARGE_TILE

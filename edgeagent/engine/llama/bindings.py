@@ -44,7 +44,7 @@ abort_flags: list[ctypes.Array[ctypes.c_char]] = []
 
 
 def _log(level: int, text: bytes, _: object) -> None:
-    # Everything below an error is llama.cpp talking about its model; the daemon reports that in its own words.
+    # Messages below an error describe the model; the daemon logs its own description.
     if level == _ERROR_LEVEL and not any(flag.value for flag in abort_flags):
         line = text.decode(errors="replace").strip()
         _last_errors.append(line)
@@ -57,7 +57,7 @@ lib.llama_log_set(_log_callback, None)
 
 
 def last_error() -> str:
-    """Return llama.cpp's own words on what went wrong last ("" if nothing did)."""
+    """Return llama.cpp's latest error message ("" if there is none)."""
     return "; ".join(dict.fromkeys(_last_errors))
 
 
@@ -89,12 +89,12 @@ def _name_of() -> Any:
 
 
 def node_name(node: int) -> bytes:
-    """Return the name of a graph's node, e.g. l_out-0 for what the first layer gives."""
+    """Return the name of a graph's node, e.g. l_out-0 for the output of the first layer."""
     return bytes(_name_of()(node))
 
 
 def system_description() -> str:
-    """Return llama.cpp's own line on the instruction sets and backends it uses."""
+    """Return llama.cpp's line on the instruction sets and backends that it uses."""
     return str(lib.llama_print_system_info().decode())
 
 

@@ -1,4 +1,4 @@
-"""What a calibration depends on, by name: measurements that were made under others say nothing."""
+"""The conditions of a calibration, by name: measurements under other conditions are not used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgeagent.engine.llama.cores import processor_name
 from edgeagent.engine.llama.fingerprint import library_stamp
 from edgeagent.engine.llama.model import Model
 
-# Raised when works are measured otherwise.
+# Increase it when the measured work changes.
 _VERSION = 1
 
 

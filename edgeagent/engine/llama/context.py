@@ -24,12 +24,12 @@ from edgeagent.types import MemoryKind
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-# llama.cpp allows 256 sequences a context. Each idle one only names cells where memory is attention, but owns a
-# whole state where it is recurrent; those wait in host memory, if there is any.
+# llama.cpp allows 256 sequences a context. An idle sequence costs nothing more in attention's memory, but a whole state
+# in recurrent memory; those are kept in host memory if there is any.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
-_MAX_ROW_COST = 64.0  # of models that are little but a vocabulary
+_MAX_ROW_COST = 64.0  # of models that consist of little more than a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
 
 
@@ -42,7 +42,7 @@ def attention_candidates(model: Model, config: EngineConfig, num_cells: int | No
     """Return the forms of attention that a model's context may have, first the default."""
     return possible_attention(
         config,
-        # llama.cpp tells the first layer's, which in a hybrid may have none; heads are rarely narrower than 64.
+        # llama.cpp reports the first layer's value, which may be 0 in a hybrid; heads are rarely narrower than 64.
         num_heads=int(lib.llama_model_n_head(model.handle)) or model.embedding_length // 64,
         num_cells=num_cells or num_cells_of(model, config),
         is_on_gpu=model.num_gpu_layers != 0,
@@ -55,7 +55,7 @@ class LlamaRunner:
     def __init__(
         self, model: Model, config: EngineConfig, *, num_cells: int | None = None, attention: Attention | None = None
     ) -> None:
-        """Make the context, with the default attention where none was chosen.
+        """Make the context, with the default attention if none was chosen.
 
         Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options).
         """
@@ -67,7 +67,7 @@ class LlamaRunner:
         num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
         self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
         self._spare = self.num_sequences  # a sequence of our own, for tokens that are not kept
-        # With a window or a state, padding adds another sequence to a batch; its effects there are not known.
+        # With a window or a state, padding would add another sequence to a batch, with unknown effects.
         is_on_cpu = model.num_gpu_layers == 0
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
@@ -145,9 +145,9 @@ class LlamaRunner:
         lib.llama_set_abort_callback(self._context, callback, ctypes.cast(self._abort_flag, ctypes.c_void_p))
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Use so many threads from the next decode on.
+        """Use this many threads from the next decode on.
 
-        llama.cpp sums attention in another order with another number of threads: logits move as between kernels.
+        The number of threads changes the order in which llama.cpp sums attention: logits differ as between kernels.
         """
         self.num_threads = num_threads
         lib.llama_set_n_threads(self._context, num_threads, num_threads)
@@ -164,7 +164,7 @@ class LlamaRunner:
         self._abort_flag[0] = b"\1"
 
     def clear_abort(self) -> None:
-        """Take back request_abort; the owner calls it before it reads its commands, so that none is lost."""
+        """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
         self._abort_flag[0] = b"\0"
 
     def decode(self, slices: Sequence[Slice]) -> None:
@@ -186,7 +186,7 @@ class LlamaRunner:
             at = end
         status = self._compute(at)
         if status == 0:
-            # Otherwise the time of the step would be measured at the read of the logits, or in the next step.
+            # Otherwise the step's time would be spent at the read of the logits, or in the next step.
             lib.llama_synchronize(self._context)
             self._outputs = outputs
         elif status == _OUT_OF_CELLS:
@@ -197,7 +197,7 @@ class LlamaRunner:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
 
     def _compute(self, num_tokens: int) -> int:
-        """Decode so many tokens of the batch, and a few of no meaning where that is quicker; return the status."""
+        """Decode `num_tokens` of the batch, with a few padding tokens if that is faster; return the status."""
         num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
@@ -217,15 +217,15 @@ class LlamaRunner:
         address = ctypes.addressof(lib.llama_get_logits_ith(self._context, self._outputs[index]).contents)
         view = self._views.get(address)
         if view is None:
-            # Few addresses come back: a row's place in the buffer. Views own nothing, so one that is never asked for
-            # again does no harm.
+            # llama.cpp returns few different addresses: the rows of its buffer. A cached view owns no memory, so an
+            # unused one is harmless.
             view = np.ndarray(self.num_vocab, np.float32, memoryview(self._row.from_address(address)))
             view.flags.writeable = False
             self._views[address] = view
         return view
 
     def can_trim(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence may be cut to `length` and go on from there with the right logits."""
+        """Whether a sequence may be cut to `length` and continue there with correct logits."""
         held = self.length(seq_id)
         if length >= held:
             return length == held
@@ -233,7 +233,7 @@ class LlamaRunner:
             case MemoryKind.FULL_ATTENTION:
                 return True
             case MemoryKind.SLIDING_WINDOW:
-                # The next token attends to the window before it, so those cells must be there.
+                # The next token attends to the window before it, so those cells must be present.
                 return length == 0 or self._window_begins(seq_id) <= max(0, length - self._window)
             case _:
                 return length == 0
@@ -245,7 +245,7 @@ class LlamaRunner:
         return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def clear(self, seq_id: int) -> None:
-        """Forget a sequence whole."""
+        """Forget a whole sequence."""
         self._gapless_from.pop(seq_id, None)
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
@@ -267,10 +267,10 @@ class LlamaRunner:
             case MemoryKind.FULL_ATTENTION:
                 return end <= held
             case MemoryKind.SLIDING_WINDOW:
-                # llama.cpp writes of a windowed layer what is in the window at the end.
+                # For a windowed layer llama.cpp writes only the cells in the window at the end.
                 return end <= held and self._window_begins(seq_id) <= max(start, end - self._window)
             case _:
-                return end == held  # a state knows only where it is
+                return end == held  # a state exists only for its current position
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
         """Return the bytes of positions [start, end), with the state at `end` where the memory is one."""
@@ -287,20 +287,20 @@ class LlamaRunner:
         return payload[:written].toreadonly()
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Get memory ready for a later `save` of so many bytes; False if `max_bytes` are ready."""
+        """Prepare memory for a later `save` of `num_bytes`; False if `max_bytes` are ready."""
         self._payloads.max_free_bytes = max_bytes
         return self._payloads.prepare(num_bytes)
 
     def state_bytes(self, seq_id: int) -> int:
-        """Return how many bytes of what `save` returns are a state, whatever the range; 0 where all are cells."""
+        """Return how many bytes of a saved range are a state, which is the same for all ranges; 0 if all are cells."""
         if self.memory_kind in CUTTABLE:
             return 0
         return int(lib.llama_state_seq_get_size_ext(self._context, seq_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Append what `save` returned to a sequence that holds just what came before it, up to `end` positions.
+        """Load a saved range into a sequence that holds exactly the positions before it, up to `end`.
 
-        False if llama.cpp does not take it (no room, other settings); then the sequence is as it was.
+        False if llama.cpp refuses it (no room, other settings); then the sequence is unchanged.
         """
         source = np.frombuffer(payload, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -317,7 +317,7 @@ class LlamaRunner:
     def _window_begins(self, seq_id: int) -> int:
         """Return the position from which on the windowed layers have all cells of a sequence.
 
-        Older ones may have been recycled, or were out of the window when they were saved.
+        Earlier cells may have been reused, or were outside the window when they were saved.
         """
         oldest = int(lib.llama_memory_seq_pos_min(self._memory, seq_id))
         return max(oldest, self._gapless_from.get(seq_id, 0))

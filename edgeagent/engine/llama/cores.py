@@ -1,7 +1,7 @@
-"""How many cores there are to compute on: quick ones, each once, that this process may use, within its quota.
+"""Counts the cores to compute on: fast ones, each once, that this process may use, within its quota.
 
-llama.cpp's threads wait for each other after every operation: one that shares its core, runs on a slow one or is out of
-quota makes all others wait. Pure functions of a file system's root and a platform, so that tests can give their own.
+llama.cpp's threads wait for each other after every operation: a thread that shares its core, runs on a slow one or is
+out of quota delays all others. Pure functions of a file system's root and a platform, which tests can replace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-# Of the quickest core's capacity: the next quickest of a phone's three kinds counts, the efficient ones do not.
+# As a share of the fastest core's capacity: the second fastest of a phone's three kinds counts, the efficient ones do
+# not.
 _QUICK = 0.7
 
 
@@ -40,12 +41,12 @@ def num_usable_cores(
         quick = (sysctl or _read_sysctl)("hw.perflevel0.physicalcpu")
         if quick:
             return quick
-    # On Windows efficient cores count too: nothing that Python reaches tells them apart.
+    # On Windows efficient cores count too: Python has no call that tells them apart.
     return max(1, psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """Return the processor's name, as far as the system tells it."""
+    """Return the processor's name, as far as the system reports it."""
     for line in (_read(root / "proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -54,7 +55,7 @@ def processor_name(root: Path = Path("/")) -> str:
 
 
 def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
-    """Return those of some logical CPUs that are no efficient ones; all of them where they are of one kind.
+    """Return the logical CPUs without the efficient ones; all if there is only one kind.
 
     Linux shows it in /sys/devices/cpu_core for Intel's, and by cpu_capacity for Arm's.
     """
@@ -68,7 +69,7 @@ def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
 
 
 def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
-    """Return the number of cores that some logical CPUs belong to."""
+    """Return the number of cores of these logical CPUs."""
     topology = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
     siblings = {_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology}
     if siblings and None not in siblings:
@@ -107,7 +108,7 @@ def _allowed_cpus() -> frozenset[int]:
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """Return a control group's folder and those above it; in a container only the mount itself may be there."""
+    """Return a control group's folder and its parents; in a container there may be only the mount itself."""
     inside = PurePosixPath(path.lstrip("/"))
     return [mount / inside, *(mount / parent for parent in inside.parents)]
 
@@ -137,7 +138,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_sysctl(name: str) -> int | None:
-    """Return a number that macOS's kernel tells; None where it does not."""
+    """Return a number from macOS's kernel; None if it has none."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         status = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)

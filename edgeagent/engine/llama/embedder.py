@@ -1,6 +1,6 @@
-"""Texts' vectors, computed in a context of their own, a chunk at a time, so that other requests can run in between.
+"""Computes embeddings in a context of their own, a chunk at a time, so that other requests can run in between.
 
-It knows token ids, not text, nor who asks. The context is made when it is needed, as long as the text needs.
+It knows token ids, not text. The context is made when it is needed, with the length that the text needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeagent.errors import BackendUnavailable, InternalError
 
 Rows = NDArray[np.float32]
 
-# Below 64 tokens the CPU's arithmetic is the same for any number of them: a vector does not depend on its chunks.
+# Below 64 tokens the CPU's arithmetic is the same for any batch size, so a vector does not depend on its chunks.
 MAX_CHUNK = 63
 _MIN_CHUNK = 8
 _FIRST_CHUNK = 16
@@ -37,16 +37,16 @@ class Pooling(StrEnum):
     LAST = "last"
 
 
-# llama_pooling_type: 1 mean, 2 cls, 3 last. Where a file names none (or 0), the last token's, which has seen the whole
-# text: Ollama does so (llamarunner falls back to the last token's embedding); llama-server refuses to choose.
+# llama_pooling_type: 1 mean, 2 cls, 3 last. If a file names none (or 0), the last token's, which attends to the whole
+# text: Ollama does the same (llamarunner falls back to the last token's embedding); llama-server refuses to choose.
 _POOLINGS = {"1": Pooling.MEAN, "2": Pooling.FIRST, "3": Pooling.LAST}
 _RANKING = "4"
 
 
 def choose_pooling(model: Model) -> Pooling | None:
-    """Return how a model's vectors are pooled; None where it gives none that can be computed in chunks.
+    """Return how a model's vectors are pooled; None if it has none that can be computed in chunks.
 
-    Those are models that rank, and those whose tokens see what comes after them.
+    These are ranking models, and models whose tokens attend to later tokens.
     """
     architecture = model.metadata("general.architecture")
     kind = model.metadata(f"{architecture}.pooling_type") or ""
@@ -78,11 +78,11 @@ class Embedder:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a context, which takes memory."""
+        """Whether it holds a context, which takes memory."""
         return self._context is not None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Begin a text of 1 to `max_tokens` tokens; an unfinished one is forgotten.
+        """Begin a text of 1 to `max_tokens` tokens; an unfinished one is dropped.
 
         Raise BackendUnavailable where there is no memory for it.
         """
@@ -95,9 +95,9 @@ class Embedder:
         self._sum = np.zeros(self._model.embedding_length)
 
     def advance(self, budget_s: float, num_threads: int) -> Rows | None:
-        """Compute a chunk that takes about so long; return the text's vector, of length 1, when it was the last.
+        """Compute a chunk that takes about this long; after the last one, return the text's vector, normalized.
 
-        Raise InternalError where llama.cpp fails, or has no number for an answer.
+        Raise InternalError if llama.cpp fails or returns NaN.
         """
         chunk = self._tokens[self._num_done : self._num_done + self._chunk_length(budget_s)]
         is_last = self._num_done + len(chunk) == len(self._tokens)
@@ -110,7 +110,7 @@ class Embedder:
         return _normalised(self._sum) if is_last else None
 
     def close(self) -> None:
-        """Free the memory; a next text takes it again."""
+        """Free the memory; the next text allocates it again."""
         if self._context is not None:
             lib.llama_free(self._context)
             self._context, self._num_cells = None, 0
@@ -121,7 +121,7 @@ class Embedder:
         params.n_batch = params.n_ubatch = MAX_CHUNK + 1
         params.n_seq_max = 1
         # "auto" is llama.cpp's own choice here, not engine.attention's: with plain attention a token's vector differs
-        # between chunks of one token and of many (by 0.006 on a 0.5 B model), so with what else the machine has to do.
+        # between chunks of one token and of many (by 0.006 on a 0.5 B model), so it would depend on the machine's load.
         params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]
         params.type_k, params.type_v = KV_TYPES[self._config.kv_type_k], KV_TYPES[self._config.kv_type_v]
         params.embeddings = True
@@ -154,7 +154,7 @@ class Embedder:
         return True
 
     def _decode(self, chunk: Sequence[int], *, is_pooled: bool) -> Rows | None:
-        """Compute a chunk behind those before it; return its tokens' vectors where they are wanted."""
+        """Compute the next chunk; return its tokens' vectors if they are needed."""
         array = (ctypes.c_int32 * len(chunk))(*chunk)
         lib.llama_set_embeddings(self._context, is_pooled)
         status = lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(chunk)))
@@ -183,15 +183,15 @@ class Embedder:
 
 
 def _normalised(vector: NDArray[np.float64]) -> Rows:
-    """Return a vector of length 1 (a mean and a sum have one direction); one of zeros stays as it is."""
+    """Return a vector normalized to length 1 (a mean and a sum have the same direction); a zero vector is unchanged."""
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length):
-        raise InternalError("the model's embedding holds what is no number")
+        raise InternalError("the model's embedding holds NaN or infinity")
     return (vector / (length or 1.0)).astype(np.float32)
 
 
 def shortened(vector: Rows, dimensions: int | None) -> Rows:
-    """Return a vector's first numbers, of length 1 again (None: all of them)."""
+    """Return a vector's first numbers, normalized again (None: all of them)."""
     if dimensions is None or dimensions == len(vector):
         return vector
     return _normalised(vector[:dimensions].astype(np.float64))

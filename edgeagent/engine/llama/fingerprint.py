@@ -1,8 +1,8 @@
-"""What a cached block's meaning depends on, in one value: the model's content, the settings of the context, the build.
+"""One value for all that a cached block depends on: the model's content, the context's settings, the build.
 
-A block that was made under another fingerprint has other keys and is never found, so it cannot be misread. What varies
-with the machine's free memory is no part of it, or a restart might find nothing: wherever a layer is computed, its KV
-cells are the same but for the last bits of their numbers. Nor is a draft: it has cells of its own.
+A block of another fingerprint has other keys and is never found, so it cannot be misread. The fingerprint leaves out
+the placement of layers, which depends on free memory: on each device the KV cells are the same except for rounding. It
+also leaves out the draft model, which has its own cells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.llama.bindings import commit, lib
 
-# Raised when blocks are cut or keyed otherwise.
+# Increase it when the cutting or the keys of blocks change.
 _BLOCKS_VERSION = 2
 _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 4096
@@ -27,7 +27,7 @@ _HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What blocks depend on, by name, as it is told to people; `digest` stands for all of it."""
+    """What blocks depend on, by name, as shown to users; `digest` covers all of it."""
 
     fields: Mapping[str, str]
 
@@ -41,7 +41,7 @@ class Fingerprint:
 def make_fingerprint(
     files: Iterable[Path], config: EngineConfig, *, num_cells: int, block_tokens: int, flash_attention: str
 ) -> Fingerprint:
-    """Return the fingerprint of a model, whose files these are, as it is loaded."""
+    """Return the fingerprint of a loaded model with these files."""
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:
         _add_file(hasher.update, file)
@@ -61,7 +61,7 @@ def make_fingerprint(
 
 
 def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyring) -> str | None:
-    """Return a line on blocks of this model in a folder that were made under another fingerprint; None without any."""
+    """Return a log line about blocks of this model in a folder with another fingerprint; None if there are none."""
     abouts = cache_folder.read_abouts(folder)
     others = {
         root: about
@@ -88,9 +88,9 @@ def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:
 
 
 def _add_file(update: Callable[[bytes], None], path: Path) -> None:
-    """Take in a model file without reading it whole: its size, its time, its header, and samples of its weights.
+    """Hash a model file without reading all of it: its size, its time, its header, and samples of its weights.
 
-    The time covers what lies between the samples: weights that are changed in place have an empty cache.
+    The time covers the rest: if weights are changed in place, cached blocks are not found.
     """
     with path.open("rb", buffering=0) as file:
         status = path.stat()
@@ -103,6 +103,6 @@ def _add_file(update: Callable[[bytes], None], path: Path) -> None:
 
 
 def library_stamp() -> str:
-    """Return what tells a build of llama.cpp from another of the same commit, with other flags or patches."""
+    """Return a value that differs between builds of the same commit of llama.cpp with other flags or patches."""
     status = Path(lib._lib._name).stat()
     return f"{status.st_size}:{status.st_mtime_ns}"

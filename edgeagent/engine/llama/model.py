@@ -70,7 +70,7 @@ def _metadata(handle: object, key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens before the text ahead of a gap, before the text behind it, and where the gap is to be filled."""
+    """The tokens that mark the text before a gap, the text after it, and the place where the gap is filled."""
 
     prefix: int
     suffix: int
@@ -100,7 +100,7 @@ class Model:
             shares = (ctypes.c_float * lib.llama_max_devices())(*config.tensor_split)
             params.tensor_split = shares
         if on_progress is not None:
-            # Returning true goes on loading.
+            # True continues the load.
             params.progress_callback = lib.llama_progress_callback(lambda share, _: on_progress(share) or True)
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
@@ -195,7 +195,7 @@ class Model:
 
     @cached_property
     def max_piece_bytes(self) -> int | None:
-        """Most bytes of text that one token stands for; None where a tokenizer drops or rewrites text."""
+        """The most bytes of text in one token; None if the tokenizer drops or rewrites text."""
         if lib.llama_vocab_type(self._vocab) not in _EXACT_VOCABULARIES:
             return None
         return max(4, max(len(self.piece(token)) for token in range(self.num_tokens)))  # one unknown character: 4
@@ -205,7 +205,7 @@ class Model:
         return bool(lib.llama_vocab_is_control(self._vocab, token))
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether text becomes the token whatever `parse_special` says."""
+        """Whether text becomes the token even without `parse_special`."""
         return bool(lib.llama_vocab_get_attr(self._vocab, token) & _USER_DEFINED)
 
     def is_end(self, token: int) -> bool:
@@ -229,13 +229,13 @@ class Model:
 
     @property
     def eos_token(self) -> int | None:
-        """The token to end a text with, if the model wants one: some that make embeddings do."""
+        """The token to end a text with, if the model wants one, as some embedding models do."""
         token = lib.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_eos(self._vocab) else None
 
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
-        """The tokens around a text with a gap; None where the model was not trained for that."""
+        """The tokens for a text with a gap; None if the model was not trained for that."""
         marks = InfillTokens(
             lib.llama_vocab_fim_pre(self._vocab),
             lib.llama_vocab_fim_suf(self._vocab),
@@ -275,7 +275,7 @@ class Model:
 
     @cached_property
     def memory_kind(self) -> MemoryKind:
-        """What its memory can forget."""
+        """The kind of its memory, which decides what can be removed from it."""
         if lib.llama_model_is_hybrid(self._handle):
             return MemoryKind.HYBRID
         if lib.llama_model_is_recurrent(self._handle):
@@ -294,7 +294,7 @@ class Model:
 
     @property
     def embedding_length(self) -> int:
-        """Numbers in what the model makes of a token."""
+        """The length of a token's vector."""
         return int(lib.llama_model_n_embd_out(self._handle))
 
     @property
@@ -327,8 +327,7 @@ class Model:
     def default_sampling(self) -> SamplingParams:
         """Return the sampling its file recommends, completed with llama.cpp's defaults.
 
-        A value that is no number, or out of range, is ignored: otherwise clients would be told that they had asked for
-        it.
+        An invalid value is ignored: otherwise clients would get an error for a value that they did not send.
         """
         values: dict[str, float | int] = {}
         for key, (field, kind) in _SAMPLING_KEYS.items():

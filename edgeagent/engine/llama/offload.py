@@ -1,10 +1,10 @@
-"""How many layers fit on the GPUs. Pure arithmetic over what llama.cpp and the file say; it loads nothing."""
+"""Computes how many layers fit on the GPUs, from numbers of llama.cpp and the file; it loads nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Compute buffers, the driver's context and what other programs grow by.
+# For compute buffers, the driver's context and the growth of other programs.
 RESERVE_BYTES = 768 << 20
 
 
@@ -23,7 +23,7 @@ def kv_cache_bytes(num_layers: int, num_cells: int, num_kv_values: int, bytes_pe
 
 
 def num_layers_that_fit(footprint: Footprint, free_bytes: int) -> int:
-    """Return how many layers, with their share of the KV cache, fit beside the reserve; -1 for all and the output."""
+    """Return how many layers, with their share of the KV cache, fit next to the reserve; -1 for all and the output."""
     room = free_bytes - RESERVE_BYTES
     # llama.cpp counts the output layer as one more than the model's layers.
     each = (footprint.weights_bytes + footprint.kv_cache_bytes) / (footprint.num_layers + 1)

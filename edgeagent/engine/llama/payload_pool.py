@@ -1,4 +1,4 @@
-"""Memory for payloads that is used again.
+"""Reuses memory for payloads.
 
 A page that the process has not touched costs several times what copying into it does: measured, blocks of 4 MiB are
 read out of the cells in 1.5 to 6 ms each into fresh memory, in 0.5 ms into memory that was used before.
@@ -19,9 +19,9 @@ Buffer = NDArray[np.uint8]
 
 
 class PayloadPool:
-    """Hands out buffers, and takes them back when nothing refers to them any more, on whatever thread that happens.
+    """Lends buffers, and gets them back when no reference is left, on any thread.
 
-    `max_free_bytes` bounds what is kept for later.
+    `max_free_bytes` limits the free buffers.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class PayloadPool:
 
     @property
     def num_free_bytes(self) -> int:
-        """Bytes that are kept for later."""
+        """Bytes of free buffers."""
         return sum(capacity * len(buffers) for capacity, buffers in tuple(self._free.items()))
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return a buffer of so many bytes, of any content."""
+        """Return a buffer of this many bytes with undefined content."""
         if num_bytes < _MIN_BYTES:
             return np.empty(num_bytes, np.uint8).data
         capacity = _capacity(num_bytes)
@@ -48,11 +48,11 @@ class PayloadPool:
         return buffer.data
 
     def prepare(self, num_bytes: int) -> bool:
-        """Have one more buffer of so many bytes for later, its pages touched; False if there are enough."""
+        """Prepare one more free buffer of this many bytes, with its pages touched; False if there are enough."""
         capacity = _capacity(num_bytes)
         if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
             return False
-        self._free[capacity].append(np.ones(capacity, np.uint8))  # zeros would be pages that nobody has touched
+        self._free[capacity].append(np.ones(capacity, np.uint8))  # zeros would be untouched pages
         return True
 
     def _give_back(self, whole: Buffer) -> None:

@@ -19,15 +19,15 @@ _SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded
 
 
 def num_probe_cells(depth: int) -> int:
-    """Return the cells of a probe with room for so many used ones."""
+    """Return the number of cells of a probe with `depth` used ones."""
     return depth + BATCH_TOKENS + _SPARE_CELLS
 
 
 class LlamaProbe:
-    """One candidate's context. It gives no logits: what is behind the first layers is not computed."""
+    """One candidate's context. It gives no logits: layers after the first ones are not computed."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
-        """Make the context, with room for `depth` used cells and the works behind them."""
+        """Make the context, with room for `depth` used cells and the measured work after them."""
         self._num_streams = min(config.parallel, MAX_STREAMS)
         self._depth = depth
         self._state = ""
@@ -48,7 +48,7 @@ class LlamaProbe:
         self._runner.decode(slices)
         took_s, used_s = time.monotonic() - started_s, time.process_time() - used_s
         for part in slices:
-            # A recurrent state cannot go back; then the next work goes on from here.
+            # A recurrent state cannot be cut; then the next work continues from here.
             if not self._runner.trim(part.seq_id, part.start):
                 self._state = ""
         return None if self._is_late else Sample(took_s, used_s / (took_s * self._runner.num_threads))
@@ -63,7 +63,7 @@ class LlamaProbe:
         return [Slice(0, self._runner.length(0), [0] * min(tokens_of(work), self._runner.max_batch), 0)]
 
     def _arrange(self, state: str) -> None:
-        """Use cells as a state names them, in no sequence, the first one or several others."""
+        """Mark cells as used by loading a state into no sequence, the first one or several others."""
         if state == self._state:
             return
         self._state = state
@@ -83,7 +83,7 @@ class LlamaProbe:
             self._runner.decode([Slice(seq_id, start, [0] * length, 0)])
 
     def _on_node(self, node: int, is_asked: bool, _: Any) -> bool:
-        """Tell llama.cpp where to pause (`is_asked`), and whether to go on from there."""
+        """Tell llama.cpp where to pause (`is_asked`), and whether to continue after that."""
         if self._num_layers == 0:
             return is_asked
         if is_asked:
@@ -94,7 +94,7 @@ class LlamaProbe:
 
 
 class _ProbeRunner(LlamaRunner):
-    """A runner whose graph is paused and left by a callback."""
+    """A runner whose graph is stopped by a callback."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, num_cells: int, on_node: Any) -> None:
         self._on_node = on_node

@@ -1,4 +1,4 @@
-"""The tokens that may still be drawn in one step, and how the sets are narrowed. Values only; nothing is drawn here."""
+"""The tokens that may be drawn in one step, and how the set is narrowed. Nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgeagent.engine.sampling.truncation import Floats, Indices, largest, ranked
 from edgeagent.errors import InternalError
 
-# Up to this many likeliest tokens are sorted; cutting them shortens the array.
+# Up to this many of the likeliest tokens are sorted, so that a cut shortens the array.
 MAX_RANKED = 256
 
 
@@ -19,8 +19,8 @@ MAX_RANKED = 256
 class Candidates:
     """Tokens (None: all, in order) that may be drawn, and their logits; `peak` is the largest of those in the mask.
 
-    With a mask: those outside it may not be drawn. With min-p: nor those whose logit is below `lowest`. With top-p:
-    logits less the peak, weights at temperature 1 (0 outside the mask), and the sum that its nucleus must reach.
+    Tokens outside the mask, and with min-p those with a logit below `lowest`, may not be drawn. For top-p: logits minus
+    the peak, weights at temperature 1 (0 outside the mask), and the sum that the nucleus must reach.
     """
 
     ids: Indices | None
@@ -33,7 +33,7 @@ class Candidates:
     target: float = 0.0
 
     def taken(self, found: Indices) -> Candidates:
-        """Return those found that are in the mask."""
+        """Return the found tokens that are in the mask."""
         if self.mask is not None:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
@@ -46,7 +46,7 @@ class Candidates:
         return self.mask is None and self.weights is None and self.lowest == -math.inf
 
     def first(self, length: int) -> Candidates:
-        """Return the first ones of fully known candidates, with no cut to be made any more."""
+        """Return the first ones of fully known candidates, without further cuts."""
         assert self.ids is not None and self.mask is None
         return Candidates(self.ids[:length], self.values[:length], self.peak)
 
@@ -57,7 +57,7 @@ def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
-    """Return the `k` likeliest in the mask, fewer if it does not hold so many; likeliest first up to MAX_RANKED."""
+    """Return the `k` likeliest tokens in the mask, fewer if it is smaller; likeliest first up to MAX_RANKED."""
     values, mask = candidates.values, candidates.mask
     first = ranked if k <= MAX_RANKED else largest
     if mask is None:
@@ -70,7 +70,7 @@ def likeliest(candidates: Candidates, k: int) -> Candidates:
 
 
 def peak_of(values: Floats) -> np.float32:
-    """Return the largest logit; raise InternalError where it is no finite number."""
+    """Return the largest logit; raise InternalError if it is not finite."""
     peak: np.float32 = values.max()
     if not math.isfinite(peak):
         raise InternalError(f"no token can be drawn: the largest logit is {peak}")

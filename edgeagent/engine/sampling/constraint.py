@@ -1,4 +1,4 @@
-"""What the engine asks of a grammar: which tokens may come next. The text layer makes one where a request has one."""
+"""The engine's interface to a grammar: which tokens may come next. The text layer implements it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TokenConstraint(Protocol):
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, shape (num_vocab,); None when all may. Valid until the next call.
 
-        `likeliest` is the token that the model would write without a grammar; it may show what comes next.
+        `likeliest` is the token that the model would write without a grammar; the grammar may use it as a hint.
         """
         ...
 
     def instead_of(self, token: int) -> int | None:
-        """What comes next where the likeliest token is `token` and is not allowed; None: the likeliest allowed one."""
+        """The token to draw if the likeliest one, `token`, is not allowed; None: the likeliest allowed one."""
         ...
 
     def accept(self, token: int) -> None:

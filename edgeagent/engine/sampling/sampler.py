@@ -1,8 +1,8 @@
 """Draws one sequence's next token from its logits, as llama.cpp's default sampler chain would: logit bias, penalties,
 top-k, top-p, min-p, temperature. It does not know where logits come from or what a token means.
 
-Tokens that a grammar refuses count as if their logits were -inf before all of that; shortcuts save asking for its mask
-where that cannot change the distribution.
+Tokens that a grammar refuses have logits of -inf before all of these steps. Shortcuts avoid computing its mask where
+that cannot change the distribution.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
 
 _SEED_BITS = 64
-# Random numbers set aside for each token, which uses one or a few: so their start depends only on the token's place in
-# the output, and a seeded output goes on the same wherever it was interrupted. Odd, since the low bits of
-# PCG64's state would stand still over a power of two (the golden ratio, as numpy's own `jumped` has it).
+# Random numbers reserved for each token, which uses one or a few. So the first one depends only on the token's position
+# in the output, and a seeded output continues identically after an interruption. Odd, since the low bits of PCG64's
+# state would not change over a power of two (the golden ratio, as in numpy's `jumped`).
 _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 
@@ -88,7 +88,7 @@ def is_in_range(field: str, value: float) -> bool:
 
 
 def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
-    """Fill what `params` leaves open from `defaults`, then llama.cpp's; raise InvalidRequest naming a bad field."""
+    """Fill unset fields of `params` from `defaults`, then llama.cpp's; raise InvalidRequest naming a bad field."""
     values: dict[str, float] = {}
     for field, (low, high) in _RANGES.items():
         asked = getattr(params, field)
@@ -119,7 +119,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A drawn token; `logprob` where it was asked for."""
+    """A drawn token; `logprob` if requested."""
 
     token: int
     logprob: Logprob | None = None
@@ -175,7 +175,7 @@ class Sampler:
         return self._is_greedy or self._params.seed is not None
 
     def sample(self, logits: Floats) -> Sampled:
-        """Draw the next token; the state stays as it is, but for the random numbers. Raise InternalError on NaN."""
+        """Draw the next token; only the random numbers' state changes. Raise InternalError on NaN."""
         token = self._draw(self._modified(logits))
         return Sampled(token, None if self._num_logprobs is None else score(logits, token, self._num_logprobs))
 
@@ -190,11 +190,11 @@ class Sampler:
             self._constraint.accept(token)
 
     def constrain(self, make: Callable[[TokenConstraint | None], TokenConstraint]) -> None:
-        """Put another constraint around its own."""
+        """Wrap the constraint in another one."""
         self._constraint = make(self._constraint)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next whatever the logits; accept each one, and no logits are needed."""
+        """Return the tokens that must come next for any logits; the caller accepts each, without computing logits."""
         return () if self._constraint is None else self._constraint.forced()
 
     def distribution(self, logits: Floats) -> tuple[Indices, NDArray[np.float64]]:
@@ -216,7 +216,7 @@ class Sampler:
         return ids[order], probs[order] / probs.sum()
 
     def _draw(self, values: Floats) -> int:
-        """Draw as `distribution` says, asking the grammar for its whole mask only where a single answer will not do.
+        """Draw from `distribution`, computing the grammar's whole mask only if checking single tokens is not enough.
 
         Why the shortcuts are exact: let q be the distribution without the grammar, r with it.
         1. q is one token and it is allowed: refused tokens only made its rivals stronger, so r is the same token.
@@ -248,8 +248,8 @@ class Sampler:
     def _pick(self, candidates: Candidates) -> int:
         """Draw one of the candidates.
 
-        Where many are left, the cuts are not made: a token is drawn from all and stands if it lies within them; if not,
-        neither does any token behind it, and the next draw is from those ahead.
+        If many are left, the cuts are not made: a token is drawn from all and accepted if it lies within the cuts. If
+        not, all less likely tokens are outside too, and the next draw is from the likelier ones.
         """
         weights, values = candidates.weights, candidates.values
         if candidates.is_cut and len(values) <= MAX_RANKED:
@@ -274,7 +274,7 @@ class Sampler:
         return index if candidates.ids is None else int(candidates.ids[index])
 
     def _pick_few(self, values: list[float], peak: float) -> int:
-        """Return the index of one of so few that a loop in Python is quicker than numpy's calls with cold caches."""
+        """Return the index of one of a few weights: a loop in Python is faster than numpy's calls with cold caches."""
         self._num_drawn += 1
         sharpness = float(self._sharpness)
         running = list(accumulate(math.exp((value - peak) * sharpness) for value in values))
@@ -310,7 +310,8 @@ class Sampler:
         return Candidates(ids, values, peak_of(values))
 
     def _cut(self, candidates: Candidates) -> Candidates:
-        """Return what top-k leaves, made less where the other cuts leave few tokens; one token if only one can be.
+        """Return the candidates after top-k, and after the other cuts if they leave few; one token if only one is
+        possible.
 
         All three cuts keep the likeliest tokens down to some rank, so they may be made in any order, as long as top-p's
         share is one of the sum over top-k's tokens.
@@ -343,7 +344,7 @@ class Sampler:
         return candidates if found is None else candidates.taken(found)
 
     def _cut_ranked(self, candidates: Candidates) -> Candidates:
-        """Return `_cut` of what top-k leaves, which comes likeliest first."""
+        """Return `_cut` of the candidates after top-k, likeliest first."""
         values: list[float] = candidates.values.tolist()
         peak, length = values[0], len(values)
         if self._floor is not None:
@@ -355,7 +356,7 @@ class Sampler:
         return candidates.first(length)
 
     def _temper(self, candidates: Candidates) -> Floats:
-        """Return the candidates' weights under the temperature; what is less the peak makes room for them."""
+        """Return the candidates' weights under the temperature; they overwrite the logits minus the peak."""
         if self._params.temperature == 1.0 and candidates.weights is not None:
             return candidates.weights
         tempered = candidates.shifted

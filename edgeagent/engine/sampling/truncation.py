@@ -1,9 +1,9 @@
-"""Which tokens remain candidates, and which one a random number picks: exact cuts without sorting a vocabulary.
+"""Exact cuts of the candidates, and the choice of one by a random number, without sorting a vocabulary.
 
-Pure functions of arrays; indices come out ascending where it is not said otherwise. A cut guesses a floor from every
-64th value, checks the guess, and looks only at what lies above it; a wrong guess costs time, never the result. Between
-two steps the processor's caches are cold, so calls go to arrays' methods: numpy's functions of the same names are
-several frames of Python around them.
+Pure functions of arrays; returned indices are ascending if not stated otherwise. A cut guesses a floor from every 64th
+value, checks the guess, and looks only at values above it; a wrong guess costs time but does not change the result.
+Between two steps the processor's caches are cold, so calls go to arrays' methods: numpy's functions of the same names
+are several frames of Python around them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STRIDE = 64
 # Up to this many values are sorted or summed whole, without samples.
 _MAX_WHOLE = 4096
 _BLOCK = 512
-# Picking more than this share of an array's elements costs more than going on with all of them.
+# Picking more than this share of an array's elements costs more than using all of them.
 _MAX_DENSITY = 0.05
 
 
@@ -39,7 +39,7 @@ def largest(values: Floats, k: int) -> Indices:
 
 
 def ranked(values: Floats, k: int) -> Indices:
-    """Return what `largest` does, largest first; quicker where `k` is small. 0 < k <= len(values)."""
+    """Return the same as `largest`, but largest first; faster for a small `k`. 0 < k <= len(values)."""
     if len(values) <= _MAX_WHOLE:
         return (-values).argsort(kind="stable")[:k]
     found = _at_least(values, _guess_floor(values, k))
@@ -75,7 +75,7 @@ def nucleus(weights: Floats, target: float) -> Indices:
 
 
 def is_sparse(mask: NDArray[np.bool_]) -> bool:
-    """Whether so few elements are set that picking them out pays."""
+    """Whether few enough elements are set that picking them is faster."""
     return len(mask) <= _MAX_WHOLE or int(np.count_nonzero(mask)) <= _MAX_DENSITY * len(mask)
 
 
@@ -86,14 +86,15 @@ def few_at_least(values: Floats, floor: float) -> Indices | None:
 
 
 def total_of(weights: Floats) -> float:
-    """Return the sum, as exact as block by block; in a quarter of the time that numpy's own takes."""
+    """Return the sum, as exact as a sum of blocks, in a quarter of the time of numpy's sum."""
     if len(weights) <= _BLOCK:
         return float(weights.sum())
     return float(_block_sums(weights).sum())
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
-    """Return which weights come before this one in the nucleus's order; it belongs if they do not reach the target."""
+    """Return which weights come before this one in the nucleus's order; this one belongs to it if their sum is below
+    the target."""
     weight = weights[index]
     ahead: NDArray[np.bool_] = weights > weight
     ahead[:index] |= weights[:index] == weight
@@ -103,7 +104,7 @@ def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
 def around_nucleus(weights: Floats, total: float, share: float) -> Indices | None:
     """Return the indices of few weights that hold the nucleus of `share` of `total`; None if that would be too many.
 
-    Seen from its small end: what a nucleus leaves out are many small weights, which a sample measures well.
+    It estimates the left-out weights: they are many and small, which a sample measures well.
     """
     if len(weights) <= _MAX_WHOLE:
         return None

@@ -1,6 +1,6 @@
-"""How many tokens are worth guessing: the count with the most expected tokens for the step's expected time.
+"""Chooses how many tokens to draft: the number with the most expected tokens per expected time of the step.
 
-It knows measured times and how often guesses stood; engine.speculation makes the guesses.
+It knows measured times and how often drafts were accepted; draft_model proposes the drafts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from edgeagent.engine.cost_model import CostModel
 
 _FIRST_RATE = 0.7  # optimistic, so that drafting is tried
-_WEIGHT = 0.1  # of a new verdict or time
-_MEAN_WEIGHT = 0.01  # of a verdict in what the next sequence begins with
-_PROBE_WEIGHT = 0.5  # of a draft step's time when the one before is long ago
-_PROBE_EVERY = 64  # steps of a sequence without drafts after which one is tried again
+_WEIGHT = 0.1  # of a new acceptance or time
+_MEAN_WEIGHT = 0.01  # of an acceptance in the rate that the next sequence begins with
+_PROBE_WEIGHT = 0.5  # of a draft step's time if the one before is old
+_PROBE_EVERY = 64  # steps of a sequence without drafts, then one is tried again
 _CANDIDATES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """How often a sequence's guesses stand, and for how many steps none was made."""
+    """How often a sequence's drafts are accepted, and for how many steps there were none."""
 
     rate: float
     num_idle_steps: int = 0
@@ -40,11 +40,11 @@ class DraftLength:
         self._is_probe = False
 
     def begin(self) -> Acceptance:
-        """Return the expected rate of a sequence that has none yet."""
+        """Return the expected rate for a sequence without drafts so far."""
         return Acceptance(self._mean_rate)
 
     def choose(self, acceptance: Acceptance, num_decoding: int, depth: int) -> int:
-        """Return how many tokens to draft in this step for one of `num_decoding` sequences that are alike."""
+        """Return how many tokens to draft in this step for one of `num_decoding` similar sequences."""
         best = self._best(acceptance.rate, num_decoding, depth)
         acceptance.num_idle_steps += 1
         if best == 0 and acceptance.num_idle_steps >= _PROBE_EVERY:
@@ -55,7 +55,7 @@ class DraftLength:
         return best
 
     def observe(self, acceptance: Acceptance, num_drafted: int, num_accepted: int) -> None:
-        """Take in how many of a sequence's drafts stood. Drafts behind the first refused one tell nothing."""
+        """Note how many of a sequence's drafts were accepted. Drafts after the first rejected one tell nothing."""
         num_judged = min(num_drafted, num_accepted + 1)
         for index in range(num_judged):
             stood = index < num_accepted
@@ -63,7 +63,7 @@ class DraftLength:
             self._mean_rate += _MEAN_WEIGHT * (stood - self._mean_rate)
 
     def observe_draft_step(self, seconds: float) -> None:
-        """Take in the measured time of one draft step."""
+        """Note the measured time of one draft step."""
         weight = 1.0 if self._draft_step_s == 0.0 else _PROBE_WEIGHT if self._is_probe else _WEIGHT
         self._draft_step_s += weight * (seconds - self._draft_step_s)
         self._is_probe = False
@@ -72,7 +72,7 @@ class DraftLength:
         steps_s = self._cost_model.compare([num_decoding * (1 + count) for count in self._candidates], depth)
         if steps_s is None:
             return self._candidates[-1]  # nothing is measured until it is tried
-        # A draft model is smaller than its target, whatever was measured while the machine was busy.
+        # A draft model is smaller than its target, even if it was measured while the machine was busy.
         draft_step_s = min(self._draft_step_s, steps_s[0])
         best, best_rate = 0, 0.0
         for count, step_s in zip(self._candidates, steps_s, strict=True):

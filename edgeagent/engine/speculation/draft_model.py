@@ -1,7 +1,7 @@
-"""Guessing tokens ahead with a small draft model.
+"""Drafts tokens with a small draft model.
 
-The target model checks guesses in one batch; a guess stands when it equals what the sampler draws from the target's own
-logits, so the output is what the target alone would give. This module only proposes.
+The target model checks drafts in one batch. A draft is accepted if it equals the token that the sampler draws from the
+target's own logits, so the output is the same as without drafts. This module only proposes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.depth import Acceptance, DraftLength
 from edgeagent.errors import InternalError
 
-# A draft model that lags further behind than this (a long prompt) catches up by one such chunk a step: so many tokens,
-# fewer where they would take longer. The next tokens of all streams wait for it.
+# A draft model that is further behind than this (after a long prompt) catches up by one such chunk each step: this many
+# tokens, fewer if they would take longer. The next tokens of all streams wait for it.
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.25
 _MIN_CATCH_UP = 32
@@ -50,7 +50,7 @@ class DraftModel:
         blocks: BlockCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` in memory keep prefixes that left the draft's cells (None: they are gone then)."""
+        """`blocks` in memory keep prefixes that were evicted from the draft's cells (None: they are lost)."""
         self._runner = runner
         self._length = length
         self._clock = clock
@@ -77,7 +77,7 @@ class DraftModel:
                 draft.num_agreed = self._cache.rewind(draft.seq_id)
             return {}
         except InternalError:
-            # No answer needs the draft; what its memory holds after a failed decode is not known.
+            # No answer needs the draft. Its memory is unknown after a failed decode.
             for draft in self._drafts.values():
                 draft.guesses.clear()
                 draft.num_agreed = 0
@@ -85,7 +85,7 @@ class DraftModel:
             return {}
 
     def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Take in how many of a sequence's proposals stood."""
+        """Note how many of a sequence's proposals were accepted."""
         self._length.observe(self._acceptances[sequence.id], num_drafted, num_accepted)
 
     def release(self, sequence: Sequence) -> None:
@@ -102,7 +102,7 @@ class DraftModel:
         return self._length.choose(self._acceptances[sequence.id], num_decoding, depth)
 
     def _catch_up(self, decoding: Items[Sequence]) -> list[tuple[Sequence, _Draft]]:
-        """Bring drafts to within one token of their sequences; return those that are there."""
+        """Bring drafts to within one token of their sequences; return those that reached it."""
         ready, slices, behind = [], [], []
         depth = max((len(sequence.tokens) for sequence in decoding), default=0)
         room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
@@ -127,7 +127,7 @@ class DraftModel:
         return [(sequence, draft) for sequence, draft in ready if draft.num_agreed == len(sequence.tokens) - 1]
 
     def _settle(self, sequence: Sequence) -> _Draft | None:
-        """Return a sequence's draft state with refused guesses taken back; claim one if it has none."""
+        """Return a sequence's draft state without rejected drafts; claim one if it has none."""
         draft = self._drafts.get(sequence.id)
         if draft is None:
             return self._begin(sequence)
@@ -142,7 +142,7 @@ class DraftModel:
         return draft
 
     def _begin(self, sequence: Sequence) -> _Draft | None:
-        """Claim what the draft's cells and blocks hold of a sequence; None if every sequence id is live."""
+        """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live."""
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
         found = self._restorer.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
         restoring = self._restorer.claim(sequence.tokens, found)
@@ -154,8 +154,8 @@ class DraftModel:
         return draft
 
     def _guess(self, ready: Items[tuple[Sequence, _Draft]], counts: dict[str, int]) -> dict[str, tuple[int, ...]]:
-        # The last token of each sequence and all guesses but the final one are fed; they stay unrecorded until the
-        # target has verified them.
+        # The last token of each sequence and all drafts but the final one are computed; they are recorded only after
+        # the target has verified them.
         if not ready or not self._cache.reserve(sum(counts[sequence.id] for sequence, _ in ready)):
             return {}
         proposals: dict[str, list[int]] = {sequence.id: [] for sequence, _ in ready}

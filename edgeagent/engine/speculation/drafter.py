@@ -1,6 +1,6 @@
-"""Tokens proposed ahead for a step: what a grammar leaves no choice about, else what the drafter guesses.
+"""Proposes tokens for a step: those that a grammar forces, otherwise the drafter's.
 
-Whether they stand is for the target's logits to say; see engine.verification.
+The target's logits decide whether they are accepted; see engine.verification.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgeagent.engine.sequence import Sequence
 
 
 class Drafter(Protocol):
-    """Guesses tokens ahead; see engine.speculation."""
+    """Drafts tokens; see draft_model."""
 
     saver: Saver
 
@@ -34,14 +34,14 @@ class Proposals:
     """Proposes for each sequence from one source a step."""
 
     def __init__(self, drafter: Drafter | None, max_forced: int) -> None:
-        """`max_forced`: most tokens that a grammar leaves no choice about to check in one step (0: none)."""
+        """`max_forced`: the most tokens forced by a grammar in one step (0: none)."""
         self._drafter = drafter
         self._max_forced = max_forced
         self._forced_ids: set[str] = set()  # sequences whose proposals of this step come from a grammar
 
     def propose(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
-        """Return tokens ahead by sequence id, for decoding sequences only."""
-        # A sequence about to reach its length limit has no use for more guesses than it has room.
+        """Return proposals by sequence id, for decoding sequences only."""
+        # A sequence close to its length limit gets no more drafts than it has room for.
         rooms = {
             sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in running if sequence.is_decoding
         }
@@ -53,7 +53,7 @@ class Proposals:
         return {name: tokens[: rooms[name]] for name, tokens in (forced | guesses).items() if tokens}
 
     def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
-        """Take in how many of a sequence's proposals stood; a grammar's say nothing about the drafter."""
+        """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count for the drafter."""
         if self._drafter is not None and sequence.id not in self._forced_ids:
             sequence.num_drafted += num_proposed
             sequence.num_accepted += num_accepted
@@ -65,5 +65,5 @@ class Proposals:
             self._drafter.release(sequence)
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
-        # Only proposed, like any guess: the same text may have other tokens, and the sampler has the last word.
+        # Proposed like any draft: the same text may have other tokens, and the sampler decides.
         return tuple(sequence.spec.sampler.forced()[: self._max_forced])

@@ -1,1 +1,1 @@
-"""What is chosen for a model on this machine by what it costs there: attention and micro-batch."""
+"""Choices for a model by measurements on this machine: the form of attention and the micro-batch."""

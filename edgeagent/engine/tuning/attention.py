@@ -1,8 +1,8 @@
-"""The forms of attention that a context may compute, and in what parts a batch is computed.
+"""The forms of attention and the sizes of micro-batches that a context may use.
 
-With flash attention each token goes through the cells that it sees. Plain attention is two matrix products of all
-tokens with all used cells, of whichever sequence they are, in a buffer of scores (cells x heads x tokens). Which one is
-quicker depends on the model, the machine and the work, so `engine.choices` decides by measurements.
+With flash attention each token reads only the cells that it attends to. Plain attention is two matrix products of all
+tokens with the used cells of all sequences, in a buffer of scores (cells x heads x tokens). Which one is faster depends
+on the model, the machine and the work, so `tuning.choices` decides by measurements.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ class Attention:
 def possible_attention(
     config: EngineConfig, *, num_heads: int, num_cells: int, is_on_gpu: bool
 ) -> tuple[Attention, ...]:
-    """Return the candidates for a context of `num_cells`, first the one to take where nothing is measured."""
+    """Return the candidates for a context of `num_cells`; the first is the default without measurements."""
     if config.flash_attention == "on":
         forms: tuple[Literal["auto", "on", "off"], ...] = ("on",)
     elif config.flash_attention == "off":
         forms = ("off",)
     elif is_on_gpu or config.kv_type_v not in UNQUANTIZED_KV_TYPES:
-        # Elsewhere than on the CPU llama.cpp knows what a backend can do. It cannot lay out a quantized V cache for
-        # plain attention.
+        # On other backends than the CPU llama.cpp chooses. Plain attention does not support a quantized V cache.
         return (Attention("auto", config.batch),)
     else:
         forms = ("on", "off")
@@ -46,5 +45,5 @@ def possible_attention(
             fitting = [size for size in sizes if 4 * num_heads * num_cells * size <= _MAX_SCORES_BYTES]
             sizes = fitting or (sizes[:1] if config.flash_attention == "off" else [])
         candidates += [Attention(form, size) for size in reversed(sizes)]
-    # The probe, which cuts a graph off, knows one backend only.
+    # The probe, which stops a graph early, supports one backend only.
     return tuple(candidates[:1] if is_on_gpu else candidates)

@@ -1,10 +1,10 @@
-"""Measures what the engine's choices depend on, on the loaded model itself, before it serves.
+"""Measures the candidates of the engine's choices on the loaded model, before it serves.
 
 A probe computes the first layers of the model only and then stops: layers are alike, so the measurements of an 8 B
-model take no longer than those of a small one. Cells are used without computing anything, since what attention costs
-does not depend on what is in them. Candidates are measured in turn, so that whatever else the machine does meets all of
-them, and the least of several times counts. A time in which other programs had the cores is not counted, nor is, when
-the budget is over, a work that not all candidates did.
+model take no longer than those of a small one. Cells are marked as used without computing them, since the cost of
+attention does not depend on their content. Candidates are measured in turn, so that other load affects all of them, and
+the minimum of several times counts. A sample during which other programs had the cores is dropped, and so is a work
+that not all candidates did before the budget ended.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MAX_PROBES = 3
 """At a time: as many as there are sizes of a micro-batch."""
 MAX_STREAMS = 8
 """Of the streams that are measured; more would take more time."""
-# Rounds are done for as long as there is time, at most so many; a work of few tokens is done several times in each.
+# The most rounds, if there is time; a work of few tokens is repeated in each.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
-# Of the time, for attention's form; the rest is for the micro-batch. So many layers are computed that two rounds of the
-# first and one of the second should fit into the part that is planned.
+# The share of the time for the form of attention; the rest is for the micro-batch. The number of layers is chosen so
+# that two rounds of the former and one of the latter should fit into the planned part.
 _FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
-# The share of the cores that a sample must have had: threads wait for each other by spinning, so that one which loses
-# its core makes all of them slow. Systems count what the threads use by ticks of up to 10 ms.
+# The share of the cores that a sample must have had: threads wait for each other by spinning, so one thread without a
+# core slows all of them. Systems count what the threads use by ticks of up to 10 ms.
 _UNDISTURBED = 0.8
 _MIN_COUNTED_S = 0.02
 _MIN_S = 1e-6
@@ -55,7 +55,7 @@ _SIZE_WORKS = (Work.BATCH_BEHIND, Work.BATCH_ALONE)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How long a work took, and which part of that time the threads had a core."""
+    """How long a work took, and the share of that time in which the threads had a core."""
 
     seconds: float
     share: float = 1.0
@@ -65,7 +65,7 @@ class Probe(Protocol):
     """A context of one candidate, which computes the first layers only."""
 
     def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
-        """Compute so many layers of a work and time it; None where the deadline came first."""
+        """Compute this many layers of a work and time it; None if the deadline came first."""
         ...
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Probe(Protocol):
 
 @dataclass(slots=True)
 class _Times:
-    """What has been measured of one candidate."""
+    """The measurements of one candidate."""
 
     candidate: Attention
     seconds: dict[str, float] = field(default_factory=dict)
@@ -106,9 +106,9 @@ class Calibration:
         self._is_whole = True
 
     def measure(self, candidates: Sequence[Attention], room: Room, budget_s: float) -> Measurements | None:
-        """Return what could be measured within the budget; None where that was nothing."""
+        """Return the measurements within the budget; None if there are none."""
         started_s = self._clock()
-        # Of one size each: here the forms alone are compared.
+        # One size for each: only the forms are compared here.
         size = min(PROMPT_TOKENS, max(candidate.micro_batch for candidate in candidates))
         forms = [Attention(form, size) for form in dict.fromkeys(candidate.flash for candidate in candidates)]
         times: list[_Times] = []
@@ -135,7 +135,7 @@ class Calibration:
     def _compare(
         self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
     ) -> list[_Times]:
-        """Measure candidates in turn; a work that not all have done is left out."""
+        """Measure candidates in turn; a work that not all of them did is left out."""
         all_times = [_Times(candidate) for candidate in candidates]
         deadline_s = started_s + budget_s
         with ExitStack() as stack:
@@ -154,7 +154,7 @@ class Calibration:
         return all_times
 
     def _warm_up(self, probes: Sequence[Probe], deadline_s: float) -> bool:
-        """Load the first layers' weights, and choose how many layers there is time for; False where there is none."""
+        """Load the first layers' weights, and choose how many layers fit into the time; False if none do."""
         took_s = 0.0
         for probe in [*probes, probes[0]]:
             sample = probe.measure(Work.TURN_ALONE, self._min_layers, deadline_s)
@@ -172,7 +172,7 @@ class Calibration:
     def _rounds(
         self, probes: Sequence[Probe], all_times: Sequence[_Times], works: Sequence[Work], deadline_s: float
     ) -> None:
-        """Measure all works again and again until there is no time left."""
+        """Measure all works repeatedly until the time is over."""
         for _ in range(_MAX_ROUNDS):
             for work in works:
                 for _ in range(_num_repeats(work)):
@@ -192,5 +192,5 @@ def _num_tokens(works: Sequence[Work]) -> int:
 
 
 def tokens_of(work: Work) -> int:
-    """Return how many tokens a work computes, streams at most so many."""
+    """Return how many tokens a work computes, at most."""
     return _NUM_TOKENS[work.partition(" ")[0]]

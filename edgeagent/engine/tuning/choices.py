@@ -1,9 +1,9 @@
-"""What is chosen for a model on this machine, by what each candidate costs here. A pure function, with its reasons.
+"""Chooses a model's settings on this machine by the measured candidates. Pure; it returns the reasons too.
 
-The situations are those of one person's machine: a prompt into empty cells, behind a long text, beside idle texts that
-have not left the cells; a next turn; a stream's tokens; several streams. Each counts the same: a candidate's score is
-the geometric mean of its times over the best ones. A choice that was made before stands until another one is clearly
-better, since blocks on disk are of no use to another form of attention.
+The situations are those of one person's machine: a prompt into empty cells, after a long text, with idle texts in the
+cells; a next turn; a stream's tokens; several streams. All have the same weight: a candidate's score is the geometric
+mean of its times over the best ones. An earlier choice is kept until another one is clearly better, since blocks on
+disk do not fit another form of attention.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from enum import StrEnum
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements
 
-# A candidate has to be better by so much than the one that is taken without measurements, or was taken before: two
-# measurements of the same thing differ by as much.
+# A candidate must be better by this factor than the default or the earlier choice: repeated measurements differ by as
+# much.
 _MARGIN = 0.05
 _KEPT_MARGIN = 0.15
 
 
 class Work(StrEnum):
-    """What is measured of each candidate. "Behind" are cells of the same sequence, "beside" those of idle ones."""
+    """The measured kinds of work. "Behind": after cells of the same sequence; "beside": with cells of idle ones."""
 
     PROMPT_ALONE = "prompt alone"
     PROMPT_BEHIND = "prompt behind"
@@ -39,7 +39,7 @@ class Work(StrEnum):
     BATCH_BEHIND = "batch behind"
 
 
-# What a situation takes with many cells in use, and with none; None: cells play no part.
+# The work of a situation with many used cells, and with none; None: cells do not matter.
 _FORM_SITUATIONS: Mapping[Work, Work | None] = {
     Work.PROMPT_ALONE: None,
     Work.PROMPT_BEHIND: Work.PROMPT_ALONE,
@@ -61,11 +61,11 @@ class Room:
 
     @property
     def num_own(self) -> float:
-        """Cells of one text, which grows from nothing to its share."""
+        """The average cells of one text, which grows from nothing to its share."""
         return self.num_cells / self.parallel / 2
 
     def reach(self, work: Work, depth: int) -> float:
-        """Return how many times `depth`, with which it was measured, a work's used cells are here."""
+        """Return a work's used cells here as a multiple of `depth`, with which it was measured."""
         is_beside = work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE)
         num_used = self.num_cells / 2 - self.num_own if is_beside else self.num_own
         return num_used * (self.parallel if work is Work.STREAMS_DEEP else 1) / depth
@@ -73,7 +73,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The attention to make a context with, and the reasons for people."""
+    """The attention to make a context with, and the reasons in words."""
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -90,7 +90,7 @@ def decide(
 ) -> Decision:
     """Choose among candidates, of which the first is the default.
 
-    `former` is what was chosen before, under whatever conditions. `asked` is the option for attention's form.
+    `former` is the earlier choice, under any conditions. `asked` is the option for the form of attention.
     """
     judge = _Judge(measurements, room, num_layers)
     form = judge.choose_form(candidates, asked, former)
@@ -135,7 +135,7 @@ class _Judge:
         return self._choose(name, seconds, _SIZE_SITUATIONS, kept)
 
     def _seconds(self, is_flash: bool, micro_batch: int | None = None) -> dict[str, float]:
-        """Return the seconds of each work with one form of attention, whatever the size where none is named."""
+        """Return the seconds of each work with one form of attention, of any size if none is given."""
         found: dict[str, float] = {}
         for times in self._times:
             if times.is_flash == is_flash and micro_batch in (None, times.micro_batch):
@@ -149,9 +149,10 @@ class _Judge:
         situations: Mapping[Work, Work | None],
         kept: str | None,
     ) -> Choice:
-        """Choose by the works in which all candidates were measured; at least half of them, or they are one-sided.
+        """Choose by the works that were measured for all candidates; at least half of them, or the comparison is
+        one-sided.
 
-        What is `kept`, or else the default (the first), wins unless another is clearly better.
+        The `kept` one, or else the default (the first), wins unless another is clearly better.
         """
         usual = kept or next(iter(seconds))
         measured = [value for value, works in seconds.items() if any(work in works for work in situations)]
@@ -181,7 +182,7 @@ class _Judge:
         return Choice(name, taken, "measurement", why, alternatives)
 
     def _predict(self, seconds: Mapping[str, float], work: Work, alone: Work | None) -> float:
-        """Return the seconds of a work of all layers with as many used cells as there will be."""
+        """Return the seconds of a work of all layers with the expected number of used cells."""
         if alone is None:
             return self._scale * seconds[work]
         added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])

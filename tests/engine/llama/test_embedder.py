@@ -179,5 +179,5 @@ def test_dimensions_cut_and_keep_the_length() -> None:
     assert shortened(vector, None) is vector
     assert np.allclose(shortened(vector, 2), [1.0, 0.0])
     assert np.allclose(shortened(np.zeros(3, np.float32), 2), 0.0)
-    with pytest.raises(InternalError, match="no number"):
+    with pytest.raises(InternalError, match="NaN"):
         shortened(np.array([np.nan, 1.0], np.float32), 1)
