@@ -116,7 +116,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "More than any chain has blocks.",
     (
         "edgeagent/engine/cache/lookup.py",
-        "last_to[place.end], num_blocks[place.end] = link, num_blocks[place.start] + 1",
+        "last_to[place.end], num_blocks[place.end] = reference, num_blocks[place.start] + 1",
         "2",
     ): "All blocks count double; of chains with as many either will do.",
     (
