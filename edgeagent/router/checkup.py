@@ -1,6 +1,6 @@
-"""Tries a remote because its owner asks: names, connection, TLS, its models, and one token, with the time of each.
+"""Tries a remote for its owner: name, connection, TLS, models and one token, with the time of each.
 
-What it sends is a greeting, never anything of a client's. Like any request it needs a mode that lets requests leave,
+It sends a greeting, and nothing of a client's. Like any request it needs a mode that lets requests leave,
 and has a row in the egress ledger.
 """
 
@@ -33,9 +33,9 @@ _MIN_RESPONSE_TOKENS = 16
 
 
 class Checkup(Struct):
-    """What was found of one endpoint. Times are seconds, None where it did not come so far; `problem` says why.
+    """What was found of one endpoint. Times are seconds, None for stages that were not reached; `problem` says why.
 
-    `models` is what the remote names, `model` the one that gave a token.
+    `models` are those that the remote lists, `model` the one that gave a token.
     """
 
     url: str
@@ -58,7 +58,7 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
     """
     if mode is RouteMode.LOCAL_ONLY:
         raise ConfigError(
-            "the route is local_only, so nothing leaves this machine, a test neither; set another to try the remote "
+            "the route is local_only, so nothing leaves this machine, not even a test; set another to try the remote "
             "(`edgeagent serve --route`, EDGEAGENT_ROUTE, or route in config.toml)"
         )
     context = tls_context(remote.tls)

@@ -1,7 +1,7 @@
-"""Requests that must get the same answer share one stream of a remote while it runs: it is asked, and paid, once.
+"""Requests that must get the same answer share one stream of a remote while it runs: the remote is paid once.
 
-A later request gets the stream from its beginning and opens no connection. Each request keeps its own pace and its own
-cancel; the remote is stopped when the last one has gone. Nothing is kept of a stream that has ended.
+A later request gets the stream from its beginning and opens no connection. Each request is read and cancelled on its
+own; the remote is stopped when the last one has ended. Nothing is kept of a stream that has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Steps = AsyncGenerator[Step, None]
 
 COALESCED = "coalesced"
 """The reason in the placement of an answer for which nothing was sent: another request's stream was followed."""
-# A stream that has come so far takes no more readers, so that its beginning need not be kept.
+# A stream with more steps takes no more readers, so that its beginning need not be kept.
 _MAX_KEPT_STEPS = 8192
 
 
@@ -213,7 +213,7 @@ class _Stream:
                     link = link.next
                     yield reader.take(link.step)
                 elif self._error is not None:
-                    # Whoever catches it writes into it.
+                    # Each reader gets its own copy: those who catch it write into it.
                     raise copy.copy(self._error)
                 elif self.is_over:
                     return
@@ -224,7 +224,7 @@ class _Stream:
             del self.readers[reader.request_id]
 
     def leave(self, request_id: str) -> bool:
-        """Let a reader go that was cancelled; False where no other one reads on."""
+        """Remove a reader that was cancelled; False if no other one reads on."""
         others = [reader for reader in self.readers.values() if reader.request_id != request_id]
         if all(reader.left.done() for reader in others):
             return False

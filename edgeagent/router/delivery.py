@@ -1,4 +1,4 @@
-"""What one client was given of an answer, whichever places gave it: the record from which another place goes on."""
+"""What one client has of an answer, from all places that gave a part: the record from which another place continues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Delivery:
 
     @property
     def so_far(self) -> AnswerSoFar | None:
-        """What the next place has to go on from; None where it begins anew."""
+        """What the next place has to continue; None where it begins anew."""
         given = self._request.so_far
         if not self.has_content:
             return given
@@ -67,7 +67,7 @@ class Delivery:
 
     @property
     def why_bound(self) -> str:
-        """Why an answer that has begun cannot go on elsewhere; empty where it can."""
+        """Why an answer that has begun cannot continue elsewhere; empty where it can."""
         if self._has_calls:
             return "it has begun a tool call"
         if self._request.logprobs is not None or self._request.echo:
@@ -81,14 +81,14 @@ class Delivery:
         return self.has_content and limit is not None and self.num_tokens >= limit
 
     def begin(self, route: Route) -> None:
-        """Note where it runs from here on."""
+        """Note where it runs from now on."""
         self.route, self._placement = route, None
         self._is_at_seam = self.has_content
         if not self.has_content:
             self.num_tokens = 0
 
     def move(self, target: str, reason: str) -> None:
-        """Note that it goes on at another place."""
+        """Note that another place continues the answer."""
         assert self.route is not None
         self._handovers += (Handover(self.route.backend, target, self.num_tokens, reason),)
         metrics.handovers_total.labels(self.route.backend, target, reason).inc()
@@ -96,7 +96,7 @@ class Delivery:
     def take(self, step: Step) -> Step | None:
         """Note a step of the place that it runs at, and return it as the client gets it; None where nothing is left."""
         if self._is_at_seam:
-            # A place may say again the last of what is there, of which the client sees nothing.
+            # A place may repeat the last of what was delivered; the client does not see that again.
             self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
             if self._is_at_seam:
                 step = replace(step, tokens=())

@@ -1,7 +1,7 @@
-"""One request's way through the places that it runs at, from its acceptance to its one end.
+"""One request and the places that it runs at, from its acceptance to its one end.
 
-Before the first content another place is tried. After it, the answer goes on at another place behind what was
-delivered, or ends in one error that says how much that was.
+If a place fails before the first content, another place is tried. After that, another place continues the answer behind
+what was delivered, or one error ends it that says how much that was.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Journey:
         raise self._failure()
 
     async def _attempt(self, order: Order) -> Steps:
-        """Run at the first place of an order. Where it returns without an end, the answer goes on elsewhere.
+        """Run at the first place of an order. If it returns without an end, the answer continues elsewhere.
 
-        What comes before the first content is held back while there is another place to try: clients are told where
-        the answer comes from, not where it was tried.
+        Steps before the first content are held back while there is another place to try: clients are told where the
+        answer comes from, not where it was tried.
         """
         request = self._timed()
         held: list[Step] | None = None
@@ -103,7 +103,7 @@ class Journey:
                     return
 
     def _source(self, order: Order, request: GenerateRequest) -> Steps:
-        """Return the steps of the first place, or of the second where that is started too and is sooner."""
+        """Return the steps of the first place, or of the second if that is started too and is sooner."""
         first = self._steps_at(order.routes[0], request)
         if order.hedge_after_s is None or self._delivery.has_content:
             return first
@@ -145,7 +145,7 @@ class Journey:
             raise self._failure() from None
 
     def _goes_on_elsewhere(self) -> bool:
-        """Whether another place goes on sooner with an answer whose worker died than the worker's successor."""
+        """Whether another place continues an answer whose worker died sooner than the worker's successor."""
         if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
             return False
         assert self._delivery.route is not None
@@ -153,7 +153,7 @@ class Journey:
         return self._elsewhere is not None
 
     def _judged(self, error: EdgeAgentError) -> str:
-        """Note a place's failure and return its name; raise it where no other place may go on."""
+        """Note a place's failure and return its code; raise it if no other place may continue."""
         route = self._delivery.route
         assert route is not None
         self._errors.append(error)
@@ -161,7 +161,7 @@ class Journey:
         if self._delivery.has_content and (self._broken is None or self._delivery.num_tokens > self._num_before):
             self._broken = error
         if isinstance(error, InvalidRequest) and not route.is_local and not lacks(error):
-            # What one remote refuses the others would refuse; this machine may take it.
+            # Other remotes would refuse it too; this machine may take it.
             self._failed.update(name for name in self._placing.backends if name.startswith(REMOTE_PREFIX))
         is_bound = self._delivery.has_content and bool(self._delivery.why_bound)
         if is_bound or is_final(error, is_local=route.is_local) or self._placing.is_stopping:
@@ -169,7 +169,7 @@ class Journey:
         return error.code
 
     def _failure(self) -> EdgeAgentError:
-        """Return the one error that ends the request: its deadline, or of the places tried the preferred one's word."""
+        """Return the one error that ends the request: its deadline, or the error of the preferred place."""
         last = self._errors[-1]
         if isinstance(last, RequestTimeout):
             last.num_delivered_tokens = self._delivery.num_tokens

@@ -1,4 +1,4 @@
-"""Which failures another place may mend, and what a client is told where none does."""
+"""Which failures let another place be tried, and what a client is told if none can serve."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The backends of the owner's remotes, which come and go with the file of remotes, and with the machine's policy.
 
-What is withdrawn is cut off at once: its running streams end, and go on elsewhere where they may.
+The streams of a withdrawn remote end at once, and continue elsewhere where they may.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
 
 # A change must hold within a second, streams that run included.
 _TICK_S = 0.3
-# The wall clock went on by so much more than ours: the machine slept, and its connections may lead nowhere.
+# If the boot clock advanced by this much more than ours, the machine slept, and its connections may be dead.
 _SLEPT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class RemoteBackends:
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="remotes")
 
     async def stop(self) -> None:
-        """Follow the file no longer, and wait for those that had to go. The router stops the others."""
+        """Stop following the file, and wait for the backends that are being removed. The router stops the others."""
         if self._ticker is not None:
             self._ticker.cancel()
             with suppress(asyncio.CancelledError):

@@ -149,7 +149,7 @@ class Router:
         return model
 
     def cancel(self, request_id: str) -> None:
-        """End a live request politely, wherever it runs; an unknown or finished id is ignored."""
+        """End a live request politely, at each place; an unknown or finished id is ignored."""
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():

@@ -173,7 +173,7 @@ def test_local_only_lets_no_test_leave(
     add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),)))
     monkeypatch.setenv("EDGEAGENT_ROUTE", "local_only")
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 2
-    assert "nothing leaves this machine, a test neither" in capsys.readouterr().err
+    assert "nothing leaves this machine, not even a test" in capsys.readouterr().err
     assert server.asked == []
 
 

@@ -255,7 +255,7 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
 
 async def test_nothing_leaves_where_the_mode_or_the_files_of_tls_forbid_it(tmp_path: Path) -> None:
     async with faults(said(CHAT), gets=LISTED) as server:
-        with pytest.raises(ConfigError, match="a test neither"):
+        with pytest.raises(ConfigError, match="not even a test"):
             await checked(tmp_path, server.url, mode=RouteMode.LOCAL_ONLY)
         with pytest.raises(ConfigError, match=r"TLS: /none\.pem cannot be used"):
             await checked(tmp_path, server.url, tls=Tls(ca_file="/none.pem"))

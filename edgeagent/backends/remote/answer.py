@@ -52,7 +52,7 @@ class Tally:
         self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
 
     def skip(self, num_chars: int) -> None:
-        """Place what follows behind so many characters of content, which came from elsewhere."""
+        """Count this many characters of content before what follows; another place has delivered them."""
         self._num_chars += num_chars
 
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:

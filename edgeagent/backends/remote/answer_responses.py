@@ -145,7 +145,7 @@ class ResponsesReader(AnswerReader):
 
 def _text(delta: Any) -> str:
     if not isinstance(delta, str):
-        raise Failure(Kind.GARBLED, "it sent a delta that is no text")
+        raise Failure(Kind.GARBLED, "it sent a delta whose text is not a string")
     return delta
 
 

@@ -1,5 +1,7 @@
-"""How fast an endpoint was: moving averages of the time to the first token, by length of prompt, and from one token to
-the next. What is old is forgotten, so that an endpoint that was slow is tried again."""
+"""How fast an endpoint was: moving averages of the time to the first token, by length of prompt, and between tokens.
+
+Old values are forgotten, so that an endpoint that was slow is tried again.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class Average:
         self._at_s = 0.0
 
     def add(self, value: float, now_s: float) -> None:
-        """Take a value."""
+        """Add a value."""
         known = self.value(now_s)
         self._value = value if known is None else known + _WEIGHT * (value - known)
         self._at_s = now_s
@@ -35,11 +37,11 @@ class Averages:
         self._token = Average()
 
     def note_first_token(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
-        """Take a time to the first token."""
+        """Note a time to the first token."""
         self._first_token[_size(num_prompt_tokens)].add(seconds, now_s)
 
     def note_tokens(self, num_tokens: int, seconds: float, now_s: float) -> None:
-        """Take the time in which so many tokens came after the first."""
+        """Note the time that the tokens after the first took; `num_tokens` is how many they were."""
         if num_tokens > 0:
             self._token.add(seconds / num_tokens, now_s)
 

@@ -32,7 +32,7 @@ from edgeagent.types import (
 Fields = dict[str, Any]
 
 _GO_ON = (
-    "Your last message was cut off. Go on with it exactly where it stopped, in the middle of a word if need be. "
+    "Your last message was cut off. Continue it exactly where it stopped, in the middle of a word if need be. "
     "Repeat nothing of it and say nothing about this."
 )
 
@@ -196,7 +196,7 @@ def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: 
 
 
 def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
-    """Put the answer so far last, and have the server go on with it."""
+    """Put the answer so far last, and have the server continue it."""
     fields["messages"].append(_message(Message("assistant", so_far.text, so_far.reasoning), target.dialect))
     if target.dialect.continues:
         if target.dialect.continue_fields:

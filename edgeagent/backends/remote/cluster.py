@@ -97,7 +97,7 @@ class Cluster:
         return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
 
     def fits(self, model: str, num_prompt_tokens: int) -> bool:
-        """Whether a prompt, of about so many tokens, may fit the context of a model there."""
+        """Whether a prompt may fit the context of a model there, by its estimated size."""
         if self.remote.context_length:
             return num_prompt_tokens <= self.remote.context_length
         return any(endpoint.fits(model, num_prompt_tokens) for endpoint in self.endpoints)
@@ -105,8 +105,8 @@ class Cluster:
     def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
         """Yield the endpoints to try, best first; the only one twice.
 
-        Where none may be tried, the request is here because nothing else could serve it: then those that failed
-        quickly.
+        If none may be tried, the request is here because nothing else could serve it: then yield the endpoints whose
+        breaker is open, unless they hung.
         """
         now_s = self.clock()
         views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]

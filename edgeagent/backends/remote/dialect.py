@@ -15,7 +15,7 @@ Penalty = Literal["repetition_penalty", "repeat_penalty"]
 class Dialect(Struct, frozen=True):
     """The fields that a kind of server takes.
 
-    `continues`: it goes on with a last message of the assistant's. `continue_fields`: it must be told to.
+    `continues`: it continues a last message of the assistant's. `continue_fields`: it must be told to.
     `counts_tokens`: asked to, it counts the answer's tokens in every chunk, which may have several, with their ids.
     `times_tokens`: the same, in llama-server's timings. `penalty`: its name for the repetition penalty. `max_tokens`:
     its name for that limit.

@@ -58,7 +58,7 @@ class Endpoint:
             self._num_short += 1
 
     def end(self, num_prompt_tokens: int) -> None:
-        """Count a request's end; what it showed is told by the methods below, before."""
+        """Count a request's end. Its success or failure is noted before, by the methods below."""
         self.breaker.give_up()
         if num_prompt_tokens >= LONG_PROMPT_TOKENS:
             self._num_long -= 1
@@ -66,18 +66,18 @@ class Endpoint:
             self._num_short -= 1
 
     def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
-        """Take note of an answer's first content, after so many seconds."""
+        """Note an answer's first content; `seconds` is the time that it took."""
         self.breaker.hear(now_s)
         self.breaker.succeed()
         self.pause.clear()
         self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
 
     def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
-        """Take note of a failure: after waiting from `since_s` on, of an answer that `had_begun` or had not."""
+        """Note a failure. The request had waited since `since_s`; `had_begun`: its answer had content."""
         if failure.kind in WAS_NOT_SENT:
             self.breaker.note_down()
         if failure.kind is Kind.TIMEOUT or failure.was_reused:
-            # The connection may lead nowhere, and those that are kept beside it too.
+            # This connection may be dead, and the other pooled ones too.
             self.transport.renew()
         if failure.kind is Kind.OVERLOADED:
             self.pause.refuse(now_s, failure.retry_after_s)
@@ -86,7 +86,7 @@ class Endpoint:
             self.breaker.fail(now_s, failure.message, hung=hung, since_s=since_s, had_begun=had_begun)
 
     def note_context(self, model: str, num_tokens: int) -> None:
-        """Take note of a model's context; 0: not known."""
+        """Note a model's context; 0: not known."""
         if num_tokens and self._learns_contexts:
             self._contexts[model] = num_tokens
 
@@ -95,7 +95,7 @@ class Endpoint:
         return self._contexts.get(model, 0)
 
     def fits(self, model: str, num_prompt_tokens: int) -> bool:
-        """Whether a prompt, of about so many tokens, may fit a model's context."""
+        """Whether a prompt may fit a model's context, by its estimated size."""
         room = self.context(model)
         return not room or num_prompt_tokens <= CERTAIN * room
 

@@ -1,7 +1,7 @@
 """Runs work that must not be cancelled twice, each in a task of its own.
 
-httpcore cleans up in awaits: a second cancel, which a client that leaves and a limit of time may well bring, would cut
-that short, and the connection, with the answer that runs on it, would be lost without being closed.
+httpcore awaits while it cleans up after a cancel. A second cancel, as of a client that leaves after a limit of time,
+would interrupt that: the connection would be lost without being closed, and the answer would run on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Errands:
         return len(self._tasks)
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begin work that nobody waits for."""
+        """Begin work in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -34,9 +34,9 @@ class Errands:
     async def run(
         self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], Coroutine[Any, Any, Any]] | None = None
     ) -> Result:
-        """Return what work returns. Who waits may be cancelled; the work is then cancelled once, and not waited for.
+        """Return what work returns. If the caller is cancelled, the work is cancelled once and not waited for.
 
-        Where it is done all the same, its result goes to `undo`. Raise a Failure where `finish` ended the work.
+        If the work completes nevertheless, `undo` gets its result. Raise a Failure where `finish` ended the work.
         """
         task = self.begin(work)
         try:

@@ -23,13 +23,13 @@ State = Literal["closed", "open", "half_open"]
 class Breaker:
     """Opens after five failures in a row, or at once after a hang, since each of those costs a whole limit of time.
 
-    Several nodes may be behind one endpoint, and one of them may die. So running answers that are cut within a second
-    of each other are one failure, whatever their number; a hang is a failure like others where another answer went on
-    meanwhile; and the good end of an answer closes what such failures have opened, as the first content of one does.
+    Several nodes may be behind one endpoint, and one of them may die. Therefore running answers that are cut within a
+    second of each other count as one failure. A hang counts like other failures if another answer continued meanwhile.
+    The first content of an answer closes the breaker, and so does an answer's good end.
 
-    Open, it lets nothing through for 30 s, twice as long each time that it opens again without a success between. Half
-    open, it lets one request through, whose end closes or opens it. After a hang a probe should go first, where there
-    may be probes: it costs nobody a limit of time.
+    An open breaker lets nothing through for 30 s, and for twice as long each time that it opens again without a success
+    between. A half-open one lets one request through, whose end closes or opens it. After a hang a probe should go
+    first, where probes are allowed: no request then waits for a limit of time.
 
     A request that nothing else can serve may try an open one, once a second, unless it hung. An answered probe shortens
     that time only if the endpoint had been down before, so that not even a probe got an answer. An endpoint that
@@ -64,28 +64,28 @@ class Breaker:
         return self.can_try(now_s) or not is_spent
 
     def wants_probe(self, now_s: float) -> bool:
-        """Whether it hung and has not answered since, so that a request might wait in vain."""
+        """Whether it hung and has not answered since, so that a request might hang too."""
         return self._has_hung and self.state(now_s) == "half_open"
 
     def begin(self) -> None:
-        """Take note that a request goes there."""
+        """Note that a request goes there."""
         self._is_trying = self._open_until_s is not None
 
     def give_up(self) -> None:
-        """Take note that a request ended without saying anything about the endpoint."""
+        """Note that a request ended without saying anything about the endpoint."""
         self._is_trying = False
 
     def hear(self, now_s: float) -> None:
-        """Take note that a running answer goes on."""
+        """Note that a running answer goes on."""
         self._heard_s = now_s
 
     def finish(self) -> None:
-        """Take note of an answer's good end. After a hang it says nothing: it may have begun before."""
+        """Note an answer's good end. After a hang it says nothing: it may have begun before."""
         if self._open_until_s is None or not self._has_hung:
             self.succeed()
 
     def succeed(self) -> None:
-        """Take note of an answer's first content."""
+        """Note an answer's first content."""
         self._num_failures = self._num_openings = 0
         self._open_until_s = None
         self._is_trying = self._is_down = False
@@ -94,7 +94,7 @@ class Breaker:
     def fail(
         self, now_s: float, cause: str, *, hung: bool = False, since_s: float = math.inf, had_begun: bool = False
     ) -> None:
-        """Take note of a failure: of a request that waited from `since_s` on, or of an answer that had begun."""
+        """Note a failure: of a request that waited from `since_s` on, or of an answer that had begun."""
         self.cause, self._failed_s = cause, now_s
         hung = hung and self._heard_s <= since_s
         if had_begun:
@@ -105,18 +105,18 @@ class Breaker:
         self._is_trying = self._is_trying and had_begun
         self._num_failures += 1
         if self._open_until_s is not None and (not was_trying or now_s < self._open_until_s):
-            return  # it is open already, and this request had begun before, or was a last resort
+            return  # it is open already; this request had begun before, or was a last resort
         if hung or was_trying or self._num_failures >= MAX_FAILURES:
             self._open_until_s = now_s + min(OPEN_S * 2**self._num_openings, MAX_OPEN_S)
             self._num_openings += 1
             self._has_hung = hung
 
     def note_down(self) -> None:
-        """Take note that it takes no connection, or answers no probe."""
+        """Note that it takes no connection, or answers no probe."""
         self._is_down = True
 
     def recover(self, now_s: float) -> None:
-        """Take note of an answered probe: where it counts, an open breaker closes, and the next failure opens it."""
+        """Note an answered probe: where it counts, an open breaker closes, and the next failure opens it."""
         was_down, self._is_down = self._is_down, False
         if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):
             self._open_until_s = None
@@ -137,7 +137,7 @@ class Breaker:
 class Pause:
     """The time for which an endpoint wants no requests: as long as it said, else a random time that grows.
 
-    What it refuses during a pause had been sent before, and makes the next one no longer.
+    Refusals that come during a pause belong to the same burst, and do not lengthen the next pause.
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:
@@ -146,7 +146,7 @@ class Pause:
         self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
-        """Take note that it is full. Without its own word: full jitter, up to twice as long each time."""
+        """Note that it is full. Without its own word: full jitter, up to twice as long each time."""
         if retry_after_s is None:
             if self.seconds_left(now_s):
                 return
@@ -155,7 +155,7 @@ class Pause:
         self._until_s = max(self._until_s, now_s + min(retry_after_s, MAX_PAUSE_S))
 
     def clear(self) -> None:
-        """Take note that it takes requests."""
+        """Note that it takes requests."""
         self._most_s = _FIRST_PAUSE_S / 2
 
     def seconds_left(self, now_s: float) -> float:

@@ -157,7 +157,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
 
 class _Wire(asyncio.Protocol):
-    """A socket: what has come and not been read, and who waits. It stops taking bytes that nobody reads."""
+    """A socket, its unread bytes and its waiting reader. It stops receiving while too much is unread."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport

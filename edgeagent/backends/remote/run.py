@@ -108,7 +108,7 @@ class Run:
         return self._step(deltas)
 
     async def close(self) -> None:
-        """End the request wherever it is; a row of the ledger that is still open is closed as cancelled."""
+        """End the request, whatever its state; close a row of the ledger that is still open as cancelled."""
         self._close_row("cancelled")
         await self._leave()
 
@@ -162,7 +162,7 @@ class Run:
         endpoint.begin(self._num_prompt_tokens)
         self._endpoint = endpoint
         if self._so_far is not None and not endpoint.is_identified:
-            # Only some servers can go on with an answer.
+            # Only some servers can continue an answer.
             await prober.identify(self._permit, headers, self._request.id, self.control)
         body = self._body(endpoint)
         num_rivals = self._request.logprobs
@@ -192,7 +192,7 @@ class Run:
         can_go_on = self._remote.continues
         if self._so_far is not None and can_go_on == "no":
             raise NotSupported(
-                f"{self._cluster.name} may not go on with an answer that began elsewhere", served_by=self._cluster.name
+                f"{self._cluster.name} may not continue an answer that began elsewhere", served_by=self._cluster.name
             )
         salt = self._cluster.pseudonyms.cache_salt(self._request)
         target = Target(self._model, endpoint.dialect, salt, in_words=can_go_on == "inexact")

@@ -1,7 +1,7 @@
 """Server-sent events out of bytes that come in any pieces. It does not know what the events say.
 
 The format is WHATWG's: lines end with LF, CRLF or CR, an empty line ends an event, `data:` lines are joined by LF.
-`id:` and `retry:` are of no use here, since a stream of tokens cannot be asked for again.
+`id:` and `retry:` are ignored, since a stream of tokens cannot be resumed.
 """
 
 from __future__ import annotations

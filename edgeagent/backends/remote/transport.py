@@ -1,7 +1,7 @@
-"""The one way from this machine to a remote: every connection is opened here, and only for who holds a permit.
+"""Every connection from this machine to a remote is opened here, and only with a permit.
 
-It knows where a remote is, how it is known (TLS) and how much it may send; it does not know what is said. Nothing else
-is sent or followed: no cookies, no redirects, no proxy but the remote's own, no compression.
+It knows a remote's address, its TLS settings and how much it may send, but not the content. It sends no cookies,
+follows no redirects, and uses no compression and no proxy but the remote's own.
 """
 
 from __future__ import annotations
@@ -318,11 +318,11 @@ def _proxy_of(remote: Remote, url: str) -> str | None:
 
 
 async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:
-    """Tell an HTTP/2 server that nobody reads the rest of a stream, if it has not ended.
+    """Cancel an HTTP/2 stream that has not ended, at the server too.
 
-    httpcore 1.0 leaves a half-read stream on its own side only: the server would go on to generate, the stream would
-    count against the connection's limit of streams for ever, and what was not read against its window. It has no
-    public way to do better.
+    httpcore 1.0 forgets a half-read stream without telling the server. The server would continue to generate, and the
+    stream would count against the connection's limit of streams, and its unread bytes against the window, until the
+    connection ends. httpcore has no public way to do this.
     """
     held = next((held for held in pool._requests if held.request is request), None)
     connection: Any = getattr(held and held.connection, "_connection", None)
