@@ -1,4 +1,4 @@
-"""What requests of one local model will take, learned from those that it had. It sees sizes and times, no content.
+"""Predicts the times of a local model's requests from those of earlier ones. It sees sizes and times, not content.
 
 Prefixes of prompts are remembered by their hashes, to predict what the prefix cache will have.
 """
@@ -16,9 +16,9 @@ _FIRST_BYTES_PER_TOKEN = 4.0
 _SMOOTHING = 0.1
 _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
-# Rendering, tokenizing, and the ways through pipes.
+# Rendering, tokenizing and the transfer through pipes.
 _OVERHEAD_S = 0.005
-# What an idle worker is hoped to do doubles in this time, so many times at most.
+# The assumed speed of an idle worker doubles in this time, at most this many times.
 _DOUBT_S = 30.0
 _MOST_DOUBLINGS = 5.0
 

@@ -177,7 +177,7 @@ class _Reader:
 
 
 class _Stream:
-    """One request's steps at a remote, for several readers. Whoever has read all of them waits for the next.
+    """One request's steps at a remote, for several readers. A reader that has read all of them waits for the next.
 
     The remote is asked for more only while a reader waits, so the quickest one sets the pace.
     """

@@ -12,9 +12,9 @@ from edgeagent.backends.base import Estimate
 from edgeagent.config import RouterConfig
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
 
-# A placement is kept until the better place is so much better than its target.
+# A conversation returns to this machine once its estimates are below this part of the target.
 _COMFORT = 0.5
-# What a remote is taken to need that was never measured: about a round trip and a short prompt.
+# The assumed time of a remote that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
 # Of a local model nothing is known until it is loaded, which takes long.
 _UNLOADED_FIRST_TOKEN_S = 3.0

@@ -154,7 +154,7 @@ class ChatReader(AnswerReader):
             self.tally.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
-            # A chunk has the tokens of several steps where its reader is slow, and all those of one character.
+            # A slow reader gets the tokens of several steps in a chunk. The tokens of one character come together.
             self.tally.note_tokens(self.tally.usage.num_output_tokens if self.tally.usage is not None else 0)
             self.tally.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
 

@@ -21,7 +21,7 @@ _EVENT_STREAM = "text/event-stream"
 
 
 class Attempt:
-    """Reads one answer. It has begun with its first content, not with its head nor with a role.
+    """Reads one answer. An answer begins with its first content, not with its head or a role.
 
     `ends_at_s` is the loop's time at which the whole request must be over; `guard` keeps back what is repeated.
     """

@@ -106,7 +106,7 @@ class RemoteBackend:
             self._cluster.renew()
 
     def warm(self) -> None:
-        """Open connections to each endpoint, and learn how it is, for requests that are likely to come.
+        """Open connections to each endpoint and probe it, for requests that are likely to come.
 
         It returns at once, and may be called as often as one likes.
         """
@@ -262,7 +262,7 @@ class RemoteBackend:
         return UNREACHABLE if is_open else "backing_off"
 
     def _awaits_probe(self) -> bool:
-        """Whether every endpoint hung when it was last asked, and has not answered a probe since; probe them.
+        """Whether every endpoint hung at its last request and has not answered a probe since; probe them.
 
         Without leave for probes a request has to find it out.
         """
@@ -304,7 +304,7 @@ class RemoteBackend:
             cluster.note_network()
             await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
             if cluster.is_resting or await cluster.rests_within(_PROBE_INTERVAL_S):
-                # Full jitter: of many machines that saw the same failure, not all may ask at once.
+                # Full jitter: many machines may have seen the same failure, and must not ask at once.
                 await asyncio.sleep(self._chance() * most_s)
                 most_s = min(2 * most_s, _MAX_LOOK_S)
             else:

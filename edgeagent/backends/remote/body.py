@@ -36,7 +36,7 @@ _GO_ON = (
     "Repeat nothing of it and say nothing about this."
 )
 
-# With the ids of an answer's tokens vLLM sends those of its prompt, which are not to delay a first token.
+# vLLM sends the prompt's token ids with those of the answer. Those of a long prompt would delay the first token.
 _MAX_ECHOED_BYTES = 16 * 1024
 
 
@@ -112,7 +112,7 @@ def check_continuation(request: GenerateRequest, so_far: AnswerSoFar) -> None:
     """Raise NotSupported for an answer that can go on nowhere but where it began."""
     if so_far.reasoning and not so_far.text:
         raise not_supported("the rest of a half-finished reasoning")
-    # The remote would apply the format from its beginning, though half of the answer is already written.
+    # The remote would expect the format's beginning, though half of the answer is already written.
     if so_far.text and not isinstance(request.format, TextFormat):
         raise not_supported("the rest of an answer in a fixed format")
     prompt = request.prompt
@@ -131,7 +131,7 @@ def _common(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None
     told = {"include_usage": True} | ({"continuous_usage_stats": True} if target.dialect.counts_tokens else {})
     fields: Fields = {"model": target.model, "stream": True, "stream_options": told}
     if target.dialect.counts_tokens and prompt_bytes(request) <= _MAX_ECHOED_BYTES:
-        # vLLM's router passes this one on, and leaves continuous_usage_stats out.
+        # vLLM's router passes this field on, and drops continuous_usage_stats.
         fields["return_token_ids"] = True
     if target.dialect.times_tokens:
         fields["timings_per_token"] = True
@@ -250,7 +250,7 @@ def _template_kwargs(text: str, dialect: Dialect) -> Fields:
         return {}
     if dialect.takes_template_kwargs:
         return {"chat_template_kwargs": kwargs}
-    # Variables of this machine's templates mean nothing there, but for the one that OpenAI has too.
+    # Template variables of this machine mean nothing there, except the one that OpenAI has too.
     effort = kwargs.get("reasoning_effort")
     return {"reasoning_effort": effort} if effort is not None else {}
 

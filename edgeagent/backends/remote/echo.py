@@ -1,4 +1,4 @@
-"""Takes the beginning of an answer away from a continuation that repeats it.
+"""Removes from a continuation what it repeats of the answer before it.
 
 Some builds of llama-server send the message that they continue once more before they go on, and a model that is asked
 in words may do so too. The client has that text, and must not get it twice.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.types import Delta, TextDelta
 
-# Repeating as much as this by chance is out of the question; "ha" may well follow "ha".
+# This many characters are not repeated by chance; "ha" after "ha" may be.
 MIN_CERTAIN_CHARS = 16
 
 
@@ -37,7 +37,7 @@ class EchoGuard:
         return passed
 
     def release(self) -> list[Delta]:
-        """Return what was held back: it repeats nothing, or ends before that could be seen."""
+        """Return what was held back: it repeats nothing, or ended before that was certain."""
         self._is_decided = True
         held, self._held = self._held, []
         return list(held)

@@ -1,4 +1,4 @@
-"""Resolves names. Each lookup has a thread of its own, since a resolver may hang for as long as it likes.
+"""Resolves names. Each lookup has a thread of its own, since a resolver may hang.
 
 Nothing is kept of what it said: an address may change with the network.
 """
@@ -29,7 +29,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    """Resolve a name. A thread that hangs is left behind; with too many of those no more are begun."""
+    """Resolve a name. A thread that hangs is abandoned; above a number of those none is started."""
     if len(_running_lookups) >= _MAX_LOOKUPS:
         raise OSError(f"{_MAX_LOOKUPS} earlier lookups still hang")
     loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ async def _look_up(host: str, port: int) -> list[str]:
             found = error
         except UnicodeError:
             found = OSError("it cannot be a name")
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
             loop.call_soon_threadsafe(tell, found)
 
     threading.Thread(target=ask, name="edgeagent-dns", daemon=True).start()

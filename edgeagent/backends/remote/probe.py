@@ -1,4 +1,4 @@
-"""Asks an endpoint whether it is well, what it is and how busy it is, with small requests that carry nothing.
+"""Asks an endpoint for its health, its models and its load, with small requests without content.
 
 No server has all of the paths: the first that answers is kept.
 """
@@ -85,7 +85,7 @@ class Prober:
         request_id: str = "",
         control: Control | None = None,
     ) -> None:
-        """Ask which models it has; their owner's name says what kind of server it is. Raise a Failure.
+        """Ask which models it has; `owned_by` says what kind of server it is. Raise a Failure.
 
         With the `control` of a request it ends with that.
         """
@@ -128,7 +128,7 @@ class Prober:
         values: dict[bytes, list[float]] = {}
         for name, value in found:
             values.setdefault(name, []).append(float(value))
-        # It may say any number, even one that is infinite as a float.
+        # A remote may send any number, even one that is infinite as a float.
         self._endpoint.num_waiting = int(min(sum(values.get(b"num_requests_waiting", [0])), _MAX_WAITING))
         self._endpoint.kv_usage = min(max(values.get(b"kv_cache_usage_perc", [0.0])), 1.0)
 

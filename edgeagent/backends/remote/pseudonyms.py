@@ -1,4 +1,4 @@
-"""The names under which conversations and clients are known to remotes: they say nothing, and change.
+"""The names under which remotes know conversations and clients: random ones, which change.
 
 A conversation keeps its name for a day, so that its turns find the endpoint and the cache of those before; the secret
 behind the names is new with each start.

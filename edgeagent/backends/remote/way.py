@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 
-# An address that nobody has (RFC 5737), for remotes that were never reached.
+# An address that no machine has (RFC 5737), for remotes that were never reached.
 NOWHERE = ("192.0.2.1", 9)
 
 
