@@ -37,6 +37,7 @@ DEFAULTS: dict[str, object] = {
     "api.responses.socket.connection.STALL_S": 10.0,
     "backends.remote.network.NAME_S": 2.0,
     "bench.caches.SETTLE_S": 7.0,
+    "bench.overheads.SETTLE_S": 1.0,
     "cli.chat.QUIET_S": 1.0,
     "cli.line_reader.MAX_HISTORY_BYTES": MIB,
     "cli.status.STOP_MARGIN_S": 10.0,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.bench import caches, overheads
 from edgeagent.bench import measure as measuring
 from edgeagent.bench.scenarios import SCENARIOS
 from edgeagent.cli import bench, main
@@ -37,7 +38,11 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_everything_is_measured(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_measured(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (caches, overheads):
+        monkeypatch.setattr(module, "SETTLE_S", 0.01)  # the fake has nothing to settle
     assert main(["bench", serve(FakeBackend()), *QUICK]) == 0
     captured = capsys.readouterr()
     assert "WebSocket, model fake (edgeagent)" in captured.out
