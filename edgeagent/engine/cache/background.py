@@ -1,9 +1,9 @@
-"""When prefixes are read out of the cells: all at once while nothing else is to do, else beside live streams.
+"""Decides when prefixes are read out of the cells: all of them in idle time, a few while streams run.
 
-Beside live streams a hundredth of the steps' time is used, so that the rate does not show it: after a step so long that
-a block vanishes in it, or else after one step in many, so that the tail of the gaps between tokens does not show it.
-While somebody waits for a first token nothing is read out. If conversations end faster than that, a few blocks are read
-out at once all the same, since a prefix that stays in the cells slows every step.
+While streams run, reading out takes a hundredth of the steps' time, so that it does not affect the rate. It follows a
+long step, compared with which a block is short, or one step in many, so that it does not affect the tail of the gaps
+between tokens. Nothing is read out while a client waits for a first token. If conversations end faster than that, a few
+blocks are still read out at once, since a prefix that stays in the cells slows every step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from edgeagent.engine.cache.saver import Saver
 
 _SHARE = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
-# More waiting tokens than this slow ten steps by as much as reading a block of them out takes.
+# More unsaved tokens than this slow ten steps by as much as reading out a block of them takes.
 _MAX_UNSAVED_TOKENS = 1024
 _MIN_SAVES_IF_CROWDED = 4
-_IDLE_BUDGET_S = 0.003  # until commands are looked at again
+_IDLE_BUDGET_S = 0.003  # then commands are read again
 
 
 class BackgroundWork:
@@ -29,7 +29,7 @@ class BackgroundWork:
         self._clock = clock
         self._credit_s = 0.0
         self._num_steps = 0
-        self._is_ready = not saver.blocks.token_bytes  # whether there is memory for what is read out next
+        self._is_ready = not saver.blocks.token_bytes  # whether memory for the next block is ready
 
     @property
     def is_done(self) -> bool:
@@ -41,7 +41,7 @@ class BackgroundWork:
         return not self._saver.has_unsaved or self._saver.is_waiting
 
     def run_beside(self, step_s: float, *, is_awaited: bool) -> None:
-        """Do as much as is allowed after a step that took so long; `is_awaited`: somebody waits for a first token."""
+        """Do the work allowed after a step of this length; `is_awaited`: a client waits for a first token."""
         if not self._saver.has_something:
             self._credit_s = self._num_steps = 0
             return
@@ -68,7 +68,7 @@ class BackgroundWork:
         return self._saver.num_unsaved_tokens > _MAX_UNSAVED_TOKENS
 
     def run_idle(self) -> None:
-        """Use a moment in which nothing is to be computed."""
+        """Use a moment without other work."""
         started_s = self._clock()
         while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:
             self._saver.save_one()

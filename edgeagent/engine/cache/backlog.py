@@ -1,4 +1,4 @@
-"""Blocks of host memory that the tier below has taken: pending there, and in memory as long. It evicts nothing."""
+"""Blocks of host memory that the tier below has taken and not yet written. It evicts nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
 
 
 class Backlog:
-    """Blocks on their way to a tier below; None where there is no such tier, and nothing is ever taken."""
+    """Blocks pending in a tier below; without such a tier (None) it is always empty."""
 
     def __init__(self, below: LowerTier | None) -> None:
         self._below = below

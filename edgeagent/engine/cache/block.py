@@ -1,4 +1,4 @@
-"""Blocks: pieces of computed prefixes outside the KV cells, their keys, and what a tier that keeps them must do.
+"""Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of tiers.
 
 The seam between the engine (which makes blocks and restores them), host memory (`engine.host_tier`) and disk
 (`engine.cache.disk`). It knows neither llama.cpp nor files.
@@ -36,10 +36,10 @@ MIN_PART = 16
 
 
 def choose_block_tokens(token_bytes: float) -> int:
-    """Return how many tokens a full block has where each takes so many bytes: a power of two, of 4 MiB at most.
+    """Return how many tokens a full block has if each takes `token_bytes`: a power of two, of 4 MiB at most.
 
-    Large enough that a file, a hash and a call of llama.cpp for each do not count; small enough that a queue, a
-    read-ahead and a cut through the middle are fine-grained. The smallest has no bound in bytes.
+    Large enough that the costs of a file, a hash and a call of llama.cpp are small; small enough for fine-grained
+    queues, read-ahead and cuts. The smallest has no bound in bytes.
     """
     num_tokens = MAX_BLOCK_TOKENS
     while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
@@ -66,7 +66,7 @@ class Importance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CachePriority:
-    """How important the blocks of a sequence are: `importance`, and more for those of its instructions.
+    """The importance of a sequence's blocks; those of its instructions are more important.
 
     `num_system`: tokens of the system prompt and the tool definitions (0: none, or not known). `lane`: the conversation
     whose latest response it is, which stays until the next one ("": it is of no lane).
@@ -86,7 +86,7 @@ class CachePriority:
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
     def block_end(self, start: int, block_tokens: int) -> int:
-        """Return where a block of attention that begins at a position ends, when there is that much."""
+        """Return where a full block of attention that begins at a position ends."""
         cut = self.cut(block_tokens)
         is_near = start + MIN_PART <= cut < start + block_tokens
         return cut if is_near else start + block_tokens
@@ -100,7 +100,7 @@ class CachePriority:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A block without what llama.cpp wrote: what finds it.
+    """A block without its payload: the fields that lookups need.
 
     `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
     the position of `tokens[0]` in the prefix.
@@ -115,7 +115,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Block(Head):
-    """One piece of a prefix; of use only together with all its ancestors.
+    """One piece of a prefix; useless without all its ancestors.
 
     `draft` is the draft model's payload for the same tokens, if it has one.
     """
@@ -147,7 +147,7 @@ class BlockTier(Protocol):
         ...
 
     def read(self, key: BlockKey) -> Block | None:
-        """Return a block that is checked and authenticated; None if it is gone or not as it was written.
+        """Return a checked and authenticated block; None if it is gone or damaged.
 
         The block has this key, and the caller compares its tokens with those it wanted before a byte of payload goes to
         llama.cpp. A block that fails its check is never found again.
@@ -157,7 +157,7 @@ class BlockTier(Protocol):
     def offer(self, block: Block, importance: Importance) -> bool:
         """Take a block to keep; False if it is not taken, and may be offered again later. Never waits.
 
-        Parents are offered before their children; a block without its parent is of no use, and not taken.
+        Parents are offered before their children; a block without its parent is useless and not taken.
         """
         ...
 
@@ -168,7 +168,7 @@ class BlockTier(Protocol):
     def purge(self, root: BlockKey | None = None) -> int:
         """Forget all blocks of a partition (None: of all) and return how many.
 
-        None of them is found from here on, those being read or written included; their bytes are freed soon after.
+        None of them is found after that, including those being read or written; their bytes are freed soon.
         """
         ...
 
@@ -190,7 +190,7 @@ class LowerTier(BlockTier, Protocol):
     def take_found(self, max_heads: int) -> Iterable[Head]:
         """Return blocks that are kept and were not offered here: at first those of an earlier process. Parents first.
 
-        Each is returned once, so many at most; some may be gone.
+        Each is returned once, at most `max_blocks` in a call; some may be gone.
         """
         ...
 
@@ -208,7 +208,8 @@ class LowerTier(BlockTier, Protocol):
         ...
 
     def wait_written(self) -> bool:
-        """Wait until less is pending; False where that will not be before the process must end. For its end only."""
+        """Wait until less is pending; False if that takes longer than the process has. Only for the end of the
+        process."""
         ...
 
 
@@ -225,11 +226,11 @@ def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKe
 
 
 class Keyring:
-    """Makes block keys: BLAKE2b, keyed with a secret of this installation.
+    """Makes block keys by BLAKE2b, keyed with a secret of this installation.
 
     `fingerprint` must differ whenever a payload would mean something else: model content, llama.cpp build, KV types,
-    RoPE, flash attention and other settings of the context. Without the secret it is not possible to give two prefixes
-    one key, or to tell from a key what was asked. `secret` has 16 to 64 bytes.
+    RoPE, flash attention and other settings of the context. Without the secret nobody can make two prefixes with the
+    same key, or learn the prompt from a key. `secret` has 16 to 64 bytes.
     """
 
     def __init__(self, fingerprint: bytes, secret: bytes) -> None:

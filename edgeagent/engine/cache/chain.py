@@ -1,4 +1,4 @@
-"""The blocks that a sequence begins with, one behind the other."""
+"""The chain of blocks at the beginning of a sequence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chain:
         self._keys.append(key)
 
     def pop(self) -> None:
-        """Take off the last block."""
+        """Remove the last block."""
         self._ends.pop()
         self._keys.pop()
         self._num_kept = min(self._num_kept, len(self._keys))
@@ -45,6 +45,6 @@ class Chain:
         return self._keys[: bisect.bisect_right(self._ends, length)]
 
     def take_unkept(self, length: int) -> list[tuple[int, BlockKey]]:
-        """Return (end, key) of the blocks up to `length` that were not given out here before."""
+        """Return (end, key) of the blocks up to `length` that were not returned before."""
         first, self._num_kept = self._num_kept, max(self._num_kept, bisect.bisect_right(self._ends, length))
         return list(zip(self._ends[first : self._num_kept], self._keys[first : self._num_kept], strict=True))

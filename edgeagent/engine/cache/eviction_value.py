@@ -1,10 +1,10 @@
-"""What a block in host memory is worth beside others, for each of its bytes."""
+"""The value of a block in host memory for each of its bytes, compared with other blocks."""
 
 from __future__ import annotations
 
 from edgeagent.engine.cache.block import Block, Importance
 
-# How much longer a block is kept than one that was seen once, in the unit of its cost.
+# The factor on a block's cost, compared with a block that was used once.
 _FACTORS = {
     Importance.VOLATILE: 1.0,
     Importance.ONCE: 1.0,

@@ -1,6 +1,6 @@
-"""Blocks in host memory: bounded by bytes, shared fairly, and what must go is offered to the tier below.
+"""Blocks in host memory: limited in bytes and shared fairly; evicted blocks are offered to the tier below first.
 
-It owns which blocks are kept and which go first. It knows neither cells nor files.
+It decides which blocks are kept and which are evicted first. It knows neither cells nor files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edgeagent.engine.cache.eviction_value import value_of
 from edgeagent.engine.cache.pins import Pins
 from edgeagent.types import CacheStatus
 
-# Priority of a block that the tier below keeps too, as a part of what it would be otherwise: a read brings it back.
+# The factor on the priority of a block that the tier below keeps too: it can be read again.
 _KEPT_BELOW = 0.5
-# Blocks that wait for the tier below are kept from eviction up to this part of all bytes.
+# Blocks that wait for the tier below are not evicted up to this part of all bytes.
 PENDING_SHARE = 0.5
-# A partition that was not used for so long has no claim to a share.
+# A partition that was unused for this long has no claim to a share.
 _STALE_S = 600.0
-# Blocks that are held for lanes take at most this part of all bytes.
+# Blocks that are pinned for lanes take at most this part of all bytes.
 _HELD_SHARE = 0.5
 
 _Item = tuple[float, int, BlockKey]
@@ -52,13 +52,13 @@ class _Partition:
 class HostTier:
     """A BlockTier in memory.
 
-    Evicts leaves and what the tier below keeps, so that every block's ancestors stay in reach. What waits to be kept
-    below stays until it is, as far as it is no more than half of all. First go blocks of partitions that hold more than
-    an equal share; of these by GreedyDual-Size (Cao and Irani 1997): a block's priority is its cost of being computed
-    again for each byte, on top of the priority of what was evicted last when it was last used. Pinned blocks stay, and
-    those held for lanes, which have a part of the memory.
+    It evicts leaves and blocks that the tier below keeps, so that every block's ancestors can be reached. Blocks that
+    wait for the tier below stay until they are written, up to half of all bytes. Partitions with more than an equal
+    share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a block's priority is the cost of
+    computing it again for each byte, plus the priority of the last evicted block at its last use. Pinned blocks stay,
+    and so do blocks pinned for lanes, which have a part of the memory.
 
-    With `can_cut` (a memory that can be cut anywhere) a block that begins like a longer sibling is of no use, and goes.
+    With `can_cut` (a memory that can be cut anywhere) a block that is the beginning of a longer sibling is removed.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class HostTier:
             self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """Say that these blocks, given from the first of their chain on, were used and are at least so important.
+        """Note that these blocks, given from the first of their chain on, were used and are at least this important.
 
         A block that a second request uses is offered to the tier below; one of a higher importance than ONCE was
         already. A block that must not be written stays so, even if a request uses it that may be written: it may have
@@ -162,14 +162,16 @@ class HostTier:
                 self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
 
     def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """As `promote`, for blocks all of whose tokens are in a sequence that may be written: they may be, too."""
+        """As `promote`, for blocks of a sequence that may be written: all their tokens are in it, so they may be
+        written too."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None:
                 self._raise(entry, importance)
 
     def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Keep blocks, given from the first of their chain on, until this lane holds others or others need the room."""
+        """Pin blocks, given from the first of their chain on, until this lane pins others or other lanes need the
+        room."""
         blocks = [self._entries[key].block for key in keys if key in self._entries]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
@@ -232,7 +234,7 @@ class HostTier:
         self._queue(entry)
 
     def _queue(self, entry: _Entry) -> None:
-        """Give a block its place among those that may go; none if it must not."""
+        """Give a block its place among those that may be evicted; none if it must stay."""
         entry.item = None
         if not self._may_go(entry):
             return
@@ -271,7 +273,7 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a block cannot be evicted after all, since the tier below has lost it, or takes it only now."""
+        """Whether a block cannot be evicted after all: the tier below has lost it, or has only now taken it."""
         key = victim.block.key
         if victim.is_below and not self._backlog.is_there(key):
             victim.is_below = victim.is_offered = False
@@ -285,7 +287,7 @@ class HostTier:
         return False
 
     def _look_below(self) -> None:
-        """See which blocks the tier below has done with."""
+        """Update which blocks the tier below has written or dropped."""
         for key in self._backlog.settle():
             self._is_waiting = False
             entry = self._entries[key]
@@ -294,7 +296,7 @@ class HostTier:
 
     @property
     def _has_to_give_way(self) -> bool:
-        """Whether blocks that wait for the tier below hold so many bytes that they may be evicted."""
+        """Whether blocks that wait for the tier below take too many bytes, so that they may be evicted."""
         return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
 
     def _choose_pending(self, block: Block) -> _Entry | None:
@@ -326,7 +328,7 @@ class HostTier:
         return None
 
     def _first_leaf(self, partition: _Partition, keep: BlockKey) -> _Entry | None:
-        """Return a partition's leaf of the lowest priority but for `keep`, dropping what is out of date on the way."""
+        """Return a partition's leaf of the lowest priority except `keep`; outdated heap items are dropped."""
         heap, kept, found = partition.heap, None, None
         while heap and found is None:
             if not self._is_current(heap[0]):
@@ -353,7 +355,7 @@ class HostTier:
             chain.append(walk)
             walk = self._entries.get(walk.block.parent)
         if walk is not None and walk.importance is Importance.VOLATILE:
-            return  # the children of a block that must not be written are of no use without it
+            return  # the children of a block that must not be written are useless without it
         for each in reversed(chain):
             if not self._backlog.offer(each.block, each.importance):
                 return  # nor its children

@@ -1,8 +1,8 @@
-"""How many KV cells are in use, when sequences share prefixes.
+"""Counts the KV cells in use when sequences share prefixes.
 
-A copy of llama.cpp's own count (which its API no longer gives): computing a token takes a cell, sharing a prefix
-tags the source's cells for the target, trimming frees the cells that have no other holder. Like llama.cpp it takes
-the lowest free cells, so that it can tell about how far up the used ones reach.
+A copy of llama.cpp's own count (which its API no longer gives): computing a token takes a cell, sharing a prefix tags
+the source's cells for the target, trimming frees the cells that have no other holder. Like llama.cpp it takes the
+lowest free cells, so that it can estimate the highest used one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CellLedger:
 
     @property
     def span(self) -> int:
-        """Cells from the first to the last that is used: what a step attends to."""
+        """Cells from the first to the last used one, which a step attends to."""
         used = np.flatnonzero(self._num_holders)
         return int(used[-1]) + 1 if len(used) else 0
 
     def highest(self, holder: int, length: int | None = None) -> int:
-        """Return the cell furthest up that a holder has (of its first `length`), -1 if it has none."""
+        """Return a holder's highest cell (of its first `length`), -1 if it has none."""
         cells = self._cells.get(holder)
         return int(np.frombuffer(cells, np.int32)[:length].max()) if cells and length != 0 else -1
 

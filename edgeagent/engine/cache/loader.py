@@ -9,7 +9,7 @@ from edgeagent.engine.cache.block import Block, BlockKey, BlockTier
 
 
 class BlockLoader:
-    """Loads the blocks of the keys it is asked for. The engine's thread calls all methods; another one reads."""
+    """Loads blocks by key. The engine's thread calls all methods; another thread reads."""
 
     def __init__(self, tier: BlockTier) -> None:
         self._tier = tier
@@ -24,7 +24,7 @@ class BlockLoader:
         self._thread.start()
 
     def request(self, key: BlockKey, num_bytes: int) -> None:
-        """Ask for a block of so many bytes; each request is ended by one `take` that finds it, or by `forget`."""
+        """Request a block of `num_bytes`; each request ends with one `take` that finds it, or with `forget`."""
         self._num_wanted[key] = self._num_wanted.get(key, 0) + 1
         if self._num_wanted[key] == 1:
             self._sizes[key] = num_bytes
@@ -32,12 +32,12 @@ class BlockLoader:
             self._asked.put(key)
 
     def is_loaded(self, key: BlockKey) -> bool:
-        """Whether the answer to a request is there."""
+        """Whether a request is answered."""
         self._collect(timeout_s=None)
         return key in self._loaded
 
     def take(self, key: BlockKey) -> Block | None:
-        """Return a block that is loaded; None if the tier could not give it."""
+        """Return a loaded block; None if the tier could not read it."""
         block = self._loaded[key]
         self.forget(key)
         return block
@@ -51,7 +51,7 @@ class BlockLoader:
             self._loaded.pop(key, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something more is loaded, for a while."""
+        """Wait until another block is loaded, at most `timeout_s`."""
         self._collect(timeout_s)
 
     def close(self) -> None:

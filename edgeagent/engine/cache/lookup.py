@@ -78,7 +78,7 @@ class BlockCache:
     ) -> None:
         """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block.
 
-        `token_bytes`: what a token takes of a block (0: not known, or all is a state).
+        `token_bytes`: bytes of a token in a block (0: unknown, or all is a state).
         """
         self.block_tokens = block_tokens
         self.token_bytes = token_bytes
@@ -111,7 +111,7 @@ class BlockCache:
         return self.tree.walk(root, tokens)
 
     def find(self, walk: Walk) -> list[BlockReference]:
-        """Return the chain of blocks that restores the most of what was looked up, of the fewest blocks."""
+        """Return the chain that restores the most of the looked-up tokens with the fewest blocks."""
         last_to: dict[int, BlockReference | None] = {0: None}  # the last block of the shortest chain that ends there
         num_blocks = {0: 0}
         for place in walk.blocks():
@@ -129,7 +129,7 @@ class BlockCache:
         return references[::-1]
 
     def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
-        """Look for `own` tokens behind a chain that ends at `at` with the block `key` (None: an empty one).
+        """Look for `own` tokens after a chain that ends at `at` with the block `key` (None: an empty chain).
 
         A child may extend a block that is full, ends at `cut`, or has children already.
         """
@@ -157,7 +157,8 @@ class BlockCache:
         return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
-        """Whether some tier has a block, and lookups find it: one that came back below is not in the tree at once."""
+        """Whether a tier has a block and lookups find it: a block that returned to the tier below is added to the tree
+        later."""
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
@@ -173,7 +174,7 @@ class BlockCache:
         return True
 
     def refresh(self, max_heads: int = 1 << 60) -> None:
-        """Add blocks that came to the tier below from elsewhere, and forget those that no tier holds."""
+        """Add blocks that other processes wrote to the tier below, and forget blocks that no tier holds."""
         if self.below is not None:
             for head in self.below.take_found(max_heads):
                 self.tree.add(head)
@@ -204,7 +205,7 @@ class BlockCache:
     def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
         """Return the block that reaches furthest along a walk, from one of these positions beyond `end`, cut there.
 
-        Of several: one in host memory rather than below, then behind the fewest blocks, then with the least to cut off.
+        Of several: one in host memory first, then after the fewest blocks, then with the fewest tokens to cut off.
         """
         best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None

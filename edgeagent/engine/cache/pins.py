@@ -1,7 +1,6 @@
-"""Which blocks are held for lanes: the latest response of a conversation stays until its next one.
+"""Pins blocks for lanes: the latest response of a conversation stays until its next one.
 
-It owns who holds what, and that all pins together are bounded. It evicts nothing and knows no blocks, only their
-keys and sizes.
+It limits all pins together. It evicts nothing and knows only the keys and sizes of blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.cache.block import BlockKey
 
-MAX_LANES = 256  # a choice looks at all of them
+MAX_LANES = 256  # the choice of a lane to unpin visits all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,8 @@ class _Pin:
 
 
 class Pins:
-    """Blocks by lane, of at most `max_bytes` together; of the partition that has most, the oldest goes first."""
+    """Pinned blocks by lane, at most `max_bytes` together; the oldest lane of the largest partition is unpinned
+    first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -34,9 +34,10 @@ class Pins:
         return key in self._num_pins
 
     def pin(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
-        """Hold blocks of a partition for a lane instead of those before; return the blocks that no lane holds any more.
+        """Pin blocks of a partition for a lane instead of its earlier ones; return the blocks that no lane pins any
+        more.
 
-        Blocks of more bytes than all lanes may hold together are not held.
+        Blocks that are larger than the limit of all lanes are not pinned.
         """
         freed = self._unpin(lane)
         if sizes and sum(sizes.values()) <= self._max_bytes:
@@ -49,20 +50,21 @@ class Pins:
         return freed - self._num_pins.keys()
 
     def release(self, root: BlockKey | None) -> set[BlockKey]:
-        """Let go of all blocks of a partition (None: of all); return them."""
+        """Unpin all blocks of a partition (None: of all); return them."""
         lanes = [lane for lane, pin in self._pins.items() if root in (None, pin.root)]
         freed: set[BlockKey] = set()
         return freed.union(*[self._unpin(lane) for lane in lanes])
 
     def forget(self, key: BlockKey) -> None:
-        """Take note that a block is gone: a longer one has its place."""
+        """Note that a block was replaced by a longer one."""
         if key in self._num_pins:
             del self._num_pins[key]
             sizes = [pin.sizes.pop(key) for pin in self._pins.values() if key in pin.sizes]
             self._num_bytes -= sizes[0]
 
     def _choose_lane(self, latest: str) -> str:
-        """Return the least recently used lane of the partition that holds most; of any, if that has only the latest."""
+        """Return the least recently used lane of the partition with the most bytes; of any, if that has only the latest
+        lane."""
         num_bytes: Counter[BlockKey] = Counter()
         for pin in self._pins.values():
             num_bytes[pin.root] += sum(pin.sizes.values())

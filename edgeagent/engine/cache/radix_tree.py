@@ -1,9 +1,9 @@
 """A radix tree over token ids: which sequences and which blocks hold which prefix.
 
 Every holder's whole prefix is one path from the root of its partition, and ends at a node. Edges are compressed: a node
-owns the tokens between its parent and itself, for all whose path goes through it. So one walk along some tokens tells
-what KV cells, host memory and disk have of them. The tree answers and records; it knows nothing of cells, memories,
-tiers or time: its owners take out what is gone.
+owns the tokens between its parent and itself, for all whose path goes through it. So one walk along some tokens finds
+them in KV cells, host memory and disk. The tree knows nothing of cells, memories, tiers or time: its owners remove what
+is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_VISITS = 256
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block stands: its tokens are those from `start` to `end` of a prefix."""
+    """A block's place: its tokens are those from `start` to `end` of a prefix."""
 
     key: BlockKey
     parent: BlockKey
@@ -33,7 +33,7 @@ class Place:
 
 
 class Node:
-    """A place where a prefix ends or several part."""
+    """A position where a prefix ends or several diverge."""
 
     __slots__ = ("blocks", "children", "depth", "parent", "sequences", "tokens")
 
@@ -43,12 +43,13 @@ class Node:
         self.depth = depth  # tokens from the root to the end of the edge
         self.children: dict[int, Node] = {}
         self.blocks: dict[BlockKey, Place] = {}  # that end exactly here
-        self.sequences: frozenset[int] = frozenset()  # that end here or below: few, so none is searched for
+        self.sequences: frozenset[int] = frozenset()  # that end here or below; few, so a linear search is fast
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far a tree has some tokens: `nodes` are wholly on their path, all below `deepest` shares `depth` of them.
+    """The part of some tokens that a tree has: `nodes` are wholly on their path; all below `deepest` share `depth`
+    tokens.
 
     The tree must not change while it is read, except that blocks may be taken out before `sequences` is called.
     """

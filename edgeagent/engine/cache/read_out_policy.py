@@ -1,4 +1,4 @@
-"""What becomes of an idle prefix that is not in blocks while others need cells or time: pure predictions, no action."""
+"""Decides about idle prefixes that are not in blocks while others need cells or time. Pure predictions, no action."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHT = 0.05  # of a prompt's
 class ReadOutPolicy:
     """The costs of one runner's idle prefixes: of reading one out, of leaving it in the cells, of losing it.
 
-    While nothing else is to be done, everything is read out, and no rule is needed. Otherwise somebody waits:
+    In idle time everything is read out, without rules. Otherwise a client waits:
 
     1. A live sequence needs the cells. The prefix must go. It is read out first if it is pinned, or if reading takes no
        longer than computing it again would, times the probability that it is asked for again. That is the share of
@@ -36,15 +36,15 @@ class ReadOutPolicy:
         self._hit_rate = _FIRST_HIT_RATE
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
-        """Take in how long reading out a block took, with all that belongs to it."""
+        """Note how long reading out a block took, with all related work."""
         self._rate.observe(num_bytes, seconds)
 
     def observe_prompt(self, num_tokens: int, num_cached: int) -> None:
-        """Take in how much of a prompt was found cached."""
+        """Note how much of a prompt was found cached."""
         self._hit_rate += _WEIGHT * (num_cached / max(1, num_tokens) - self._hit_rate)
 
     def read_s(self, num_bytes: float) -> float:
-        """Return the expected seconds of reading out so many bytes."""
+        """Return the expected seconds of reading out this many bytes."""
         return self._rate.seconds(num_bytes)
 
     def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:

@@ -26,7 +26,7 @@ _MAX_AHEAD_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Restoring:
-    """A live sequence on its way back into the cells, with the blocks that are still to come."""
+    """A live sequence that is being restored, with its remaining blocks."""
 
     seq_id: int
     tokens: array[int]
@@ -39,7 +39,7 @@ class Restoring:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are back."""
+        """Restored tokens."""
         return sum(self.num_restored.values())
 
 
@@ -59,7 +59,7 @@ class CachedPrefix:
 
 
 class Restorer:
-    """Brings what a saver's blocks hold back into its cells."""
+    """Restores a saver's blocks into its cells."""
 
     def __init__(self, runner: Runner, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
@@ -75,8 +75,8 @@ class Restorer:
     ) -> CachedPrefix:
         """Return how much of a prompt to take from cells, and the blocks to restore after that.
 
-        `prefill_s` predicts the seconds of computing so many tokens from a depth on; blocks that would take longer are
-        left alone.
+        `prefill_s` predicts the seconds of computing tokens from a depth on; blocks that would take longer are not
+        restored.
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
@@ -99,9 +99,9 @@ class Restorer:
         return self._blocks.walk(self._blocks.root(partition), tokens).depth
 
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
-        """Make a live sequence with what was just found of its tokens; None if every sequence id is live.
+        """Make a live sequence with the prefix that was just found; None if every sequence id is live.
 
-        Go on with `advance` until that says it is done.
+        Call `advance` until it returns True.
         """
         seq_id = self._saver.claim(found.root, found.source, found.known)
         if seq_id is None:
@@ -115,9 +115,9 @@ class Restorer:
         return restoring
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about so long, at least one; True when nothing is left to restore.
+        """Restore blocks for about this long, at least one; True when nothing is left to restore.
 
-        A block that is gone, or does not fit, ends it early: what is there then is right, and the rest is computed.
+        A block that is gone, or does not fit, ends it early: the restored part is correct, and the rest is computed.
         """
         started_s = self._clock()
         while restoring.references:
@@ -135,7 +135,7 @@ class Restorer:
         return not restoring.references
 
     def stop(self, restoring: Restoring) -> None:
-        """Give up what is not restored yet."""
+        """Drop the blocks that are not restored yet."""
         restoring.references.clear()
         restoring.unasked.clear()
         for key in restoring.requested:
@@ -144,7 +144,7 @@ class Restorer:
         restoring.requested.clear()
 
     def wait(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
-        """Wait for a while, where none of these can go on before another block is read."""
+        """Wait, at most `timeout_s`, if none of these can continue before another block is read."""
         heads = [(each, each.references[0]) for each in restorings if each.references]
         if self._loader is not None and heads and not any(self._is_loaded(*head) for head in heads):
             self._loader.wait(timeout_s)

@@ -1,9 +1,9 @@
 """Reads idle prefixes out of the cells into blocks, and lets them leave the cells.
 
-Every used cell slows every token of every sequence, so cells are for live sequences and for those about to be: an idle
-prefix is read out while there is time, and leaves the cells when another sequence computes. Reading out happens on the
-engine's thread between two steps, a block at a time. The saver decides what stays in the cells (`read_out_policy` says
-at what cost), not when there is time, nor which blocks are restored.
+Every used cell slows every token of every sequence, so cells are for live sequences: an idle prefix is read out in idle
+time, and leaves the cells when another sequence computes. Reading out happens on the engine's thread between two steps,
+a block at a time. The saver decides what stays in the cells (`read_out_policy` says at what cost), not when there is
+time, nor which blocks are restored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Saved(Enum):
 
 
 class Saver:
-    """Between one runner's cells and the blocks that keep what leaves them; told of every sequence's start and end."""
+    """Saves one runner's cells in blocks. It must be told of every sequence's start and end."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Saver:
         clock: Callable[[], float] = time.monotonic,
         costs: CostModel | None = None,
     ) -> None:
-        """`costs` are those of the runner's steps; without them every prefix is read out before it leaves the cells."""
+        """`costs` are those of the runner's steps; without them every prefix is read out before it is evicted."""
         self.cells = PrefixCache(runner, blocks.tree, self._save_evicted)
         self.blocks = blocks
         self.read_out_policy = ReadOutPolicy(costs)
@@ -77,7 +77,7 @@ class Saver:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing can be read out before the tier below has taken more of what was."""
+        """Whether nothing can be read out before the tier below has written more blocks."""
         return self.has_something and self.blocks.host.is_waiting
 
     @property
@@ -141,7 +141,7 @@ class Saver:
             self._saved.add(seq_id)
 
     def prepare(self) -> bool:
-        """Get memory ready for a block that is read out later, in front of somebody; False if there is enough."""
+        """Prepare memory for a block that is read out later while a client waits; False if there is enough."""
         if self._has_state or not self._cell_bytes:
             return False
         host = self.blocks.host.stats()
@@ -200,7 +200,7 @@ class Saver:
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
     def forget_idle(self) -> None:
-        """Drop all idle sequences unread; their blocks stay."""
+        """Drop all idle sequences without reading them out; their blocks stay."""
         for seq_id in self.cells.idle_ids:
             self._drop(seq_id)
 
@@ -214,7 +214,7 @@ class Saver:
         return self.blocks.purge(root)
 
     def close(self) -> None:
-        """Read out what is unsaved, and hand everything that is kept to the tier below."""
+        """Read out all unsaved prefixes, and offer all blocks to the tier below."""
         for seq_id in tuple(self._unsaved):
             while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
                 pass
@@ -284,7 +284,7 @@ class Saver:
         self.read_out_policy.observe_read(len(block.target), self._clock() - started_s)
         if is_kept:
             return _Saved.MORE
-        # As it was then: there may be room by now.
+        # `was_waiting` is from the time of the offer: there may be room by now.
         return _Saved.LATER if self.blocks.host.was_waiting else _Saved.REFUSED
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:

@@ -1,9 +1,9 @@
-"""Who owns which sequence id of the runner, and which of the prefixes in its cells can be used again.
+"""Owns the runner's sequence ids, and finds prefixes in its cells that can be used again.
 
-A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). What is live or
-idle stands in the radix tree that has the blocks too; a new prompt takes over or shares the longest prefix found there.
-Idle prefixes are evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to keep
-them elsewhere.
+A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). Live and idle
+sequences are in the radix tree, which also has the blocks; a new prompt takes over or shares the longest prefix found
+there. Idle prefixes are evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to
+keep them elsewhere.
 
 Invariant: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of each = its
 length.
@@ -157,7 +157,7 @@ class PrefixCache:
         self._forget(seq_id)
 
     def cut(self, seq_id: int, length: int) -> int:
-        """Take back a live sequence's tokens from `length` on; return the length that it has then.
+        """Remove a live sequence's tokens from `length` on; return its new length.
 
         0 where the memory cannot be cut there.
         """
@@ -171,7 +171,7 @@ class PrefixCache:
         self._tree.extend(seq_id, tokens)
 
     def rewind(self, seq_id: int) -> int:
-        """Make the runner agree with what is recorded of a live sequence, after a decode that ended midway.
+        """Cut the runner's memory of a live sequence to the recorded length, after an interrupted decode.
 
         Return the length it has afterwards: the recorded one, or 0 where the memory could not be cut.
         """

@@ -1,4 +1,4 @@
-"""Measured bytes a second of something that is done over and over."""
+"""The measured bytes a second of a repeated transfer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class TransferRate:
         self._seconds_per_byte = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Take in a measurement."""
+        """Add a measurement."""
         weight = _WEIGHT if self._seconds_per_byte else 1.0
         self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the expected seconds for so many bytes."""
+        """Return the expected seconds for this many bytes."""
         return self._seconds_per_byte * num_bytes
