@@ -66,11 +66,7 @@ class Engine:
         self._max_running = min(max_running, runner.max_batch)
         self._cost_model = costs or CostModel(runner.max_batch)
         self._scheduler = Scheduler(
-            runner.max_batch,
-            itl_budget_s,
-            self._cost_model,
-            max_outputs=runner.max_outputs,
-            row_cost=runner.row_cost,
+            runner.max_batch, itl_budget_s, self._cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
         )
         self._saver = Saver(runner, blocks or no_blocks(), clock, self._cost_model)
         self._restorer = Restorer(runner, self._saver, clock)

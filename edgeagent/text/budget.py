@@ -20,7 +20,7 @@ _MAX_VALUES = 250_000
 _MAX_INTEGER_BITS = 4096
 _CPU_S = 1.0
 _OPERATIONS_PER_CLOCK = 64
-# An operation on so much text takes milliseconds by itself, so the clock is read before each.
+# An operation on a text this long takes milliseconds, so the clock is read before each.
 _LONG_CHARS = 64 << 10
 _HOLDERS = (list, tuple, Mapping, KeysView, ValuesView, ItemsView)
 _SIMPLE_FORMAT = re.compile(r"(?:[^%]|%[sdi%])*")
@@ -35,7 +35,7 @@ class Budget:
         self._deadline_s = time.thread_time() + _CPU_S
 
     def spend_on(self, value: object) -> None:
-        """Account for looking at all that a value holds, or at a text's characters."""
+        """Charge for reading all of a value, or all characters of a text."""
         self.spend(len(value) if isinstance(value, str) else weigh(value) * _CHARS_PER_ELEMENT)
 
     def spend(self, num_chars: int = 0) -> None:
@@ -63,7 +63,7 @@ def size_of(value: object) -> int:
 
 
 def num_chars(value: object) -> int:
-    """Return about how long the text of a value is; raise SecurityError where that is past all reason.
+    """Return the approximate length of a value's text; raise SecurityError if it is far too long.
 
     Lists may hold each other many times over, so their text can be exponentially longer than their memory.
     """
@@ -90,9 +90,9 @@ def num_chars(value: object) -> int:
 
 
 def weigh(value: object) -> int:
-    """Return how many values comparing or hashing this one may look at; raise SecurityError past all reason.
+    """Return how many values a comparison or a hash of this one may visit; raise SecurityError if that is far too many.
 
-    Lists may hold each other many times over, and each time counts: comparing remembers nothing.
+    A list that is contained several times counts each time, since a comparison visits it each time.
     """
     if not isinstance(value, _HOLDERS):
         return 0

@@ -1,4 +1,4 @@
-"""Keeps a model from opening a tool call where no call may come: its marker must not reach the answer's text either."""
+"""Prevents tool calls where none are allowed, and keeps their marker out of the answer's text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BannedText:
 
 def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[BannedText, ...]:
     """Return the texts that open a call in this format: one pass over the vocabulary, so keep the result."""
-    # Half a marker would be shown as well; up to the underscore none occurs in other text.
+    # A partial marker would be shown too; no other text contains a marker's part up to the underscore.
     marker = call_opener(tool_format).partition("_")[0] + "_"
     banned = [BannedText(marker.encode(), vocabulary)]
     if tool_format is ToolFormat.LLAMA:

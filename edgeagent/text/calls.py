@@ -1,7 +1,7 @@
 """The syntax of tool calls, one reader for each format.
 
-A reader is sent the text after the opening marker, one character at a time; it passes its findings to a sink, raises
-MalformedError when this is no call, and returns text that it read too far.
+A reader is sent the text after the opening marker, one character at a time; it reports calls to a sink, raises
+MalformedError if the text is not a call, and returns text that it read beyond the call.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _read_call_object(first: str, sink: CallSink) -> Generator[None, str, None]:
 
 
 class _PartialCall:
-    """A JSON call as far as it has been read. Arguments that come before the name wait for it."""
+    """The part of a JSON call read so far. Arguments before the name are kept until the name is known."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink
@@ -167,7 +167,7 @@ class _PartialCall:
 
 
 def _read_arguments(first: str, keep: Keep) -> Generator[None, str, None]:
-    """Read an object as it comes; a string that holds an object, whole and unescaped; null as an empty object."""
+    """Read an object incrementally, a string that holds an object as a whole, or null as an empty object."""
     match first:
         case "{":
             yield from read_value(first, keep)

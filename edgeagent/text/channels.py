@@ -1,7 +1,7 @@
-"""Splits generated text into content, reasoning and tool calls while it comes.
+"""Splits generated text into content, reasoning and tool calls incrementally.
 
-It knows markers and the calls' syntax; not tokens, stop strings or templates. Text that turns out not to be a call, or
-calls a tool that the request does not have, is content: nothing is lost, but for a call cut off before its name.
+It knows markers and the calls' syntax; not tokens, stop strings or templates. Text that is not a valid call, or calls a
+tool that the request does not have, becomes content. Only a call cut off before its name is dropped.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ChannelParser:
 
     @property
     def num_held(self) -> int:
-        """How many of the characters fed last are not assigned to a channel yet, and may still be content."""
+        """How many of the last characters are not assigned to a channel yet and may be content."""
         if self._call is None:
             return len(self._buffer)
         is_begun = self.num_calls > self._call.num_calls_before
@@ -149,7 +149,7 @@ class ChannelParser:
         return False
 
     def _num_safe(self) -> int:
-        """How much of the buffer is content whatever comes next."""
+        """How much of the buffer is certainly content."""
         markers = [] if self._opener is None else [self._opener]
         if not self._has_content:
             markers += [pair.open for pair in self._reasoning if pair.open.startswith(self._buffer.lstrip())]
@@ -221,12 +221,12 @@ class ChannelParser:
         return False
 
     def _reject_call(self, call: _Region) -> None:
-        """Turn the text that the reader did not use back into text: its opening is content, the rest is read again."""
+        """Treat a failed call as text: its opening marker is content, the rest is read again."""
         self._call = None
         self._put_back("".join(call.unread))
         if self.num_calls == call.num_calls_before:
             self._put_back(call.opening)
-            # A call without a marker has to lose a character too, or it would be tried again for ever.
+            # Without a marker one character becomes content, or the same text would be tried again endlessly.
             self._add_content(len(call.opening) if call.opening.strip() else len(call.opening) + 1)
 
     def _put_back(self, text: str) -> None:

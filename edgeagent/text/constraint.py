@@ -1,7 +1,7 @@
 """The state of one answer with a required form: which tokens may come next.
 
-Free text costs nothing: where only calls are constrained, the grammar wakes up when a call's marker has been generated
-and sleeps again when the call is over.
+Free text costs nothing: if only calls are constrained, the grammar is active from a call's marker to the end of the
+call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class TokenTools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text that wakes the grammar. is_start: only as the answer's first text, and then part of the grammar's text."""
+    """Text that activates the grammar. is_start: only as the answer's first text, and then part of the grammar's
+    text."""
 
     text: bytes
     is_start: bool = False
@@ -52,10 +53,10 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When a grammar applies: from the start, or after a trigger; then once, or each time a trigger comes up.
+    """When a grammar applies: from the start or after a trigger; once or after each trigger.
 
-    goes_on: text that is complete may still grow within the grammar, so it stays awake.
-    text_grammar: what remains of the grammar where the model is not about to call a tool.
+    goes_on: complete text may still grow within the grammar, so it stays active. text_grammar: the grammar without tool
+    calls.
     """
 
     grammar: str
@@ -146,7 +147,7 @@ class Constraint:
         return self._guard.narrowed(mask)
 
     def instead_of(self, token: int) -> int | None:
-        """Return what to write where the model would write `token` next and may not; None where that is not clear.
+        """Return the token to write if the model's next `token` is not allowed; None if that is unclear.
 
         Inside a JSON string a token that ends the answer, or one that is markup, can only mean that the text is over.
         """
@@ -166,7 +167,7 @@ class Constraint:
             return
         had_ended = self._matcher.is_stopped()
         if not self._matcher.consume_token(token):
-            # A format may grow too large only where it is followed: after its second optional property, say.
+            # A grammar may exceed its limits only while it is used, e.g. after a second optional property.
             if not had_ended:
                 self._check(self._matcher)
             raise InternalError(f"token {token} is against the grammar")
@@ -231,7 +232,7 @@ class Constraint:
         matcher = self._prototype.deep_copy()
         tokens = self._tokens.tokenize_bytes(rest)
         if rest and not matcher.consume_tokens(tokens):
-            # The answer has already left the grammar, inside one token: it stays free text until the next trigger.
+            # The answer left the grammar inside this token: it is free text until the next trigger.
             return
         self._matcher = matcher
         self._guard = JsonGuard(self._tokens.starts)
@@ -253,7 +254,8 @@ class Constraint:
 
 
 def reason(text: str) -> str:
-    """Return what is wrong, in a line: the first, with the last where that one only announces it (a regex's error)."""
+    """Return the error in one line: the first line, with the last one if the first only announces it (a regex's
+    error)."""
     lines = text.strip().splitlines() or ["unknown reason"]
     reason = lines[0]
     if reason.endswith(":") and len(lines) > 1:

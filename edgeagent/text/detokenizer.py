@@ -1,4 +1,4 @@
-"""Turns tokens into text as they come. Owns the bytes of a character that is not complete yet."""
+"""Turns tokens into text incrementally. It keeps the bytes of an incomplete character."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Detokenizer:
         return self._decoder.decode(b"".join(self._piece(token) for token in tokens))
 
     def flush(self) -> str:
-        """Return what is left of an incomplete character, as a replacement character; empty as a rule."""
+        """Return a replacement character for an incomplete character at the end; usually empty."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text

@@ -72,7 +72,7 @@ class GrammarCompiler:
 
     @property
     def starts(self) -> TokenStarts:
-        """How tokens begin; known once the vocabulary is read."""
+        """The first bytes of tokens; available after the vocabulary is read."""
         assert self._starts is not None
         return self._starts
 
@@ -168,7 +168,7 @@ class GrammarCompiler:
             raise _RefusedError(f"the schemas have {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS}")
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if not matcher.is_error():
-            # A grammar without any sentence (a schema that refers to itself, say) shows only when it is used.
+            # A grammar that matches no text (e.g. a schema that refers to itself) fails only when it is used.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise _RefusedError(reason(matcher.get_error()))

@@ -1,7 +1,7 @@
 """Keeps JSON text that is being generated within bounds that its grammar does not set.
 
 A model that has begun to repeat a digit may do so until its context is full, in any number that JSON allows. A blank
-before a colon or a comma is JSON too, but no model has learned from such text, and it goes on worse behind it.
+before a colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 MAX_DIGITS = 16
 # What a double takes without becoming infinite.
 MAX_EXPONENT_DIGITS = 2
-# Of one digit or of white space in a string: longer than any hash or table; what goes on longer goes on for ever.
+# Of one digit or of white space in a string: longer than in any hash or table, so a longer run would never end.
 MAX_REPEATS = 128
 _DIGITS = frozenset(b"0123456789")
 _BLANKS = frozenset(b" \t")
@@ -100,7 +100,7 @@ class JsonGuard:
         beyond = digits[self._starts.num_digits[digits] > self._room]
         if not mask[beyond].any():
             return mask
-        # Where the grammar wants more digits, it is a const's, or one that is not 0 (behind 0.000, above 0).
+        # If the grammar requires more digits, they belong to a const, or to a number that must not be 0 (after 0.000).
         shorter = _without(mask, beyond)
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 

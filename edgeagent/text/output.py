@@ -1,4 +1,4 @@
-"""One request's way from tokens to deltas: characters, then channels, then stop strings.
+"""Turns one request's tokens into deltas: characters, then channels, then stop strings.
 
 It keeps log probabilities beside the text of their tokens. It does not know why a sequence ends otherwise.
 """
@@ -91,9 +91,9 @@ class OutputStream:
         return self._take_deltas()
 
     def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
-        """Take in an answer's first tokens, which its client has as this text and reasoning; nothing of it is returned.
+        """Feed an answer's first tokens, whose text and reasoning the client already has; nothing is returned.
 
-        False where these channels would have shown something else: a call, text behind a stop string.
+        False if these channels would give something else: a call, or text after a stop string.
         """
         self._said_before = SaidBefore(text, reasoning)
         return not self.feed(tokens) and self.stopped is None

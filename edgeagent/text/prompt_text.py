@@ -1,4 +1,4 @@
-"""A prompt given back to its client as text, with the log probabilities of its tokens where they are wanted.
+"""Returns a prompt to its client as text, with the log probabilities of its tokens if requested.
 
 It knows where each token's text begins. It does not know who scores the tokens, or when.
 """

@@ -1,4 +1,4 @@
-"""Keeps clients' text apart from the template's own, from before a prompt is rendered until it is tokens.
+"""Separates clients' text from the template's own, from before the rendering to the tokens.
 
 A client's text that spells a control token is marked, so that it becomes plain text tokens and never a turn of its own.
 The mark goes behind the first character of what spells the token: trimming, comparing and splitting by the template
@@ -15,7 +15,7 @@ from edgeagent.text.long_text import any_of
 from edgeagent.text.tool_format import ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
-# Used where the control tokens are not known: whatever looks like one.
+# Used if the control tokens are unknown: any text that looks like one.
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")
 _SENTINELS = range(0x10_F000, 0x10_FFFE)
 
@@ -57,7 +57,7 @@ class Marker:
         return self._mark(self._control, text)
 
     def mark_foreign(self, text: str) -> str:
-        """Return the words of a user or a tool, marked."""
+        """Return the text of a user or a tool, marked."""
         return self._mark(self._foreign, text)
 
     def _mark(self, pattern: re.Pattern[str], text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a client has of an answer that began elsewhere, so that nothing of it is said twice.
+"""Removes the part of an answer that the client already has from another machine.
 
 The channels hold text back (white space, half a marker) that another place had shown already.
 """
@@ -9,7 +9,7 @@ from edgeagent.types import Delta, ReasoningDelta, TextDelta, replace
 
 
 class SaidBefore:
-    """Takes the part that was said before off the deltas of an answer that is gone through again from its start.
+    """Removes the delivered part from the deltas of an answer that is repeated from its start.
 
     White space before the text, and at either end of the reasoning, belongs to neither.
     """
@@ -20,7 +20,7 @@ class SaidBefore:
         self._has_text = False
 
     def rest(self, delta: Delta) -> Delta | None:
-        """Return what of a delta is new; None where nothing is."""
+        """Return the new part of a delta; None if nothing is new."""
         match delta:
             case ReasoningDelta(text):
                 new, self._reasoning = _behind(text, self._reasoning)
@@ -37,7 +37,7 @@ class SaidBefore:
 
 
 def _behind(text: str, said: str) -> tuple[str, str]:
-    """Return the part of a text behind what was said, and what of that is still to come."""
+    """Return the part of a text after the delivered one, and the rest of the delivered one."""
     if said.startswith(text):
         return "", said[len(text) :]
     pairs = enumerate(zip(text, said, strict=False))

@@ -1,4 +1,4 @@
-"""Finds the place in a JSON schema for which the grammar compiler, which names none, refused it."""
+"""Finds the place in a JSON schema because of which the grammar compiler refused it; the compiler does not name it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_fault(schema: Schema, *, strict: bool, try_schema: Try) -> str | No
         why = try_schema({"type": "string", "pattern": node["pattern"]})
         if why is not None:
             return f"`pattern` at {path} cannot be followed: {why}"
-    # Last, since some of these can be followed: what the compiler refused may have been something else.
+    # Last, since some of these are supported: the compiler may have refused something else.
     for path, node in nodes if strict else ():
         for keyword, reason in _doubts(node):
             return f"`{keyword}` at {path} {reason}"

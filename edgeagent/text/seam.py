@@ -1,4 +1,4 @@
-"""The place where an answer that began elsewhere goes on, which may lie inside one of this model's tokens.
+"""The position at which an answer from another machine continues; it may lie inside one of this model's tokens.
 
 The last few tokens of its text are generated again, as any tokens that spell that text and continue it.
 """
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from edgeagent.text.vocabulary import Vocabulary
 
-# A word that was cut has this many tokens at most, as a rule.
+# A cut word usually has at most this many tokens.
 _MAX_OPEN_TOKENS = 6
 
 
 def num_open(pieces: Sequence[bytes]) -> int:
-    """Return how many of the last tokens may be parts of a word that is not over; at least one of any."""
+    """Return how many of the last tokens may belong to an incomplete word; at least one if there are any."""
     num = min(1, len(pieces))
     while num < min(len(pieces), _MAX_OPEN_TOKENS) and _is_inside_word(pieces[-num - 1], pieces[-num]):
         num += 1

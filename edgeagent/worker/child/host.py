@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from edgeagent.engine.llama.fingerprint import describe_unused, make_fingerprint
 from edgeagent.engine.llama.model import Model, split_parts
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.sampler import Sampler, resolve
-from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.depth import DraftLength
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.trial import FIRST_STEPS, try_out
@@ -33,7 +32,6 @@ from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
-from edgeagent.text.seam import Seam
 from edgeagent.text.tool_format import REASONING
 from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import (
@@ -46,7 +44,8 @@ from edgeagent.types import (
     TextQuery,
 )
 from edgeagent.worker.child.choosing import choose
-from edgeagent.worker.child.continuation import Continuation, read_continuation
+from edgeagent.worker.child.continuation import read_continuation
+from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.fit import check_memory
@@ -56,43 +55,6 @@ from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 # A draft model's cells take about this fraction of its target's memory.
 _DRAFT_SHARE = 1 / 8
 _OPEN_S = 1.0  # to wait for a slow disk to list its blocks; later ones are added when they are listed
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready for the engine, and the output stream that turns its tokens into deltas."""
-
-    spec: SequenceSpec
-    output: OutputStream
-    render_ms: float
-    echo: PromptEcho | None = None
-    num_dropped_items: int = 0
-    earlier: Continuation | None = None
-    """The beginning of the answer, where another machine gave it, and"""
-    seam: Seam | None = None
-    """what holds while the last of it is said again."""
-
-    @property
-    def num_elsewhere(self) -> int:
-        """How many more tokens the beginning took on the other machine than here."""
-        if self.earlier is None:
-            return 0
-        return self.earlier.num_elsewhere - self._num_too_many
-
-    def settle(self, sequence: Sequence, context_length: int) -> None:
-        """Adjust the limit once, by the difference in tokens after the open text was generated again."""
-        if self.seam is None or not self.seam.is_over or self.seam.is_settled:
-            return
-        self.seam.is_settled = True
-        if self.spec.max_tokens is not None:
-            wanted = min(sequence.max_length + self._num_too_many, context_length)
-            sequence.max_length = max(len(sequence.tokens), wanted)
-
-    @property
-    def _num_too_many(self) -> int:
-        if self.earlier is None or self.seam is None or not self.seam.is_over:
-            return 0
-        return self.seam.num_again - self.earlier.num_open
 
 
 class Host:
@@ -140,29 +102,9 @@ class Host:
         """Notes on this load for the daemon's log."""
         self._keyring = self._make_keyring(load, config)
         self._introduced: set[str] = set()
-        self.engine = Engine(
-            self._runner,
-            max_running=config.parallel,
-            max_forced=config.draft_tokens,
-            itl_budget_s=config.itl_budget_ms / 1000,
-            costs=costs,
-            num_trained=self.model.context_length_trained,
-            drafter=self._make_drafter(load, config, on_try),
-            blocks=self._make_blocks(load, config),
-        )
-        self._sampling = self.model.default_sampling()
-        self._special = special_texts(self.model)
-        self._vocabulary = LongTextVocabulary(self.model, self._special)
-        self._make_template = partial(make_template, self.model, self._special, make)
-        self._template = self._try_template()
-        self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
-        self._grammars = GrammarCompiler(self.model)
+        self.engine = self._make_engine(load, config, costs, on_try)
+        self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
-        self.embedder = Embedder(self.model, config, self.engine.context_length)
-        self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
-        self.read_texts = TextReader(
-            self.model, self._vocabulary, self.engine.context_length, self._embedding_length
-        ).read
         if store is not None:
             store.wait_until_open(_OPEN_S)
             self.engine.refresh()
@@ -281,6 +223,33 @@ class Host:
             num_logprobs=request.logprobs,
             history=prompt.tokens,
         )
+
+    def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]) -> Engine:
+        return Engine(
+            self._runner,
+            max_running=config.parallel,
+            max_forced=config.draft_tokens,
+            itl_budget_s=config.itl_budget_ms / 1000,
+            costs=costs,
+            num_trained=self.model.context_length_trained,
+            drafter=self._make_drafter(load, config, on_try),
+            blocks=self._make_blocks(load, config),
+        )
+
+    def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:
+        """Set up what reads and writes the model's text."""
+        self._sampling = self.model.default_sampling()
+        self._special = special_texts(self.model)
+        self._vocabulary = LongTextVocabulary(self.model, self._special)
+        self._make_template = partial(make_template, self.model, self._special, make)
+        self._template = self._try_template()
+        self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
+        self._grammars = GrammarCompiler(self.model)
+        self.embedder = Embedder(self.model, config, self.engine.context_length)
+        self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
+        self.read_texts = TextReader(
+            self.model, self._vocabulary, self.engine.context_length, self._embedding_length
+        ).read
 
     def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
         """Return the keyring of this model's blocks, the same after each restart; None if no tier outlives the

@@ -35,7 +35,8 @@ from edgeagent.types import (
 )
 from edgeagent.worker.child.embeddings import Embeddings
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.child.host import Host, Prepared
+from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.turns import Turns
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
 

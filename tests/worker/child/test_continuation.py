@@ -27,7 +27,8 @@ from edgeagent.types import (
     Tool,
     replace,
 )
-from edgeagent.worker.child.host import Host, Prepared
+from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
 

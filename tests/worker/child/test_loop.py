@@ -41,8 +41,9 @@ from edgeagent.types import (
     TokenLogprob,
     TokenPrompt,
 )
-from edgeagent.worker.child.host import Host, Prepared
+from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import Worker
+from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.process import _Preparer
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
