@@ -229,8 +229,8 @@ class Keyring:
     """Makes block keys by BLAKE2b, keyed with a secret of this installation.
 
     `fingerprint` must differ whenever a payload would mean something else: model content, llama.cpp build, KV types,
-    RoPE, flash attention and other settings of the context. Without the secret nobody can make two prefixes with the
-    same key, or learn the prompt from a key. `secret` has 16 to 64 bytes.
+    RoPE, flash attention and other settings of the context. Without the secret no two prefixes with the same
+    key can be made, and a key does not reveal its prompt. `secret` has 16 to 64 bytes.
     """
 
     def __init__(self, fingerprint: bytes, secret: bytes) -> None:
