@@ -195,7 +195,7 @@ def test_an_answer_goes_on() -> None:
     assert llama["messages"][-1]["role"] == "assistant" and llama["continue_final_message"] is True
     asked = body(PLAIN, OPENAI, so_far, in_words=True)
     assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "user"]
-    assert "Go on" in asked["messages"][-1]["content"]
+    assert "Continue it" in asked["messages"][-1]["content"]
     assert body(PLAIN, so_far=AnswerSoFar()) == body(PLAIN)
 
 
