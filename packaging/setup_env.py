@@ -201,7 +201,7 @@ def set_up(wanted: dict[str, str]) -> None:
 
 
 def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
-    """Create .venv, or create it anew when the interpreter or the checkout's place changed."""
+    """Create .venv, or create it again when the interpreter or the checkout's place changed."""
     stale = bool(done) and any(done.get(key) != wanted[key] for key in ("python", "root"))
     if venv_python(VENV).exists() and not stale:
         return

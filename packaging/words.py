@@ -40,6 +40,7 @@ WORDS = {
     r"\bwherever\b": "where, or in each place that",
     r"\b(have|has|had) (it|them) at hand\b": "holds",
     r"\bprompts?'? beginnings?\b|\bbeginnings of prompts\b": "prefix, cached prefix",
+    r"\banew\b": "again; reload, restart, start over",
     r"\bcome(s)? home\b|\bcame home\b": "continue on this machine",
 }
 # Prose that is checked later, with the code that it describes.

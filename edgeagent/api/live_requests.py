@@ -168,7 +168,7 @@ class LiveRequests:
         return self._service.models()
 
     def reload(self, model: str) -> None:
-        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
         self._service.reload(model)
 
     def default_model(self) -> str:

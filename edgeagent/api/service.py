@@ -38,7 +38,7 @@ class Service(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
         ...
 
     def default_model(self) -> str:

@@ -52,7 +52,7 @@ class LocalBackend:
         self._active_s = clock()  # when a request ran last
 
     def reload(self, model: str) -> None:
-        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
         self._pool.reload(model)
 
     def default_model(self) -> str:

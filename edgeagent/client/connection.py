@@ -260,7 +260,7 @@ def _message(body: bytes | bytearray) -> str | None:
 def connect(url: str | None = None, token: str | None = None, state_dir: Path | None = None) -> Client:
     """Return a client of the daemon at `url` (http:// or ws://), or of the one that runs on this machine.
 
-    Without `url` the daemon is found through its state folder (`state_dir`, or the configured one), anew for each
+    Without `url` the daemon is found through its state folder (`state_dir`, or the configured one), again for each
     connection, and its token is read there; it is only sent to the process that wrote the folder.
     """
     if url is not None:

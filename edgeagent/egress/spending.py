@@ -102,6 +102,6 @@ def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | No
         if most is not None and spent >= most:
             return (
                 f"the day's budget {who} {where} is used up: {spent:,.6g} of {most:,.6g} {unit}; "
-                "it begins anew at 0:00 UTC"
+                "it starts again at 0:00 UTC"
             )
     return None

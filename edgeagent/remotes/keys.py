@@ -43,7 +43,7 @@ class KeyFinder:
                 return self._kept(key.name)
 
     def forget(self, key: Key) -> None:
-        """Look a key up anew the next time: a remote has refused it."""
+        """Look a key up again the next time: a remote has refused it."""
         self._from_keyring.pop(key.name, None)
         self._missing.pop(key.name, None)
 

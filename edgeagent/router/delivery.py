@@ -57,7 +57,7 @@ class Delivery:
 
     @property
     def so_far(self) -> AnswerSoFar | None:
-        """What the next place has to continue; None where it begins anew."""
+        """What the next place has to continue; None where it starts over."""
         given = self._request.so_far
         if not self.has_content:
             return given

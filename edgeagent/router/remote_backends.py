@@ -115,7 +115,7 @@ class RemoteBackends:
 def _lag_s() -> float:
     """Return by how much a clock that goes on while the machine sleeps is ahead of the monotonic one.
 
-    Without such a clock it is the wall's: where that is set, idle connections are opened anew, which does no harm.
+    Without such a clock it is the wall's: where that is set, idle connections are reopened, which does no harm.
     """
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.time() if boot is None else time.clock_gettime(boot)) - time.monotonic()

@@ -96,7 +96,7 @@ class Router:
         ]
 
     def reload(self, model: str) -> None:
-        """Load a model anew, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
         unknown: ModelNotFound | None = None
         for backend in self._backends.values():
             try:

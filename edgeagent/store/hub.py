@@ -167,7 +167,7 @@ class Puller:
         return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
 
     def _download(self, file: RemoteFile, partial: Path, meter: Meter) -> None:
-        """Complete the partial file and verify it; one that was resumed and came out wrong is begun anew, once."""
+        """Complete the partial file and verify it; one that was resumed and came out wrong is started over, once."""
         while True:
             resumed = partial.stat().st_size if partial.is_file() else 0
             if resumed > file.size:

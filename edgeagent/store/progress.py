@@ -54,7 +54,7 @@ class Meter:
     def show(self, stage: Stage, file: RemoteFile, have: int) -> None:
         """Report; `have` is how much of this file is on disk, or was verified."""
         if stage == "downloading":
-            # A server that cannot continue starts anew: then all of `have` came just now.
+            # A server that cannot continue starts over: then all of `have` came just now.
             self.downloaded_bytes += have - self._have if have >= self._have else have
             self._have = have
         if self._on_progress is not None:

@@ -117,7 +117,7 @@ def test_budgets_count_what_has_ended_and_what_runs(tmp_path: Path) -> None:
     book.end(row, "completed", 100, 50)
     assert book.budget_left("gpu", "desk") is None, "the estimate has given way to the count"
     book.end(other, "completed", 900, 0)
-    assert "1,050 of 1,000 tokens; it begins anew at 0:00 UTC" in (book.budget_left("gpu", "desk") or "")
+    assert "1,050 of 1,000 tokens; it starts again at 0:00 UTC" in (book.budget_left("gpu", "desk") or "")
     assert book.spent("gpu").num_tokens == 1050
     assert book.budget_left("other", "") == "there is no remote 'other'"
 

@@ -1,9 +1,10 @@
 """Whether a soak was flat: what its looks say of growth, against limits. It knows neither clients nor daemons.
 
-Caches fill first, and killed workers begin anew; so growth is judged over the second half alone, in which no worker is
-killed: by how much the lowest look of its last third lies above that of its first. The lowest, since an allocator gives
-back freed memory now and then; where thirds are shorter than such a wave it only informs. What is left when all clients
-have gone is compared with what there was before, and of KV cells none may be left once the cache was told to forget.
+Caches fill first, and killed workers start with empty caches; so growth is judged over the second half alone, in which
+no worker is killed: by how much the lowest look of its last third lies above that of its first. It is the lowest since
+an allocator gives back freed memory now and then; where thirds are shorter than such a wave the figure only informs.
+What is left when all clients have gone is compared with what there was before. No KV cell may be left once the cache
+was told to forget.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """edgeagent against llama.cpp's own server, by turns, on a quiet machine.
 
 `python -m tests.peer.versus MODEL.gguf` measures one model: both servers get it with the same threads, context and
-number of sequences, and are started anew for each situation; `edgeagent bench` measures them A B A B. Prints the table
+number of sequences, and are restarted for each situation; `edgeagent bench` measures them A B A B. Prints the table
 of docs/figures.md; `--json FILE` keeps every sample.
 
 `python -m tests.peer.versus --shapes [NAME ...] [--quant Q4_0 ...]` measures the shapes of tests/peer/shelf, which it

@@ -1,4 +1,4 @@
-"""F15: the network goes and comes back with other addresses, here and at the remote, which is found anew."""
+"""F15: the network goes and comes back with other addresses, here and at the remote, which is found again."""
 
 from __future__ import annotations
 

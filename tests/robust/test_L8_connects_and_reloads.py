@@ -1,4 +1,4 @@
-"""L8: connections come and go by the hundred while the model is loaded anew: no worker dies, each answer ends once."""
+"""L8: connections come and go by the hundred while the model is reloaded: no worker dies, each answer ends once."""
 
 from __future__ import annotations
 

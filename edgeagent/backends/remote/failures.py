@@ -31,7 +31,7 @@ class Kind(StrEnum):
     WRONG_MODEL = "wrong_model"
     """It answered with another of its models than the one that was asked for."""
     REPEATED = "repeated"
-    """It may have begun an answer anew that it was to continue."""
+    """It may have started an answer over instead of continuing it."""
     REDIRECT = "redirect"
     """3xx. Never followed."""
 

@@ -184,7 +184,7 @@ class Transport:
         return headers
 
     async def drop(self) -> None:
-        """Close every connection at once, and begin anew with the next call: the network changed, or leave ended."""
+        """Close every connection at once, and open new ones with the next call: the network changed, or leave ended."""
         await self._errands.finish()
         old, self._connections = self._connections, self._new_connections()
         await old.pool.aclose()
@@ -283,7 +283,7 @@ class Exchange:
             # The little that follows the end is read beside everything else, so that the connection can be reused.
             self._errands.begin(self._read_off())
         else:
-            # `drop` may cancel that work; whoever closes the exchange was not cancelled, and goes on.
+            # `drop` may cancel that work. The task that closes the exchange was not cancelled, and continues.
             ending = self._errands.begin(self._end())
             await asyncio.wait([ending])
             if not ending.cancelled():

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from edgeagent.errors import EdgeAgentError, InvalidRequest, WorkerCrashed, from_code
+from edgeagent.errors import EdgeAgentError, InvalidRequest, from_code
 from edgeagent.types import (
     AnswerSoFar,
     Delta,
@@ -28,6 +28,7 @@ from edgeagent.types import (
     TokenLogprob,
     Usage,
 )
+from edgeagent.worker.parent.refusals import crashed_again, stuck
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
 # How many workers may die during a request: without a token from the last one, and in total. Three crashes within a
@@ -250,7 +251,7 @@ class ModelRequests:
         """End the request that hung the worker, so that it does not hang the next one."""
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
-            self.fail(live, _stuck(cause))
+            self.fail(live, stuck(cause))
 
     def on_death(self, cause: str, fate: Fate) -> None:
         """Settle a dead worker's requests: each is cancelled, fails, or continues with the next worker."""
@@ -262,7 +263,7 @@ class ModelRequests:
             if live.cancelled_at_s is not None:
                 self._finish_cancelled(live)
             elif live.is_exhausted:
-                self.fail(live, _crash(cause))
+                self.fail(live, crashed_again(cause))
             else:
                 live.is_sent = live.has_progressed = False
                 live.handovers += (Handover("local", "local", live.num_delivered, fate),)
@@ -340,20 +341,3 @@ def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finis
     if live.started is not None:
         usage = replace(usage, num_cached_tokens=live.started.num_cached_tokens)
     return replace(finished, usage=usage, timings=timings)
-
-
-def _stuck(cause: str) -> WorkerCrashed:
-    return WorkerCrashed(
-        f"the model's process was ended over this request ({cause}); it is not tried again. Send a shorter prompt, or "
-        "a simpler schema",
-        served_by="local",
-    )
-
-
-def _crash(cause: str) -> WorkerCrashed:
-    return WorkerCrashed(
-        f"the model's process ended under the request ({cause}), and again when it was tried on new ones; "
-        "try again later, or change the request",
-        retry_after_s=1.0,
-        served_by="local",
-    )

@@ -144,7 +144,7 @@ class Pool:
             supervisor.abandon(request_id)
 
     def reload(self, model: str) -> None:
-        """Start a model's worker anew; raise ModelNotFound."""
+        """Restart a model's worker; raise ModelNotFound."""
         self._supervisor(model).reload()
 
     def _add(self, found: FoundModel, draft_path: Path | None) -> asyncio.Event:
@@ -186,7 +186,8 @@ class Pool:
             elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(folder.is_made_anew):
                 # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
                 logger.warning(
-                    "the cache folder of %s was deleted and made anew; the model is loaded again to use it", status.name
+                    "the cache folder of %s was deleted and created again; the model is loaded again to use it",
+                    status.name,
                 )
                 supervisor.reload()
 

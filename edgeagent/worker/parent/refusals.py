@@ -13,6 +13,7 @@ from edgeagent.errors import (
     ModelChanged,
     ModelLoadFailed,
     PayloadTooLarge,
+    WorkerCrashed,
 )
 from edgeagent.worker.exit_cause import one_line
 from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, Ask, Submit, encode
@@ -68,6 +69,25 @@ def changed(name: str) -> EdgeAgentError:
     return ModelChanged(
         f"the file of model {name!r} was changed, and the process that ran it ended; its answers cannot be continued. "
         "Send the request again",
+        retry_after_s=1.0,
+        served_by="local",
+    )
+
+
+def stuck(cause: str) -> WorkerCrashed:
+    """Return the error of a request that hung its workers."""
+    return WorkerCrashed(
+        f"the model's process was ended over this request ({cause}); it is not tried again. Send a shorter prompt, or "
+        "a simpler schema",
+        served_by="local",
+    )
+
+
+def crashed_again(cause: str) -> WorkerCrashed:
+    """Return the error of a request under which several workers died."""
+    return WorkerCrashed(
+        f"the model's process ended under the request ({cause}), and again when it was tried on new ones; "
+        "try again later, or change the request",
         retry_after_s=1.0,
         served_by="local",
     )
