@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime
+from edgeagent.short_collections import keep_collections_short
 from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
@@ -146,9 +146,7 @@ async def _serve(
 
     def on_listening() -> None:
         nonlocal watch, publishing
-        # The objects of modules live as long as the process. A full collection that looks at them takes 40 ms, in which
-        # no stream continues.
-        gc.freeze()
+        keep_collections_short()
         if not publication.publish():
             publishing = asyncio.create_task(publication.publish_in_time())
         reporter.listening(runtime, token_file, urls_beyond(listeners.tcp, runtime.url.partition(":")[0]))

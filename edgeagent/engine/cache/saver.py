@@ -283,6 +283,8 @@ class Saver:
         is_kept = self.blocks.add(block, priority.at(end))
         self.read_out_policy.observe_read(len(block.target), self._clock() - started_s)
         if is_kept:
+            if not self._has_state and len(own) == self.blocks.block_tokens:
+                chain.append(end, block.key)  # as the next look would find
             return _Saved.MORE
         # `was_waiting` is from the time of the offer: there may be room by now.
         return _Saved.LATER if self.blocks.host.was_waiting else _Saved.REFUSED

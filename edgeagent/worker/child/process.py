@@ -28,6 +28,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.short_collections import keep_collections_short
 from edgeagent.types import Embed, PurgeCache, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
@@ -236,6 +237,7 @@ def main() -> int:
         writer.join()
         return 1
     worker = Worker(host, outlet)
+    keep_collections_short()
     if store is not None:
         store.yield_to(lambda: worker.status.num_running > 0)
     writer.frames.put(Ready(host.info, host.notes, host.to_keep))
