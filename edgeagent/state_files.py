@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
@@ -34,6 +35,28 @@ def folder_stamp(folder: Path) -> object:
     except OSError:
         return None
     return status.st_mode, status.st_uid
+
+
+class OncePerTurn:
+    """Says once in each turn of the event loop that files must be looked at; without a loop each time.
+
+    One turn may ask for the same file two dozen times. It takes a millisecond at most, and nothing runs in between.
+    """
+
+    def __init__(self) -> None:
+        self._has_looked = False
+
+    def is_due(self) -> bool:
+        """Whether the files must be looked at now."""
+        if self._has_looked:
+            return False
+        with suppress(RuntimeError):  # no loop runs
+            asyncio.get_running_loop().call_soon(self._forget)
+            self._has_looked = True
+        return True
+
+    def _forget(self) -> None:
+        self._has_looked = False
 
 
 def check_folder(folder: Path) -> None:

@@ -14,8 +14,7 @@ import stat
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +26,7 @@ from edgeagent.machine_policy import CLOSED, MachinePolicy
 from edgeagent.machine_policy.remotes import why_forbidden
 from edgeagent.remotes import Remote
 from edgeagent.remotes.check import check_budget, check_url
-from edgeagent.state_files import file_stamp, folder_stamp
+from edgeagent.state_files import OncePerTurn, file_stamp, folder_stamp
 from edgeagent.types import RouteMode
 
 FILE = "policy.toml"
@@ -74,7 +73,7 @@ class PolicyFile:
         self._policy: MachinePolicy | None = None
         self._trouble = ""
         self._revision = 0
-        self._is_held = False
+        self._turn = OncePerTurn()
 
     @property
     def policy(self) -> MachinePolicy:
@@ -126,18 +125,8 @@ class PolicyFile:
                 param="model",
             )
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Look at the file once, and not again within this block, which awaits nothing."""
-        self._refresh()
-        self._is_held = True
-        try:
-            yield
-        finally:
-            self._is_held = False
-
     def _refresh(self) -> None:
-        if self._is_held:
+        if not self._turn.is_due():
             return
         stamps = folder_stamp(self.path.parent), file_stamp(self.path)
         if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from edgeagent.errors import ConfigError
 from edgeagent.remotes import REMOTES_FILE, Remote
 from edgeagent.remotes.check import checked
 from edgeagent.runtime_file import read_private, write_private
-from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
+from edgeagent.state_files import OncePerTurn, changing, check_folder, file_stamp, folder_stamp
 
 MAX_REMOTES = 64
 RETRY_S = 1.0
@@ -49,7 +48,7 @@ class RemotesFile:
         self._by_name: dict[str, Remote] = {}
         self._trouble = ""
         self._revision = 0
-        self._is_held = False
+        self._turn = OncePerTurn()
 
     @property
     def remotes(self) -> tuple[Remote, ...]:
@@ -74,18 +73,8 @@ class RemotesFile:
         self._refresh()
         return self._by_name.get(name)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Look at the file once, and not again within this block, which awaits nothing."""
-        self._refresh()
-        self._is_held = True
-        try:
-            yield
-        finally:
-            self._is_held = False
-
     def _refresh(self) -> None:
-        if self._is_held:
+        if not self._turn.is_due():
             return
         stamps = folder_stamp(self._state_dir), file_stamp(self._path)
         if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
 from edgeagent.machine_policy.file import PolicyFile
@@ -29,12 +26,6 @@ class Outside:
         self._revision: tuple[int, int] | None = None
         if self.file.remotes:
             self.ledger.open()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Look at the files once for a decision, which awaits nothing: it asks for them two dozen times."""
-        with self.file.held(), self.policy.held():
-            yield
 
     @property
     def revision(self) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Backend, Estimate
@@ -32,12 +31,10 @@ class Placing:
         clock: Callable[[], float] = time.monotonic,
         why_local: Callable[[], str] = lambda: "",
         targets: Targets = TARGETS,
-        held: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Take the backends, and what else decisions depend on.
 
-        `why_local` says why the machine's policy keeps every request here; empty where it does not. Within `held()` the
-        mode and the remotes do not change.
+        `why_local` says why the machine's policy keeps every request here; empty where it does not.
         """
         self.backends = backends
         self._remotes = remotes
@@ -48,7 +45,6 @@ class Placing:
         self._machine_mode = machine_mode
         self.why_local = why_local
         self._targets = targets
-        self._held = held
 
     def mode(self, request: GenerateRequest) -> RouteMode:
         """Return the mode that holds for a request now."""
@@ -82,8 +78,7 @@ class Placing:
         """
         began_s = time.perf_counter()
         try:
-            with self._held():
-                return self._choose(request, without, so_far)
+            return self._choose(request, without, so_far)
         finally:
             metrics.placement_seconds.observe(time.perf_counter() - began_s)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 
 from edgeagent.backends.base import Backend
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound
@@ -47,8 +47,7 @@ class Router:
         self._given_mode = machine_mode
         self._clock = clock
         self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
-        held = nullcontext if outside is None else outside.held
-        self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local, targets, held)
+        self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local, targets)
         self._live: dict[str, Journey] = {}
 
     async def start(self) -> None:

@@ -20,7 +20,7 @@ from edgeagent.types import RouteMode, TextDelta, replace
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import ROLE, answer, chunk
 from tests.router.test_journey import Answer, Place, run
-from tests.router.test_remote_backends import ASKED, remote, router_at
+from tests.router.test_remote_backends import ASKED, another_turn, remote, router_at
 from tests.store.gguf_bytes import small_model
 
 MODES = [RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY]
@@ -103,6 +103,7 @@ async def test_of_several_remotes_those_of_the_list_are_used(tmp_path: Path, mac
             assert (await run(router, wanted=ASKED)).text == "right"  # type: ignore[arg-type]
             assert [status.name for status in router.remotes()] == ["right"]
             write(machine_policy, "")
+            await another_turn()
             assert {status.name for status in _refreshed(router)} == {"right", "wrong"}
         assert wrong.num_connections == 0
 
@@ -155,4 +156,5 @@ async def test_only_listed_models_are_loaded(tmp_path: Path, machine_policy: Pat
     with pytest.raises(ModelLoadFailed, match="not among model_sha256"):
         validate(model)
     write(machine_policy, "")
+    await another_turn()
     validate(model)

@@ -60,11 +60,17 @@ def remote(url: str, name: str = "gpu", **fields: Any) -> Remote:
     return Remote(name, (Endpoint(url),), **{"limits": LIMITS, "models": {"fake": "far"}, **fields})
 
 
+async def another_turn() -> None:
+    """Let the loop turn: what a turn has looked at, it does not look at again."""
+    await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def router_at(folder: Path, *places: Place, **config: Any) -> AsyncIterator[Router]:
     settings = Config(state_dir=folder, **config)
     made = Router(places, Outside(settings))
     await made.start()
+    await another_turn()
     try:
         yield made
     finally:
@@ -93,6 +99,7 @@ async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
     local = Place("local", knows=False)
     async with faults(stream(answer("hi"))) as far, router_at(tmp_path, local) as router:
         assert (await run(router, wanted=ASKED)).error is not None  # type: ignore[arg-type]
+        await another_turn()
         add_remote(tmp_path, remote(far.url))
         answered = await run(router, wanted=ASKED)  # type: ignore[arg-type]
         assert answered.text == "hi" and answered.told[0] is not None
@@ -101,6 +108,7 @@ async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
         assert [model.name for model in router.models()] == ["other", "fake"]
         assert (router.default_model(), router.find_model("fake")) == ("other", "fake")
         remove_remote(tmp_path, "gpu")
+        await another_turn()
         assert (await run(router, wanted=ASKED)).error is not None  # type: ignore[arg-type]
         assert router.remotes() == [] and [model.name for model in router.models()] == ["other"]
 
@@ -125,6 +133,7 @@ async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:
         assert router.default_model() == NO_MODEL and router.models() == []
         with pytest.raises(ModelNotFound):
             router.reload("fake")
+        await another_turn()
         add_remote(tmp_path, remote(far.url))
         assert (await run(router, wanted=replace(ASKED, model="fake"))).text == "hi"  # type: ignore[arg-type]
         assert router.default_model() == "fake"
@@ -194,7 +203,7 @@ async def test_nothing_of_a_local_only_request_reaches_the_network(
         assert far.num_connections > 0
 
 
-async def test_a_decision_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Path] = []
     for owner in (policy_file, remotes_file):
         monkeypatch.setattr(
@@ -204,10 +213,14 @@ async def test_a_decision_looks_at_each_file_once(tmp_path: Path, monkeypatch: p
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1"))
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1", "other"))
         router._placing.choose(ASKED)
+        await another_turn()
         looks.clear()
-        assert len(router._placing.choose(ASKED).routes) == 3
+        for _ in range(3):
+            assert len(router._placing.choose(ASKED).routes) == 3
+            assert router.mode() is RouteMode.PREFER_REMOTE
         assert len(looks) == len(set(looks)) == 2
         remove_remote(tmp_path, "other")
+        await another_turn()
         assert len(router._placing.choose(ASKED).routes) == 2, "the next one looks again"
 
 
