@@ -79,7 +79,8 @@ NEEDS: dict[str, Scope | None] = {
 }
 """What each path needs: a scope, or nothing. The owner has all scopes, a token those that it was given."""
 
-_PATTERNS = [(compile_path(template)[0], template) for template in NEEDS]
+_PLAIN = frozenset(template for template in NEEDS if "{" not in template)
+_PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
 _FETCH_PREFIX = b"sec-fetch-"
 # They come along from files of variables that are not a shell's.
@@ -199,6 +200,8 @@ def _local_client(asker: Asker) -> Client:
 
 def template_of(path: str) -> str | None:
     """Return the template that a path fits, None for a path that is not in the table."""
+    if path in _PLAIN:
+        return path
     return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
 
 
