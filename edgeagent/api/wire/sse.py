@@ -37,14 +37,9 @@ class Stream(Response):
         self._chunks = chunks
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientDisconnect):
-            await unless_disconnected(receive, self._send_all(send))
-
-    async def _send_all(self, send: Send) -> None:
-        # A first chunk that is there goes out with the head in one write, since the loop does not turn in between: each
-        # write wakes the client, which costs the first token a part of a millisecond.
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._pump(send)
+        with suppress(ClientDisconnect):
+            await unless_disconnected(receive, self._pump(send))
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
