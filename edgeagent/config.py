@@ -224,7 +224,7 @@ class StoreConfig(Section):
     """Model files."""
 
     models_dir: UserPath | None = None
-    """Folder for downloaded models (default: the shared Hugging Face cache)."""
+    """Folder of models: downloads, and .gguf files laid into it (default: the shared Hugging Face cache)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     """Disk space a download must leave free."""
 
@@ -282,7 +282,7 @@ class Config(BaseSettings):
     )
 
     model: str = "builtin"
-    """The model to serve: a path to a .gguf, org/repo[:QUANT], or builtin."""
+    """The model to serve: builtin, a path to a .gguf, org/repo[:QUANT], or a name of the catalog or your own."""
     draft: str | None = None
     """A small model that speculates for it (same vocabulary); builtin's own is used with builtin."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))

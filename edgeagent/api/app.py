@@ -70,7 +70,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveRequests(service, trace, Library(config.store, config.state_dir).holds)
+    live = LiveRequests(service, trace, Library.of(config).holds)
     app.state.context = Context(
         config=config,
         service=live,

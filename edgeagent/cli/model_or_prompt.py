@@ -7,18 +7,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import typer
 
+from edgeagent.store.near_names import near_names
+
 # The characters of models' names on the hub, in the catalog and in most folders.
 _NAME = re.compile(r"[\w.:/\\~@+-]+", re.ASCII)
-_LIKENESS = 0.6
-_MAX_NEAR = 3
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
@@ -31,26 +30,19 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
     return first, " ".join(words) or None
 
 
-def check_model(name: str, question: str | None, known: Collection[str]) -> None:
+def check_model(
+    name: str, question: str | None, known: Collection[str], means_a_model: Callable[[str], bool] = lambda _: False
+) -> None:
     """Raise BadParameter for what cannot be a model: no known name (also with a :QUANT), no path, no org/repo.
 
-    `question` is what was typed behind it, for the advice.
+    `question` is what was typed behind it, for the advice. `means_a_model` knows other spellings of known names.
     """
-    if name in known or name.rpartition(":")[0] in known or _is_there(name):
+    if name in known or name.rpartition(":")[0] in known or _is_there(name) or means_a_model(name):
         return
     if not _has_blanks(name) and ("/" in name or "\\" in name or name.lower().endswith(".gguf")):
         return
     typed = name if question is None else f"{name} {question}"
-    raise typer.BadParameter(f"there is no model {name!r:.80}; {_near(name, known)}. {_as_question(typed)}")
-
-
-def _near(name: str, known: Collection[str]) -> str:
-    stem = name.lower().partition(":")[0]
-    near = difflib.get_close_matches(stem, known, n=_MAX_NEAR, cutoff=_LIKENESS)
-    near = near or [each for each in sorted(known) if stem[:4] and each.startswith(stem[:4])][:_MAX_NEAR]
-    if near:
-        return f"near names: {', '.join(near)}"
-    return f"known names: {', '.join(sorted(known))}, and a path to a .gguf or org/repo[:QUANT]"
+    raise typer.BadParameter(f"there is no model {name!r:.80}; {near_names(name, known)}. {_as_question(typed)}")
 
 
 def _as_question(typed: str) -> str:

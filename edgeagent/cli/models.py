@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 COLUMNS = ("name", "architecture", "quant", "size", "context", "where")
 
-ModelsDir = Annotated[Path | None, typer.Option("--models-dir", metavar="DIR", help="Folder for downloaded models.")]
+ModelsDir = Annotated[
+    Path | None,
+    typer.Option("--models-dir", metavar="DIR", help="Folder of models: downloads, and .gguf files laid into it."),
+]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
 

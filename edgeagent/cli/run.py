@@ -26,7 +26,7 @@ from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.runtime_file import find_daemon
-from edgeagent.store.catalog import load_catalog
+from edgeagent.store.resolve import Library
 
 DEFAULT_MODEL = "default"
 """What clients of the wire may call the model that the daemon serves."""
@@ -85,7 +85,8 @@ def run(
     settings = load_config(overrides, config).config
     model, question = split_arguments([] if model is None else [model, *(words or [])])
     if model is not None:
-        check_model(model, question, _known_names(settings))
+        library = Library.of(settings)
+        check_model(model, question, _served_here(settings) | library.short_names(), library.means_a_model)
     if model == DEFAULT_MODEL:
         model = None
     question = _question(prompt, question)
@@ -121,9 +122,9 @@ def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
         raise typer.Exit(130)
 
 
-def _known_names(settings: Config) -> set[str]:
-    """Return the names that stand for a model here: the catalog's, and those that the daemon serves."""
-    names = {"builtin", DEFAULT_MODEL, settings.model, *load_catalog()}
+def _served_here(settings: Config) -> set[str]:
+    """Return the names of what is served, by the daemon that runs or one that is started."""
+    names = {DEFAULT_MODEL, settings.model}
     found = find_daemon(settings.state_dir)
     if found is not None:
         names |= set(_served_names(address_of(found)))

@@ -20,7 +20,7 @@ def build(config: Config) -> Router:
     from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.gguf import validate_model
     from edgeagent.store.hashes import sha256_of
-    from edgeagent.store.resolve import resolve
+    from edgeagent.store.resolve import Library
     from edgeagent.store.split import split_paths
     from edgeagent.worker.parent.disk_cache import prepare_disk_cache
     from edgeagent.worker.parent.kept_choices import KeptChoices
@@ -37,7 +37,7 @@ def build(config: Config) -> Router:
 
     pool = Pool(
         config,
-        lambda name: resolve(name, config.store, config.state_dir),
+        Library.of(config).resolve,
         validate,
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),

@@ -207,8 +207,8 @@ def _wish(name: str) -> _Wish | None:
         case HubName() as hub_name:
             return _Wish(hub_name)
         case CatalogName() as short:
-            entry = find_entry(short)
-            return _Wish(entry.hub_name(short.quant), entry)
+            match = find_entry(short)
+            return _Wish(match.hub_name, match.entry)
         case BuiltinName():
             return None
         case LocalPath(path):

@@ -1,6 +1,7 @@
 """What a model can be called, and the strict reading of such names. Asks nothing but whether a path is a file.
 
-builtin · a path to a .gguf · org/repo[:QUANT] · org/repo/file.gguf · a name from the catalog, also with :QUANT
+builtin · a path to a .gguf · org/repo[:QUANT] · org/repo/file.gguf · a name from the catalog, also with :QUANT.
+Ollama's spellings are read too: hf.co/ or huggingface.co/ before a repository, and :latest for no tag at all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _QUANT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
 _CATALOG = re.compile(rf"(?P<name>{_WORD})(?::(?P<quant>{_QUANT}))?", re.ASCII)
 _REPO = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(?::(?P<quant>{_QUANT}))?", re.ASCII)
 _SEGMENT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9 ._+()\[\]@=,-]{0,190}", re.ASCII)
+_HUB_HOST = re.compile(r"(?:hf\.co|huggingface\.co)/(?P<rest>.+)", re.IGNORECASE | re.ASCII)
+_LATEST = ":latest"
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE | re.ASCII)
 
@@ -67,28 +70,39 @@ ModelName = BuiltinName | LocalPath | CatalogName | HubName
 def parse_name(name: str) -> ModelName:
     """Return what a name means.
 
-    1. control characters, network paths, addresses: refused; 2. builtin; 3. what looks like a path, or is a file, is
-    a path; 4. no slash: the catalog; 5. one slash: a repository; 6. more: a file of a repository.
-    Raise InvalidRequest, or ModelNotFound for a relative path that is no file.
+    1. control characters, network paths, addresses: refused; 2. hf.co/ and :latest are dropped; 3. builtin; 4. what
+    looks like a path, or is a file, is a path; 5. no slash: the catalog; 6. one slash: a repository; 7. more: a file
+    of a repository. Raise InvalidRequest, or ModelNotFound for a relative path that is no file.
     """
     _check_characters(name)
     if name.startswith(("//", "\\\\")):
         raise _invalid(name, "network paths are not opened; copy the model to this machine")
     if "://" in name:
         raise _invalid(name, "give the repository as org/repo, without the address")
+    if on_hub := _HUB_HOST.fullmatch(name):
+        return _hub_name(on_hub["rest"].removesuffix(_LATEST))
+    name = without_latest(name)
     if name == "builtin":
         return BuiltinName()
-    if _is_path(name):
+    if is_path(name):
         return LocalPath(with_home(Path(name)))
     match name.count("/"):
         case 0 | 1 if name.lower().endswith(".gguf"):
             raise ModelNotFound(f"there is no file {name}: check the path", param="model")
         case 0:
             return _catalog_name(name)
-        case 1:
-            return _repo_name(name)
         case _:
-            return _file_name(name)
+            return _hub_name(name)
+
+
+def without_latest(name: str) -> str:
+    """Return a name without Ollama's :latest, which means the same as no tag."""
+    return name[: -len(_LATEST)] if name.lower().endswith(_LATEST) and len(name) > len(_LATEST) else name
+
+
+def is_short_name(name: str) -> bool:
+    """Say whether this can be a model's name of one word, also with a tag: an alias, or a name of the catalog."""
+    return _CATALOG.fullmatch(name) is not None
 
 
 def is_file_name(name: str) -> bool:
@@ -117,7 +131,8 @@ def _check_characters(name: str) -> None:
         raise _invalid(name, f"it holds the control character U+{ord(bad):04X}")
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Say whether a name looks like a path, or is a .gguf file from here."""
     if name.startswith(("/", "./", "../", "~", ".\\", "..\\")) or _DRIVE.match(name):
         return True
     return name.lower().endswith(".gguf") and Path(name).is_file()
@@ -128,6 +143,10 @@ def _catalog_name(name: str) -> CatalogName:
     if match is None:
         raise _invalid(name, "give builtin, a path to a .gguf, org/repo[:QUANT] or a name from the catalog")
     return CatalogName(match["name"], match["quant"])
+
+
+def _hub_name(name: str) -> HubName:
+    return _repo_name(name) if name.count("/") < 2 else _file_name(name)
 
 
 def _repo_name(name: str) -> HubName:

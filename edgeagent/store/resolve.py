@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.errors import EdgeAgentError, ModelNotFound, StoreError
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.store.cache import HubCache, named_sha256
-from edgeagent.store.catalog import builtin_model, find_entry, load_catalog
+from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry
 from edgeagent.store.gguf import GgufHeader, read_header
-from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, parse_name
+from edgeagent.store.model_folder import ModelFolder
+from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, is_path, parse_name, without_latest
+from edgeagent.store.own_names import OwnNames, OwnNamesFile
 from edgeagent.store.split import split_paths, split_stem
 from edgeagent.store.variants import canonical_name, choose, variants
 from edgeagent.store.verified import VerifiedFiles
 
-Origin = Literal["builtin", "hub"]
+Origin = Literal["builtin", "hub", "folder", "import", "path"]
+
+DEFAULT_NAMES = ("", "default")
+"""What a request may call the model that the daemon serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,10 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this machine, for the user to see. `problem` says why `header` is missing."""
+    """A model on this machine, for the user to see. `problem` says why `header` is missing.
+
+    `draft` is the catalog's name of a model that speculates for it.
+    """
 
     name: str
     origin: Origin
@@ -43,14 +52,37 @@ class LocalModel:
     size_bytes: int
     header: GgufHeader | None
     problem: str | None = None
+    aliases: tuple[str, ...] = ()
+    draft: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model's files, unverified. `sha256` is what another program says the first has; `draft` is the catalog's."""
+
+    name: str
+    paths: tuple[Path, ...]
+    origin: Origin
+    draft: str | None = None
+    sha256: str | None = None
 
 
 class Library:
-    """The models on this machine."""
+    """The models on this machine, and the one place that says what a name means.
 
-    def __init__(self, store: StoreConfig, state_dir: Path) -> None:
+    `default` is the model that a request means which names none.
+    """
+
+    def __init__(self, store: StoreConfig, state_dir: Path, default: str = "builtin") -> None:
         self._store = store
+        self._default = default
         self._verified = VerifiedFiles(state_dir)
+        self._own = OwnNamesFile(state_dir)
+        self._folder = ModelFolder(store.models_dir)
+
+    @classmethod
+    def of(cls, config: Config) -> Library:
+        return cls(config.store, config.state_dir, config.model)
 
     @cached_property
     def _cache(self) -> HubCache:
@@ -60,55 +92,111 @@ class Library:
     def resolve(self, name: str) -> ResolvedModel:
         """Return a model's files. What came from the hub is verified: a file is read the first time it is asked for.
 
-        Raise ModelNotFound (with the command that would bring it), StoreError or InvalidRequest.
+        The order: the default; the owner's aliases, imported models and files in the models' folder; what
+        `parse_name` says. Raise ModelNotFound (with near names, or the command that would bring it), StoreError or
+        InvalidRequest.
         """
-        match parse_name(name):
-            case BuiltinName():
-                builtin = builtin_model()
-                return ResolvedModel("builtin", (builtin.path,), builtin.draft)
-            case LocalPath(path):
-                return _local(path)
-            case HubName() as hub_name:
-                return self._from_hub(hub_name, wanted=name)
-            case CatalogName() as short:
-                entry = find_entry(short)
-                model = self._from_hub(entry.hub_name(short.quant), wanted=name)
-                return ResolvedModel(name, model.paths, self._draft(entry.draft))
+        found = self._find(self._default if name in DEFAULT_NAMES else name)
+        if found.origin == "hub":
+            for path in found.paths:
+                self._verify(path, name)
+        elif found.sha256 is not None and not self._verified.check(found.paths[0], found.sha256):
+            raise StoreError(
+                f"{found.paths[0]} is damaged: its sha256 is not {found.sha256}; import {name} again", param="model"
+            )
+        draft_path = builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
+        return ResolvedModel(found.name, found.paths, draft_path)
+
+    def resolve_for_client(self, name: str) -> ResolvedModel:
+        """Do as `resolve` for a name that came over the wire: paths are the owner's to give, and are refused."""
+        if name not in (*DEFAULT_NAMES, self._default) and is_path(name) and self._owned(name) is None:
+            raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
+        return self.resolve(name)
 
     def holds(self, name: str) -> bool:
         """Whether a model that is called by its name is here, unverified; False for a path."""
         try:
-            match parse_name(name):
-                case BuiltinName():
-                    return bool(builtin_model())
-                case LocalPath():
-                    return False
-                case HubName() as hub_name:
-                    pass
-                case CatalogName() as short:
-                    hub_name = find_entry(short).hub_name(short.quant)
-            return bool(choose(variants(self._cache.files(hub_name.repo)), hub_name, "on this machine"))
+            return self._find(name).origin != "path"
         except (EdgeAgentError, OSError):
             return False
 
-    def models(self) -> tuple[LocalModel, ...]:
-        """Return the bundled model and every complete model in the cache."""
-        found = []
+    def means_a_model(self, name: str) -> bool:
+        """Whether this is the name of a model that is here, or in the catalog."""
         try:
-            builtin = builtin_model()
-        except ModelNotFound:
-            pass
-        else:
-            found.append(_listed("builtin", "builtin", (builtin.path,)))
+            meaning = parse_name(name)
+        except (InvalidRequest, ModelNotFound):
+            return self.holds(name)
+        return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
+
+    def short_names(self) -> set[str]:
+        """Return the names of one word that models have here, the catalog's among them."""
+        try:
+            own = self._own.read()
+        except StoreError:
+            own = OwnNames()
+        return {"builtin", *own.aliases, *own.imports, *self._folder.models(), *load_catalog()}
+
+    def models(self) -> tuple[LocalModel, ...]:
+        """Return the bundled model, the owner's, and every complete model in the cache."""
+        found: list[_Found] = []
+        with suppress(ModelNotFound):
+            found.append(_Found("builtin", (builtin_model().path,), "builtin"))
+        own = self._own.read()
+        for name, imported in own.imports.items():
+            found.append(_Found(name, imported.paths, "import", sha256=imported.sha256))
+        for name, paths in self._folder.models().items():
+            if name not in own.imports:
+                found.append(_Found(name, paths, "folder"))
         for repo in self._cache.repos():
             files = self._cache.files(repo)
             models = variants(files)
+            draft = draft_of(repo) if models else None
             for model in models:
                 paths = tuple(files[file] for file in model.files)
-                found.append(_listed(str(canonical_name(models, model, repo)), "hub", paths))
-        return tuple(found)
+                found.append(_Found(str(canonical_name(models, model, repo)), paths, "hub", draft))
+        return tuple(_listed(each, own.aliases_of(each.name)) for each in found)
 
-    def _from_hub(self, name: HubName, *, wanted: str) -> ResolvedModel:
+    def _find(self, name: str) -> _Found:
+        """Return what a name means, unverified; raise ModelNotFound or InvalidRequest."""
+        owned = self._owned(name)
+        if owned is not None:
+            return owned
+        match parse_name(name):
+            case BuiltinName():
+                return _Found("builtin", (builtin_model().path,), "builtin")
+            case LocalPath(path):
+                model = _local(path)
+                return _Found(model.name, model.paths, "path")
+            case HubName() as hub_name:
+                return self._from_hub(hub_name, wanted=name, draft=draft_of(hub_name.repo))
+            case CatalogName() as short:
+                match = match_entry(short) or find_entry(short, self.short_names())
+                found = self._from_hub(match.hub_name, wanted=name, draft=match.entry.draft)
+                return replace(found, name=match.name)
+
+    def _owned(self, name: str) -> _Found | None:
+        """Return the model that the owner gave this name: by an alias, an import, or a file in the models' folder."""
+        name = without_latest(name)
+        if name == "builtin" or name.startswith(("/", ".", "~")):
+            return None
+        own = self._own.read()
+        target = own.aliases.get(name)
+        if target is not None:
+            # An alias stands for a model, never for another alias.
+            return self._find(target) if target not in own.aliases else None
+        imported = own.imports.get(name)
+        if imported is not None:
+            missing = next((path for path in imported.paths if not path.is_file()), None)
+            if missing is not None:
+                raise ModelNotFound(
+                    f"{name} was imported from {missing}, which is gone: `edgeagent rm {name}` forgets it",
+                    param="model",
+                )
+            return _Found(name, imported.paths, "import", sha256=imported.sha256)
+        loose = self._folder.find(name)
+        return None if loose is None else _Found(*loose, "folder")
+
+    def _from_hub(self, name: HubName, *, wanted: str, draft: str | None) -> _Found:
         files = self._cache.files(name.repo)
         models = variants(files)
         if not models:
@@ -118,9 +206,7 @@ class Library:
         except ModelNotFound as error:
             raise ModelNotFound(f"{error.message}; run `edgeagent pull {wanted}` for it", param="model") from None
         paths = tuple(files[file] for file in model.files)
-        for path in paths:
-            self._verify(path, wanted)
-        return ResolvedModel(str(canonical_name(models, model, name.repo)), paths)
+        return _Found(str(canonical_name(models, model, name.repo)), paths, "hub", draft)
 
     def _verify(self, path: Path, wanted: str) -> None:
         """Check a file against the sha256 that it was published under, unless that was done since it last changed."""
@@ -141,9 +227,12 @@ class Library:
         if name is None:
             return None
         try:
-            return self._from_hub(load_catalog()[name].hub_name(), wanted=name).path
+            found = self._from_hub(load_catalog()[name].hub_name(), wanted=name, draft=None)
+            for path in found.paths:
+                self._verify(path, name)
         except EdgeAgentError:
             return None
+        return found.paths[0]
 
 
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:
@@ -169,12 +258,14 @@ def _local(path: Path) -> ResolvedModel:
     return ResolvedModel(split_stem(path.name), paths)
 
 
-def _listed(name: str, origin: Origin, paths: tuple[Path, ...]) -> LocalModel:
-    size_bytes = sum(path.stat().st_size for path in paths if path.exists())
+def _listed(found: _Found, aliases: tuple[str, ...]) -> LocalModel:
+    size_bytes = sum(path.stat().st_size for path in found.paths if path.exists())
+    header, problem = None, None
     try:
-        return LocalModel(name, origin, paths, size_bytes, current_header(paths[0]))
+        header = current_header(found.paths[0])
     except EdgeAgentError as error:
-        return LocalModel(name, origin, paths, size_bytes, None, error.message)
+        problem = error.message
+    return LocalModel(found.name, found.origin, found.paths, size_bytes, header, problem, aliases, found.draft)
 
 
 def current_header(path: Path) -> GgufHeader:

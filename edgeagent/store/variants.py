@@ -39,7 +39,7 @@ class Variant:
 
 def variants(files: Iterable[str]) -> tuple[Variant, ...]:
     """Return the models among a repository's files; no projectors, no importance matrices, no torn splits."""
-    present = {file for file in files if file.lower().endswith(".gguf") and not _is_companion(file)}
+    present = {file for file in files if file.lower().endswith(".gguf") and not is_companion(file)}
     firsts = sorted({_parts(file)[0] for file in present})
     models = (Variant(_parts(first), quant_label(first)) for first in firsts)
     return tuple(model for model in models if present.issuperset(model.files))
@@ -114,6 +114,7 @@ def _parts(file: str) -> tuple[str, ...]:
     return tuple(str(path.with_name(name)) for name in split_names(path.name))
 
 
-def _is_companion(file: str) -> bool:
+def is_companion(file: str) -> bool:
+    """Say whether a GGUF file only accompanies a model: a projector for images, or an importance matrix."""
     name = PurePosixPath(file).name.lower()
     return "mmproj" in name or "imatrix" in name

@@ -216,7 +216,7 @@ def test_one_argument_that_names_a_model_is_the_model(
     assert started == ([] if name == "tiny" else [[name]])
 
 
-@pytest.mark.parametrize("arguments", [["llama3.2"], ["mistral:7b", "hi"], ["buildin"], ["hello"]])
+@pytest.mark.parametrize("arguments", [["falcon3.2"], ["falcon:7b", "hi"], ["buildin"], ["hello"]])
 def test_a_word_that_names_no_model_is_no_prompt(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *arguments]) == 2
     error = capsys.readouterr().err

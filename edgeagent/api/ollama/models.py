@@ -110,7 +110,7 @@ def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:
     """Read which models there are; those that are served come first, and once. Reads files: call it in a thread."""
     on_disk = {
         model.name: ListedModel(model.name, model.paths[0], model.size_bytes, model.header)
-        for model in Library(config.store, config.state_dir).models()
+        for model in Library.of(config).models()
     }
     models: list[ListedModel] = []
     for status in served:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.models import asked_model
-from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line, untagged
+from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest
@@ -56,7 +56,7 @@ async def _lines(context: Context, name: str) -> AsyncGenerator[Fields, None]:
     if not _is_served(context, name):
 
         def run(on_progress: OnProgress) -> None:
-            Puller(context.config.store, context.config.state_dir).pull(untagged(name), on_progress)
+            Puller(context.config.store, context.config.state_dir).pull(name, on_progress)
 
         async with aclosing(context.pulls.run(run)) as steps:
             async for progress in steps:

@@ -1,0 +1,86 @@
+"""GGUF files that lie in the models' folder under names of their own. Downloads there have the hub's layout instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgeagent.store.names import is_file_name
+from edgeagent.store.split import split_names, split_stem
+from edgeagent.store.variants import is_companion
+
+MAX_DEPTH = 4
+MAX_FILES = 10_000
+
+
+class ModelFolder:
+    """The loose GGUF files of a folder, each a model under its file's name without the suffix."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    def models(self) -> dict[str, tuple[Path, ...]]:
+        """Return the files of each complete model by its name; of two files with one name the one nearer to the root.
+
+        A link that leads out of the folder, and what is not a regular file, is not a model.
+        """
+        found: dict[str, tuple[Path, ...]] = {}
+        for folder, files in self._folders():
+            for file in sorted(files):
+                parts = split_names(file)
+                stem = split_stem(file)
+                if parts[0] == file and stem not in found and files.issuperset(parts):
+                    found[stem] = tuple(folder / part for part in parts)
+        return found
+
+    def find(self, name: str) -> tuple[str, tuple[Path, ...]] | None:
+        """Return a model's own name and files by that name or by its file's; None where there is none."""
+        if self._root is None:
+            return None
+        models = self.models()
+        stem = split_stem(name)
+        folded = {known.casefold(): known for known in reversed(models)}
+        known = stem if stem in models else folded.get(stem.casefold())
+        return None if known is None else (known, models[known])
+
+    def _folders(self) -> Iterator[tuple[Path, set[str]]]:
+        """Yield each folder with its model files, the nearest to the root first."""
+        if self._root is None or not self._root.is_dir():
+            return
+        root = self._root.resolve()
+        folders, num_files = [(self._root, 0)], 0
+        for folder, depth in folders:
+            files, inner = _entries(folder, root)
+            num_files += len(files)
+            if num_files > MAX_FILES:
+                return
+            if files:
+                yield folder, files
+            if depth < MAX_DEPTH:
+                folders += [(path, depth + 1) for path in inner]
+
+
+def _entries(folder: Path, root: Path) -> tuple[set[str], list[Path]]:
+    """Return the names of a folder's model files, and the folders in it without those of the hub's layout."""
+    files, inner = set(), []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if not is_file_name(name) or name.startswith(("models--", "datasets--", "spaces--")):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    inner.append(folder / name)
+                elif name.lower().endswith(".gguf") and not is_companion(name) and _is_inside(entry, root):
+                    files.add(name)
+    except OSError:
+        pass  # a folder that cannot be read holds no models
+    return files, sorted(inner)
+
+
+def _is_inside(entry: os.DirEntry[str], root: Path) -> bool:
+    """Whether an entry is a regular file, or a link to one that lies in the folder."""
+    if not entry.is_file():
+        return False
+    return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(root)

@@ -1,0 +1,26 @@
+"""What to say of a name that no model has: the names near to it, else some that are known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+_LIKENESS = 0.6
+_MAX_NEAR = 3
+_MAX_KNOWN = 30
+
+
+def near_names(name: str, known: Collection[str]) -> str:
+    """Return a phrase for an error's text."""
+    by_folded = {each.lower().replace(":", "-"): each for each in sorted(known)}
+    whole = name.lower().replace(":", "-")
+    stem = name.lower().partition(":")[0]
+    near: list[str] = []
+    for text in (whole, stem):
+        near = near or difflib.get_close_matches(text, by_folded, n=_MAX_NEAR, cutoff=_LIKENESS)
+    near = near or [each for each in by_folded if stem[:4] and each.startswith(stem[:4])][:_MAX_NEAR]
+    if near:
+        return f"near names: {', '.join(by_folded[each] for each in near)}"
+    shown = sorted(known)
+    rest = f" and {len(shown) - _MAX_KNOWN} more" if len(shown) > _MAX_KNOWN else ""
+    return f"known names: {', '.join(shown[:_MAX_KNOWN])}{rest}, and a path to a .gguf or org/repo[:QUANT]"

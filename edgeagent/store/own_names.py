@@ -1,0 +1,115 @@
+"""The names that the owner gave: aliases, and models imported from where another program keeps them.
+
+They are in models.json of the state folder. Knows no model's content and no network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edgeagent.errors import ConfigError, StoreError
+from edgeagent.runtime_file import read_private, write_private
+from edgeagent.state_files import changing
+
+NAMES_FILE = "models.json"
+_LOCK_FILE = "models.lock"
+_MAX_BYTES = 4 << 20
+MAX_NAMES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A model that lies where another program put it. `sha256` is what that program says its first file has."""
+
+    paths: tuple[Path, ...]
+    source: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNames:
+    """What models.json says: the model that each alias stands for, and the imported models, by name."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    imports: Mapping[str, Imported] = field(default_factory=dict)
+
+    def aliases_of(self, name: str) -> tuple[str, ...]:
+        """Return the aliases of a model."""
+        return tuple(alias for alias, target in self.aliases.items() if target == name)
+
+    def without(self, name: str) -> OwnNames:
+        """Return the names without this one, and without the aliases that stand for it."""
+        aliases = {alias: target for alias, target in self.aliases.items() if name not in (alias, target)}
+        return OwnNames(aliases, {key: value for key, value in self.imports.items() if key != name})
+
+
+class OwnNamesFile:
+    """models.json: read when asked, changed by one process at a time."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._path = state_dir / NAMES_FILE
+
+    def read(self) -> OwnNames:
+        """Return the names; none where there is no file. Raise StoreError where it cannot be understood."""
+        try:
+            content = read_private(self._path, _MAX_BYTES)
+            return OwnNames() if content is None else _decoded(content)
+        except ConfigError as error:
+            raise StoreError(error.message, param="model") from None
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise StoreError(
+                f"{self._path} cannot be read ({type(error).__name__}): delete it, and name or import the models again",
+                param="model",
+            ) from None
+
+    def change(self, change: Callable[[OwnNames], OwnNames]) -> OwnNames:
+        """Replace the names by what `change` returns for them, and return those. Raise StoreError."""
+        try:
+            self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with changing(self._state_dir / _LOCK_FILE, "edgeagent cp, import or rm"):
+                names = change(self.read())
+                if len(names.aliases) + len(names.imports) > MAX_NAMES:
+                    raise StoreError(f"{self._path} holds {MAX_NAMES} names already: remove some", param="model")
+                write_private(self._path, _encoded(names))
+        except ConfigError as error:
+            raise StoreError(error.message, param="model") from None
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be written: {error.strerror}", param="model") from None
+        return names
+
+
+def with_alias(names: OwnNames, alias: str, target: str) -> OwnNames:
+    """Return the names with one alias more, or with an alias changed."""
+    return replace(names, aliases={**names.aliases, alias: target})
+
+
+def with_import(names: OwnNames, name: str, model: Imported) -> OwnNames:
+    """Return the names with one imported model more, or with one replaced."""
+    return replace(names, imports={**names.imports, name: model})
+
+
+def _decoded(content: bytes) -> OwnNames:
+    document = json.loads(content)
+    aliases = {str(alias): str(target) for alias, target in document["aliases"].items()}
+    imports = {
+        str(name): Imported(
+            tuple(Path(str(path)) for path in entry["paths"]),
+            str(entry["source"]),
+            None if entry.get("sha256") is None else str(entry["sha256"]),
+        )
+        for name, entry in document["imports"].items()
+        if entry["paths"]
+    }
+    return OwnNames(aliases, imports)
+
+
+def _encoded(names: OwnNames) -> bytes:
+    imports = {
+        name: {"paths": [str(path) for path in model.paths], "source": model.source, "sha256": model.sha256}
+        for name, model in names.imports.items()
+    }
+    return json.dumps({"aliases": dict(names.aliases), "imports": imports}, indent=1).encode()
