@@ -99,8 +99,11 @@ class Client:
 
     async def ask_and(
         self, prompts: Sequence[str], max_tokens: int, num_pieces: int, then: Callable[[], None], **fields: Any
-    ) -> tuple[list[Answer], float]:
-        """As `ask_all`, and do something once each has so many pieces; return the answers, and when it was done."""
+    ) -> tuple[list[Answer], float | None]:
+        """As `ask_all`, and do something once each has so many pieces; return the answers, and when it was done.
+
+        Where all have ended by then, it is not done, and the time is None.
+        """
         answers = [Answer() for _ in prompts]
         asked = zip(prompts, answers, strict=True)
         streams = [asyncio.create_task(self.ask(prompt, max_tokens, into=into, **fields)) for prompt, into in asked]
@@ -111,6 +114,8 @@ class Client:
                 for answer, stream in zip(answers, streams, strict=True)
             ):
                 break
+        if all(stream.done() for stream in streams):
+            return await asyncio.gather(*streams), None
         done_s = time.monotonic()
         await asyncio.to_thread(then)
         return await asyncio.gather(*streams), done_s

@@ -17,8 +17,9 @@ from edgeagent.types import Tier
 from tests.cluster.client import Answer, Client
 from tests.cluster.findings import difference, moves, percentile, places, silence
 from tests.cluster.llama_server import LlamaServer
+from tests.cluster.prompts import NAMES
 from tests.cluster.stage import Engine, Stage
-from tests.cluster.story import LOCAL_FIRST, LOCAL_ONLY, NAMES, NOTICE_LIMIT_S
+from tests.cluster.story import LOCAL_FIRST, LOCAL_ONLY, NOTICE_LIMIT_S
 
 # The daemon runs at most 64 at a time, so that a hundred are broken in two rounds.
 NUM_STREAMS, NUM_ROUNDS = 50, 2

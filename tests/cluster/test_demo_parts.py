@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from tests.cluster import __main__ as demo
 from tests.cluster import environment
-from tests.cluster.client import Answer
+from tests.cluster.client import Answer, Client
 from tests.cluster.environment import CannotInstall, torch_source
 from tests.cluster.findings import StepFailed, is_same_but_its_end, moves, whole
 from tests.cluster.processes import DidNotStart, Program
@@ -43,6 +44,26 @@ def test_an_answer_that_is_not_whole_fails_its_step(answer: Answer) -> None:
 def test_ways_are_told_with_their_numbers() -> None:
     moved = Answer(handovers=[{"from": "local", "to": "remote:a"}, {"from": "remote:a", "to": "local"}])
     assert moves([moved, moved, Answer(route="local")]) == "2 x local -> remote:a -> local, 1 x stayed at local"
+
+
+@pytest.mark.parametrize("num_pieces", [2, 4])
+async def test_something_is_broken_only_under_streams_that_run(
+    num_pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def ask(_: object, prompt: str, max_tokens: int, *, into: Answer) -> Answer:
+        into.came_s += [0.0] * 3
+        if num_pieces <= 3:
+            await broken.wait()
+        return into
+
+    monkeypatch.setattr(Client, "ask", ask)
+    async with Client("http://127.0.0.1:1") as client:
+        answers, done_s = await client.ask_and(["a", "b"], 3, num_pieces, lambda: loop.call_soon_threadsafe(broken.set))
+    assert [len(answer.came_s) for answer in answers] == [3, 3]
+    assert broken.is_set() == (done_s is not None) == (num_pieces <= 3)
 
 
 def test_torch_comes_from_a_folder_of_wheels_where_there_is_one(
