@@ -10,13 +10,9 @@ import typer
 # Names of commands in other programs of this kind.
 ELSEWHERE = {
     "ps": "`edgeagent status` shows what runs",
-    "show": "`edgeagent list` shows the models on this machine, `edgeagent status` the one that runs, and "
-    "`edgeagent config show` the settings",
     "info": "`edgeagent status` shows what runs, `edgeagent version` the versions",
     "ls": "`edgeagent list` lists the models on this machine",
     "models": "`edgeagent list` lists the models on this machine",
-    "rm": "models lie in the cache that all Hugging Face programs share: `hf cache ls` lists it, and "
-    "`hf cache rm model/ORG/REPO` removes one",
     "chat": "`edgeagent run` chats",
     "ask": '`edgeagent run "a question"` answers one',
     "start": "`edgeagent serve` starts the daemon",
@@ -27,6 +23,7 @@ ELSEWHERE = {
     "search": "models are found on https://huggingface.co/models?library=gguf; `edgeagent pull ORG/REPO` downloads one",
 }
 _SAME = {"remove": "rm", "delete": "rm", "uninstall": "rm", "download": "pull", "install": "pull", "get": "pull"}
+_SAME |= {"copy": "cp", "alias": "cp", "tag": "cp", "adopt": "import", "gc": "prune", "clean": "prune"}
 _SAME |= {"kill": "stop", "quit": "stop", "down": "stop", "up": "serve", "server": "serve", "daemon": "serve"}
 _SAME |= {"benchmark": "bench", "unload": "stop", "tokens": "token", "settings": "config", "generate": "ask"}
 

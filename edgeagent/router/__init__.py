@@ -20,20 +20,23 @@ def build(config: Config) -> Router:
     from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.gguf import validate_model
     from edgeagent.store.hashes import sha256_of
+    from edgeagent.store.last_use import LastUse
     from edgeagent.store.resolve import Library
     from edgeagent.store.split import split_paths
     from edgeagent.worker.parent.disk_cache import prepare_disk_cache
     from edgeagent.worker.parent.kept_choices import KeptChoices
     from edgeagent.worker.parent.pool import Pool
 
-    outside, targets = Outside(config), targets_of(config.router)
+    outside, targets, uses = Outside(config), targets_of(config.router), LastUse(config.state_dir)
     if config.model == NO_MODEL:
         return Router([], outside, targets=targets)
 
     def validate(path: Path) -> GgufHeader:
         for part in split_paths(path):
             outside.policy.check_model(part, sha256_of)
-        return validate_model(path)
+        header = validate_model(path)
+        uses.note(path)  # a worker is given the file next
+        return header
 
     pool = Pool(
         config,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,6 +75,50 @@ class HubCache:
                         found[name] = path
         return found
 
+    def removable(self, paths: Iterable[Path]) -> tuple[Path, ...]:
+        """Return what to delete so that these published files are gone: their names, in every snapshot, and contents.
+
+        A blob that another name still uses stays.
+        """
+        names: list[Path] = []
+        for path in paths:
+            snapshots, file = self._place(path)
+            names += [other for snapshot in snapshots.glob("*") if _exists(other := snapshot / file)]
+        blobs = {blob for name in names if (blob := _blob_of(name)) is not None}
+        for repo in {self._place(path)[0].parent for path in paths}:
+            blobs -= {blob for name in _pointers(repo) if name not in names and (blob := _blob_of(name)) is not None}
+        return (*names, *sorted(blobs))
+
+    def drop_empty(self, paths: Iterable[Path]) -> None:
+        """Delete the folders that removed files have left empty, and of a repository without files all that is left."""
+        for repo in {self._place(path)[0].parent for path in paths}:
+            for folder in sorted(repo.rglob("*"), reverse=True):
+                if folder.is_dir() and not folder.is_symlink():
+                    with suppress(OSError):
+                        folder.rmdir()
+            if not (repo / "snapshots").exists() and not (repo / "blobs").exists():
+                shutil.rmtree(repo, ignore_errors=True)
+
+    def unreferenced(self) -> dict[Path, str]:
+        """Return the blobs that no name uses and the downloads that were not finished, each with its repository's name.
+
+        Other programs keep their files in this cache too: only what begins as a GGUF file, or is empty, counts.
+        """
+        found = {}
+        for repo in self.repos():
+            folder = self.repo_dir(repo)
+            used = {_blob_of(name) for name in _pointers(folder)}
+            for blob in sorted(folder.glob("blobs/*")):
+                is_partial = blob.name.endswith(".incomplete")
+                if (is_partial or (SHA256.fullmatch(blob.name) and blob not in used)) and _is_gguf(blob):
+                    found[blob] = repo
+        return found
+
+    def _place(self, path: Path) -> tuple[Path, Path]:
+        """Return the folder of all snapshots that a published file is in, and its name in each."""
+        parts = path.relative_to(self.root).parts
+        return self.root / parts[0] / parts[1], Path(*parts[3:])
+
     def publish(self, repo: str, commit: str, file: str, sha256: str) -> Path:
         """Give a finished blob its name and return the path. A link where the platform allows one, else a copy."""
         pointer = self.pointer(repo, commit, file)
@@ -111,6 +155,35 @@ class HubCache:
                 yield main
         others = [path for path in folder.glob("snapshots/*") if path != main and COMMIT.fullmatch(path.name)]
         yield from sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def _pointers(repo: Path) -> Iterator[Path]:
+    """Yield every published file of a repository, of any kind."""
+    for path in repo.glob("snapshots/*/**/*"):
+        if path.is_symlink() or path.is_file():
+            yield path
+
+
+def _blob_of(pointer: Path) -> Path | None:
+    """Return the blob that a published file is a link to; None where it is a file of its own."""
+    if not pointer.is_symlink():
+        return None
+    blob = Path(os.path.normpath(pointer.parent / pointer.readlink()))
+    return blob if blob.parent.name == "blobs" else None
+
+
+def _exists(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) in (b"", b"GGUF")
+    except OSError:
+        return False
 
 
 def named_sha256(pointer: Path) -> str | None:

@@ -150,6 +150,14 @@ def draft_of(repo: str) -> str | None:
     return next((entry.draft for entry in load_catalog().values() if entry.repo == repo), None)
 
 
+def name_in_catalog(place: HubName) -> str | None:
+    """Return the catalog's name for a model of a repository; None for a repository that it does not have."""
+    entry = next((entry for entry in load_catalog().values() if entry.repo == place.repo), None)
+    if entry is None or (place.file is not None and place.file != entry.file):
+        return None
+    return CatalogMatch(entry, place.quant).name
+
+
 def _spellings(text: str) -> Iterator[str]:
     """Yield a name as it is, and without what Ollama adds for a model that follows instructions."""
     yield text

@@ -28,6 +28,7 @@ from edgeagent.store.gguf_tables import (
     shown,
 )
 from edgeagent.store.kv_shape import KvShape, read_kv_shape
+from edgeagent.store.memory_kind import memory_kind
 from edgeagent.store.split import MAX_SPLITS, split_paths
 from edgeagent.store.tensor_types import FILE_TYPES
 
@@ -63,6 +64,7 @@ class GgufHeader:
     pre_tokenizer: str
     num_vocab: int
     kv_shape: KvShape
+    memory_kind: str
     split: Split | None
     size_bytes: int
     data_bytes: int
@@ -177,6 +179,7 @@ def _header(
         pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
         num_vocab=_num_vocab(reader, metadata),
         kv_shape=read_kv_shape(metadata, architecture),
+        memory_kind=memory_kind(metadata, architecture),
         split=_split(reader, metadata),
         size_bytes=reader.size_bytes,
         data_bytes=tensors.data_bytes,

@@ -40,10 +40,10 @@ class OwnNames:
         """Return the aliases of a model."""
         return tuple(alias for alias, target in self.aliases.items() if target == name)
 
-    def without(self, name: str) -> OwnNames:
-        """Return the names without this one, and without the aliases that stand for it."""
-        aliases = {alias: target for alias, target in self.aliases.items() if name not in (alias, target)}
-        return OwnNames(aliases, {key: value for key, value in self.imports.items() if key != name})
+    def without(self, *names: str) -> OwnNames:
+        """Return the names without these, and without the aliases that stand for them."""
+        aliases = {alias: target for alias, target in self.aliases.items() if not {alias, target} & {*names}}
+        return OwnNames(aliases, {name: value for name, value in self.imports.items() if name not in names})
 
 
 class OwnNamesFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -11,13 +11,13 @@ from typing import Literal
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.store.cache import HubCache, named_sha256
-from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry
-from edgeagent.store.gguf import GgufHeader, read_header
+from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, name_in_catalog
+from edgeagent.store.gguf import GgufHeader, read_header, validate_model
 from edgeagent.store.model_folder import ModelFolder
 from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, is_path, parse_name, without_latest
 from edgeagent.store.own_names import OwnNames, OwnNamesFile
 from edgeagent.store.split import split_paths, split_stem
-from edgeagent.store.variants import canonical_name, choose, variants
+from edgeagent.store.variants import Variant, canonical_name, choose, variants
 from edgeagent.store.verified import VerifiedFiles
 
 Origin = Literal["builtin", "hub", "folder", "import", "path"]
@@ -57,8 +57,11 @@ class LocalModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A model's files, unverified. `sha256` is what another program says the first has; `draft` is the catalog's."""
+class Found:
+    """A model's files, unverified. `sha256` is what another program says the first has; `draft` is the catalog's.
+
+    `name` is its one name on this machine; that of a path is only the file's.
+    """
 
     name: str
     paths: tuple[Path, ...]
@@ -96,7 +99,7 @@ class Library:
         `parse_name` says. Raise ModelNotFound (with near names, or the command that would bring it), StoreError or
         InvalidRequest.
         """
-        found = self._find(self._default if name in DEFAULT_NAMES else name)
+        found = self.find(self._default if name in DEFAULT_NAMES else name)
         if found.origin == "hub":
             for path in found.paths:
                 self._verify(path, name)
@@ -116,7 +119,7 @@ class Library:
     def holds(self, name: str) -> bool:
         """Whether a model that is called by its name is here, unverified; False for a path."""
         try:
-            return self._find(name).origin != "path"
+            return self.find(name).origin != "path"
         except (EdgeAgentError, OSError):
             return False
 
@@ -138,43 +141,47 @@ class Library:
 
     def models(self) -> tuple[LocalModel, ...]:
         """Return the bundled model, the owner's, and every complete model in the cache."""
-        found: list[_Found] = []
+        found: list[Found] = []
         with suppress(ModelNotFound):
-            found.append(_Found("builtin", (builtin_model().path,), "builtin"))
+            found.append(Found("builtin", (builtin_model().path,), "builtin"))
         own = self._own.read()
         for name, imported in own.imports.items():
-            found.append(_Found(name, imported.paths, "import", sha256=imported.sha256))
+            found.append(Found(name, imported.paths, "import", sha256=imported.sha256))
         for name, paths in self._folder.models().items():
             if name not in own.imports:
-                found.append(_Found(name, paths, "folder"))
+                found.append(Found(name, paths, "folder"))
         for repo in self._cache.repos():
             files = self._cache.files(repo)
             models = variants(files)
             draft = draft_of(repo) if models else None
             for model in models:
                 paths = tuple(files[file] for file in model.files)
-                found.append(_Found(str(canonical_name(models, model, repo)), paths, "hub", draft))
+                found.append(Found(_hub_model_name(models, model, repo), paths, "hub", draft))
         return tuple(_listed(each, own.aliases_of(each.name)) for each in found)
 
-    def _find(self, name: str) -> _Found:
+    def local(self, name: str) -> LocalModel:
+        """Return what a name means, unverified, with its header; raise ModelNotFound or InvalidRequest."""
+        found = self.find(name)
+        return _listed(found, self._own.read().aliases_of(found.name))
+
+    def find(self, name: str) -> Found:
         """Return what a name means, unverified; raise ModelNotFound or InvalidRequest."""
         owned = self._owned(name)
         if owned is not None:
             return owned
         match parse_name(name):
             case BuiltinName():
-                return _Found("builtin", (builtin_model().path,), "builtin")
+                return Found("builtin", (builtin_model().path,), "builtin")
             case LocalPath(path):
                 model = _local(path)
-                return _Found(model.name, model.paths, "path")
+                return Found(model.name, model.paths, "path")
             case HubName() as hub_name:
                 return self._from_hub(hub_name, wanted=name, draft=draft_of(hub_name.repo))
             case CatalogName() as short:
                 match = match_entry(short) or find_entry(short, self.short_names())
-                found = self._from_hub(match.hub_name, wanted=name, draft=match.entry.draft)
-                return replace(found, name=match.name)
+                return self._from_hub(match.hub_name, wanted=name, draft=match.entry.draft)
 
-    def _owned(self, name: str) -> _Found | None:
+    def _owned(self, name: str) -> Found | None:
         """Return the model that the owner gave this name: by an alias, an import, or a file in the models' folder."""
         name = without_latest(name)
         if name == "builtin" or name.startswith(("/", ".", "~")):
@@ -183,7 +190,7 @@ class Library:
         target = own.aliases.get(name)
         if target is not None:
             # An alias stands for a model, never for another alias.
-            return self._find(target) if target not in own.aliases else None
+            return self.find(target) if target not in own.aliases else None
         imported = own.imports.get(name)
         if imported is not None:
             missing = next((path for path in imported.paths if not path.is_file()), None)
@@ -192,11 +199,11 @@ class Library:
                     f"{name} was imported from {missing}, which is gone: `edgeagent rm {name}` forgets it",
                     param="model",
                 )
-            return _Found(name, imported.paths, "import", sha256=imported.sha256)
+            return Found(name, imported.paths, "import", sha256=imported.sha256)
         loose = self._folder.find(name)
-        return None if loose is None else _Found(*loose, "folder")
+        return None if loose is None else Found(*loose, "folder")
 
-    def _from_hub(self, name: HubName, *, wanted: str, draft: str | None) -> _Found:
+    def _from_hub(self, name: HubName, *, wanted: str, draft: str | None) -> Found:
         files = self._cache.files(name.repo)
         models = variants(files)
         if not models:
@@ -206,7 +213,7 @@ class Library:
         except ModelNotFound as error:
             raise ModelNotFound(f"{error.message}; run `edgeagent pull {wanted}` for it", param="model") from None
         paths = tuple(files[file] for file in model.files)
-        return _Found(str(canonical_name(models, model, name.repo)), paths, "hub", draft)
+        return Found(_hub_model_name(models, model, name.repo), paths, "hub", draft)
 
     def _verify(self, path: Path, wanted: str) -> None:
         """Check a file against the sha256 that it was published under, unless that was done since it last changed."""
@@ -235,6 +242,12 @@ class Library:
         return found.paths[0]
 
 
+def _hub_model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
+    """Return the one name of a model from the hub, whatever name it was asked by: the catalog's, where it has one."""
+    place = canonical_name(models, model, repo)
+    return name_in_catalog(place) or str(place)
+
+
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:
     """Return a model's files (see Library.resolve); `state_dir` defaults to the configured default's."""
     return Library(store, state_dir or default_state_dir()).resolve(name)
@@ -258,7 +271,7 @@ def _local(path: Path) -> ResolvedModel:
     return ResolvedModel(split_stem(path.name), paths)
 
 
-def _listed(found: _Found, aliases: tuple[str, ...]) -> LocalModel:
+def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
     size_bytes = sum(path.stat().st_size for path in found.paths if path.exists())
     header, problem = None, None
     try:
@@ -269,7 +282,10 @@ def _listed(found: _Found, aliases: tuple[str, ...]) -> LocalModel:
 
 
 def current_header(path: Path) -> GgufHeader:
-    """Return a file's header, read once for as long as the file stays as it is: a large vocabulary takes 0.2 s."""
+    """Return a model's header, read once for as long as the file stays as it is: a large vocabulary takes 0.2 s.
+
+    That of a split model counts all parts, if `path` is the first.
+    """
     try:
         stamp = path.stat()
     except OSError:
@@ -279,4 +295,5 @@ def current_header(path: Path) -> GgufHeader:
 
 @lru_cache(maxsize=256)
 def _header_at(path: Path, _size: int, _mtime_ns: int) -> GgufHeader:
-    return read_header(path)
+    header = read_header(path)
+    return header if header.split is None or header.split.count <= 1 else validate_model(path)

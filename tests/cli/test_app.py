@@ -83,7 +83,7 @@ def test_help_tells_choices_and_ranges(capsys: pytest.CaptureFixture[str]) -> No
     assert "[0 to 2]" in run
     assert "Arguments: MODEL As for serve" in run
     assert main(["pull", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("Usage: edgeagent pull [OPTIONS] NAME...\n")
+    assert capsys.readouterr().out.startswith("Usage: edgeagent pull [OPTIONS] [NAME]...\n")
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["list", "-h"], ["cache", "-h"], ["cache", "stats", "-h"]])

@@ -35,7 +35,7 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
         ("run -p x --temperature 5", "--temperature: must be 2 or less, not '5' (see `edgeagent run --help`)"),
         ("status --xyzzy", "there is no option --xyzzy (see `edgeagent status --help`)"),
         ("serve a b c", "too many arguments: b c (see `edgeagent serve --help`)"),
-        ("pull", "missing argument 'NAME' (see `edgeagent pull --help`)"),
+        ("rm", "missing argument 'NAME' (see `edgeagent rm --help`)"),
     ],
 )
 def test_wrong_lines(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_what_lists_commands_cuts_no_sentence(group: str, capsys: pytest.Capture
     assert "...\n" not in capsys.readouterr().out.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize("name", ["rm", "delete", "show", "chat", "logs", "restart"])
+@pytest.mark.parametrize("name", ["delete", "ls", "copy", "chat", "logs", "restart"])
 def test_what_is_called_otherwise_elsewhere_is_pointed_to(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     message = capsys.readouterr().err

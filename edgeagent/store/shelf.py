@@ -1,0 +1,130 @@
+"""What the owner does with models that are here: removes them, gives them a second name, adopts another program's.
+
+What another program keeps is never changed: to remove it is to forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.config import Config
+from edgeagent.errors import InvalidRequest, ModelNotFound, StoreError
+from edgeagent.store.adoption import Adoptable
+from edgeagent.store.cache import HubCache
+from edgeagent.store.catalog import match_entry
+from edgeagent.store.gguf import validate_model
+from edgeagent.store.last_use import LastUse
+from edgeagent.store.names import CatalogName, is_short_name, parse_name, without_latest
+from edgeagent.store.own_names import Imported, OwnNamesFile, with_alias, with_import
+from edgeagent.store.resolve import DEFAULT_NAMES, Found, Library
+from edgeagent.store.verified import VerifiedFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a removal will do: the files that go, the bytes that are freed, and the names that end with them."""
+
+    name: str
+    found: Found | None
+    files: tuple[Path, ...] = ()
+    freed_bytes: int = 0
+    aliases: tuple[str, ...] = ()
+
+
+class Shelf:
+    """The models of a configuration, to be changed."""
+
+    def __init__(self, config: Config) -> None:
+        self._library = Library.of(config)
+        self._own = OwnNamesFile(config.state_dir)
+        self._uses = LastUse(config.state_dir)
+        self._verified = VerifiedFiles(config.state_dir)
+        self._store = config.store
+
+    def plan(self, name: str) -> Removal:
+        """Return what removing a name would do. Raise ModelNotFound, or InvalidRequest for what cannot be removed."""
+        own, name = self._own.read(), without_latest(name)
+        if name in own.aliases:
+            return Removal(name, None)
+        if name in DEFAULT_NAMES:
+            raise InvalidRequest("name the model to remove", param="model")
+        if name in own.imports:
+            return Removal(name, None, aliases=own.aliases_of(name))
+        found = self._library.find(name)
+        if found.origin == "builtin":
+            raise InvalidRequest("builtin comes with edgeagent and cannot be removed", param="model")
+        if found.origin == "path":
+            raise InvalidRequest(f"{name} is a path: delete the file itself", param="model")
+        aliases = tuple(dict.fromkeys((*own.aliases_of(found.name), *own.aliases_of(name))))
+        files = found.paths if found.origin == "folder" else self._cache().removable(found.paths)
+        return Removal(found.name, found, files, sum(map(_size, files)), aliases)
+
+    def remove(self, removal: Removal) -> None:
+        """Do what was planned. Raise StoreError where a file cannot be deleted."""
+        for path in removal.files:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreError(f"{path} cannot be deleted: {error.strerror}", param="model") from None
+        if removal.found is not None:
+            self._uses.forget(removal.found.paths[0])
+            if removal.found.origin == "hub":
+                self._cache().drop_empty(removal.found.paths)
+        ended = (removal.name, *removal.aliases)
+        if self._own.read().without(*ended) != self._own.read():
+            self._own.change(lambda names: names.without(*ended))
+
+    def copy(self, source: str, alias: str) -> str:
+        """Give a model a second name, and return its first one. Raise ModelNotFound, InvalidRequest or StoreError."""
+        alias = without_latest(alias)
+        if not is_short_name(alias) or alias in (*DEFAULT_NAMES, "builtin", "none"):
+            raise InvalidRequest(f"{alias[:80]!r} cannot be a model's name here: use letters, digits and . _ - :")
+        found = self._library.find(source)
+        target = str(found.paths[0].resolve()) if found.origin == "path" else found.name
+        if alias == target:
+            raise InvalidRequest(f"{alias} is that model's name already")
+        own = self._own.read()
+        if alias not in own.aliases and (taken := self._taken_by(alias)):
+            raise InvalidRequest(f"{alias} is {taken}; choose another name")
+        self._own.change(lambda names: with_alias(names, alias, target))
+        return target
+
+    def adopt(self, model: Adoptable, on_bytes: Callable[[int], None] | None = None) -> bool:
+        """Make another program's model one of this machine's where it lies; False where it is one already.
+
+        `on_bytes` is told how much of it was read for its sha256, where the other program says that. Raise
+        ModelLoadFailed or StoreError where it cannot be used, InvalidRequest where its name is taken.
+        """
+        own = self._own.read()
+        before = own.imports.get(model.name)
+        if before is not None and before.paths == model.paths:
+            return False
+        if model.name in own.aliases or (before is not None and before.paths[0].is_file()):
+            raise InvalidRequest(f"the name {model.name} is taken; `edgeagent rm {model.name}` frees it")
+        validate_model(model.paths[0])
+        if model.sha256 is not None and not self._verified.check(model.paths[0], model.sha256, on_bytes):
+            raise StoreError(f"{model.paths[0]} is damaged: its sha256 is not {model.sha256}", param="model")
+        imported = Imported(model.paths, model.source, model.sha256)
+        self._own.change(lambda names: with_import(names, model.name, imported))
+        return True
+
+    def _taken_by(self, alias: str) -> str | None:
+        """Return what has this name already."""
+        with suppress(ModelNotFound, InvalidRequest):
+            meaning = parse_name(alias)
+            if isinstance(meaning, CatalogName) and match_entry(meaning) is not None:
+                return "a name of the catalog"
+        return "a model's name already" if self._library.holds(alias) else None
+
+    def _cache(self) -> HubCache:
+        return HubCache.of(self._store)
+
+
+def _size(path: Path) -> int:
+    try:
+        return 0 if path.is_symlink() else path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,251 @@
+"""Models removed, named again and adopted; leftovers pruned; what the header tells of a model's memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import Config, StoreConfig
+from edgeagent.errors import InvalidRequest, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.store.adoption import Adoptable
+from edgeagent.store.cache import HubCache
+from edgeagent.store.gguf import read_header
+from edgeagent.store.last_use import LastUse
+from edgeagent.store.pruning import Pruner
+from edgeagent.store.resolve import Library, current_header
+from edgeagent.store.shelf import Shelf
+from tests.hub_server import sha256
+from tests.store.gguf_bytes import BOOL, MODEL_KEYS, U32, GgufBytes, array, key, small_model, split_model
+from tests.store.test_library_names import lay
+from tests.store.test_resolve import REPO, put
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def config(store: StoreConfig, state_dir: Path) -> Config:
+    return Config(state_dir=state_dir, store=store)
+
+
+@pytest.fixture
+def shelf(config: Config) -> Shelf:
+    return Shelf(config)
+
+
+def names(config: Config) -> list[str]:
+    return [model.name for model in Library.of(config).models() if model.origin != "builtin"]
+
+
+def test_a_downloaded_model_goes_with_all_its_versions(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+    old, new = small_model(1, 4_000), small_model(2, 5_000)
+    put(store, "m-Q4_0.gguf", old, commit=OLD)
+    put(store, "m-Q4_0.gguf", new, commit=NEW)
+    shelf.copy(REPO, "mine")
+    removal = shelf.plan(REPO)
+    assert (removal.name, removal.aliases) == (f"{REPO}:Q4_0", ("mine",))
+    assert removal.freed_bytes == len(old) + len(new)
+    shelf.remove(removal)
+    assert names(config) == [] and not HubCache.of(store).repo_dir(REPO).exists()
+    with pytest.raises(ModelNotFound):
+        Library.of(config).find("mine")
+
+
+def test_what_another_model_uses_stays(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+    same, other = small_model(1), small_model(2)
+    put(store, "m-Q4_0.gguf", same)
+    put(store, "copy-Q8_0.gguf", same)
+    kept = put(store, "m-F16.gguf", other)
+    removal = shelf.plan(f"{REPO}:Q4_0")
+    assert removal.freed_bytes == 0
+    shelf.remove(removal)
+    assert names(config) == [f"{REPO}:Q8_0", f"{REPO}:F16"]
+    shelf.remove(shelf.plan(f"{REPO}:Q8_0"))
+    assert names(config) == [f"{REPO}:F16"] and kept.read_bytes() == other
+
+
+def test_all_parts_of_a_split_model_go(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+    parts = split_model(3)
+    for number, part in enumerate(parts, 1):
+        put(store, f"m-Q4_0-{number:05d}-of-00003.gguf", part)
+    assert shelf.plan(REPO).freed_bytes == sum(map(len, {sha256(part): part for part in parts}.values()))
+    shelf.remove(shelf.plan(REPO))
+    assert names(config) == []
+
+
+def test_a_file_in_the_models_folder_goes(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+    path = lay(store, "mine.gguf")
+    LastUse(config.state_dir).note(path)
+    shelf.remove(shelf.plan("mine"))
+    assert not path.exists() and LastUse(config.state_dir).age_s(path) is None
+
+
+def test_an_alias_goes_alone(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+    path = lay(store, "mine.gguf")
+    shelf.copy("mine", "other:tag")
+    removal = shelf.plan("other:tag")
+    assert (removal.files, removal.freed_bytes) == ((), 0)
+    shelf.remove(removal)
+    assert path.exists() and names(config) == ["mine"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("builtin", "comes with edgeagent"), ("default", "name the model")])
+def test_what_cannot_be_removed(shelf: Shelf, name: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        shelf.plan(name)
+
+
+def test_a_path_is_not_removed(shelf: Shelf, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(small_model())
+    with pytest.raises(InvalidRequest, match="delete the file itself"):
+        shelf.plan(str(path))
+
+
+def test_a_wrong_name_is_told_with_near_ones(shelf: Shelf, store: StoreConfig) -> None:
+    lay(store, "household.gguf")
+    with pytest.raises(ModelNotFound, match="near names: household"):
+        shelf.plan("househod")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="folders that their owner cannot write")
+def test_a_file_that_cannot_be_deleted(shelf: Shelf, store: StoreConfig) -> None:
+    path = lay(store, "mine.gguf")
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(StoreError, match="cannot be deleted"):
+            shelf.remove(shelf.plan("mine"))
+    finally:
+        path.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize("alias", ["", "default", "builtin", "none", "a/b", "a b", "../x", "x" * 200, "qwen3-4b", "m"])
+def test_names_that_no_model_can_have(shelf: Shelf, store: StoreConfig, alias: str) -> None:
+    lay(store, "m.gguf")
+    lay(store, "n.gguf")
+    with pytest.raises(InvalidRequest):
+        shelf.copy("n", alias)
+
+
+def test_an_alias_may_be_given_anew(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+    lay(store, "m.gguf")
+    lay(store, "n.gguf")
+    shelf.copy("m", "mine")
+    assert shelf.copy("n", "mine") == "n"
+    assert Library.of(config).find("mine").name == "n"
+
+
+def test_a_model_of_the_catalog_has_one_name(config: Config, store: StoreConfig) -> None:
+    put(store, "Qwen3-4B-Q4_K_M.gguf", small_model(1), repo="Qwen/Qwen3-4B-GGUF")
+    put(store, "Qwen3-4B-Q8_0.gguf", small_model(2), repo="Qwen/Qwen3-4B-GGUF")
+    library = Library.of(config)
+    for name in ("qwen3-4b", "Qwen/Qwen3-4B-GGUF", "hf.co/Qwen/Qwen3-4B-GGUF:q4_k_m", "qwen3:4b"):
+        assert library.resolve(name).name == "qwen3-4b"
+    assert library.resolve("Qwen/Qwen3-4B-GGUF:Q8_0").name == library.resolve("qwen3:4b-q8_0").name == "qwen3-4b:Q8_0"
+    assert names(config) == ["qwen3-4b", "qwen3-4b:Q8_0"]
+
+
+def test_an_adopted_model_is_used_where_it_lies(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.gguf"
+    path.write_bytes(small_model())
+    told: list[int] = []
+    model = Adoptable("theirs:1b", "ollama", (path,), sha256(small_model()))
+    assert shelf.adopt(model, told.append) and told[-1] == path.stat().st_size
+    assert not shelf.adopt(model)
+    assert Library.of(config).resolve("theirs:1b").path == path
+    shelf.remove(shelf.plan("theirs:1b"))
+    assert path.exists() and names(config) == []
+
+
+def test_an_adopted_model_that_is_gone_can_be_forgotten(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.gguf"
+    path.write_bytes(small_model())
+    shelf.adopt(Adoptable("theirs", "path", (path,)))
+    path.unlink()
+    with pytest.raises(ModelNotFound, match="`edgeagent rm theirs` forgets it"):
+        Library.of(config).find("theirs")
+    shelf.remove(shelf.plan("theirs"))
+    assert names(config) == []
+
+
+def test_what_is_not_adopted(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+    path, broken = tmp_path / "theirs.gguf", tmp_path / "broken.gguf"
+    path.write_bytes(small_model())
+    broken.write_bytes(small_model()[:-20])
+    with pytest.raises(StoreError, match="its sha256 is not"):
+        shelf.adopt(Adoptable("theirs", "ollama", (path,), "0" * 64))
+    with pytest.raises(ModelLoadFailed):
+        shelf.adopt(Adoptable("broken", "path", (broken,)))
+    assert names(config) == []
+    shelf.adopt(Adoptable("theirs", "path", (path,)))
+    other = tmp_path / "other.gguf"
+    other.write_bytes(small_model())
+    with pytest.raises(InvalidRequest, match="the name theirs is taken"):
+        shelf.adopt(Adoptable("theirs", "path", (other,)))
+
+
+def test_what_is_left_over_is_found_and_goes(store: StoreConfig) -> None:
+    cache = HubCache.of(store)
+    used = put(store, "m-Q4_0.gguf", small_model(1))
+    unused = cache.blob(REPO, sha256(small_model(2)))
+    unused.write_bytes(small_model(2))
+    partial = cache.partial(REPO, sha256(small_model(3)))
+    partial.write_bytes(small_model(3)[:200])
+    other_programs = cache.blob(REPO, "e" * 64)
+    other_programs.write_bytes(b"safetensors")
+    pruner = Pruner(store)
+    found = {leftover.path: (leftover.why, leftover.size_bytes) for leftover in pruner.leftovers()}
+    assert found == {unused: ("used by no name", len(small_model(2))), partial: ("not finished", 200)}
+    assert all(pruner.delete(leftover) for leftover in pruner.leftovers())
+    assert pruner.leftovers() == () and used.read_bytes() == small_model(1) and other_programs.exists()
+
+
+def test_a_download_under_way_is_left(store: StoreConfig) -> None:
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    cache = HubCache.of(store)
+    digest = hashlib.sha256(b"m").hexdigest()
+    put(store, "m-Q4_0.gguf", small_model(1))
+    partial = cache.partial(REPO, digest)
+    partial.write_bytes(b"GGUF")
+    (leftover,) = Pruner(store).leftovers()
+    cache.lock(REPO, digest).parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(cache.lock(REPO, digest)):
+        assert not Pruner(store).delete(leftover)
+    assert partial.exists() and Pruner(store).delete(leftover)
+
+
+def test_when_a_model_was_last_loaded(tmp_path: Path) -> None:
+    uses, model = LastUse(tmp_path / "state"), tmp_path / "m.gguf"
+    assert uses.age_s(model) is None
+    uses.note(model)
+    age_s = uses.age_s(model)
+    assert age_s is not None and age_s >= 0
+    uses.forget(model)
+    assert uses.age_s(model) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        ((key("llama.attention.head_count", U32, 4),), "attention"),
+        ((key("llama.attention.head_count", U32, 4), key("llama.attention.sliding_window", U32, 8)), "sliding window"),
+        ((key("llama.attention.head_count", U32, 4), key("llama.attention.kv_lora_rank", U32, 8)), "latent"),
+        ((key("llama.ssm.state_size", U32, 8),), "recurrent"),
+        ((key("llama.ssm.state_size", U32, 8), array("llama.attention.head_count_kv", U32, [0, 4])), "hybrid"),
+        ((key("llama.full_attention_interval", U32, 4),), "hybrid"),
+        ((key("llama.attention.causal", BOOL, False),), "encoder"),
+    ],
+)
+def test_the_kinds_of_memory(tmp_path: Path, keys: tuple[bytes, ...], kind: str) -> None:
+    path = GgufBytes(keys=(*MODEL_KEYS, *keys)).write(tmp_path / "m.gguf")
+    assert read_header(path).memory_kind == kind
+
+
+def test_the_header_of_a_split_model_counts_all_parts(tmp_path: Path) -> None:
+    paths = [tmp_path / f"m-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    for path, part in zip(paths, split_model(2), strict=True):
+        path.write_bytes(part)
+    assert current_header(paths[0]).num_tensors == 2
