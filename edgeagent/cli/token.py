@@ -25,7 +25,7 @@ Scopes = Annotated[
     typer.Option(
         "--scope",
         metavar="infer|models|admin",
-        help="What the client may do; repeat it for several: infer, models (fetch them), admin.",
+        help="What the client may do; repeat it for several: infer, models (fetch, delete and name them), admin.",
     ),
 ]
 Route = Annotated[

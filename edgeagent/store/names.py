@@ -135,7 +135,10 @@ def is_path(name: str) -> bool:
     """Say whether a name looks like a path, or is a .gguf file from here."""
     if name.startswith(("/", "./", "../", "~", ".\\", "..\\")) or _DRIVE.match(name):
         return True
-    return name.lower().endswith(".gguf") and Path(name).is_file()
+    try:
+        return name.lower().endswith(".gguf") and Path(name).is_file()
+    except OSError:  # longer than a file's name can be
+        return False
 
 
 def _catalog_name(name: str) -> CatalogName:

@@ -112,9 +112,14 @@ class Library:
 
     def resolve_for_client(self, name: str) -> ResolvedModel:
         """Do as `resolve` for a name that came over the wire: paths are the owner's to give, and are refused."""
-        if name not in (*DEFAULT_NAMES, self._default) and is_path(name) and self._owned(name) is None:
-            raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
+        if name != self._default:
+            self.refuse_path(name)
         return self.resolve(name)
+
+    def refuse_path(self, name: str) -> None:
+        """Raise ModelNotFound for a path, whether it exists or not, unless the owner gave a model that name."""
+        if name not in DEFAULT_NAMES and is_path(name) and self._owned(name) is None:
+            raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
 
     def holds(self, name: str) -> bool:
         """Whether a model that is called by its name is here, unverified; False for a path."""

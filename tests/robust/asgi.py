@@ -59,6 +59,10 @@ class Caller:
             body = json.dumps(body)
         return self._runner.run(self._call("POST", path, body.encode() if isinstance(body, str) else body))
 
+    def delete(self, path: str, body: object) -> Answer:
+        """Send a body as JSON with DELETE."""
+        return self._runner.run(self._call("DELETE", path, json.dumps(body).encode()))
+
     def get(self, path: str) -> Answer:
         """Ask for a path."""
         return self._runner.run(self._call("GET", path, b""))

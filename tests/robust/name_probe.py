@@ -34,6 +34,8 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
     user = {"role": "user", "content": "hi"}
     bodies: list[tuple[str, Any]] = [
         ("/api/show", {"model": name}),
+        ("/api/copy", {"source": name, "destination": "copied"}),
+        ("/api/copy", {"source": "fake", "destination": name}),
         ("/api/pull", {"model": name, "stream": False}),
         ("/api/chat", {"model": name, "messages": [user], "stream": False}),
         ("/v1/chat/completions", {"model": name, "messages": [user]}),
@@ -41,6 +43,7 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
         ("/v1/responses", {"model": "fake", "input": "hi", "previous_response_id": name}),
     ]
     answers = [(path, caller.post(path, body)) for path, body in bodies]
+    answers.append(("/api/delete", caller.delete("/api/delete", {"model": name})))
     answers += [(path, caller.get(path + name)) for path in ("/v1/models/", "/v1/responses/", "/")]
     return [(path, int(answer.status)) for path, answer in answers]
 

@@ -40,6 +40,7 @@ OWNERS = [
     ("GET", "/api/ps", None),
     ("POST", "/api/pull", {"model": "org/repo", "stream": False}),
     ("DELETE", "/api/delete", {"model": "fake"}),
+    ("POST", "/api/copy", {"source": "fake", "destination": "theirs"}),
     ("POST", "/edgeagent/cache/purge", {}),
     ("POST", "/edgeagent/cache/warm", {"prompt": "x"}),
     ("POST", "/edgeagent/reload", None),

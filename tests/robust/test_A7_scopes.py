@@ -105,6 +105,7 @@ async def test_a_client_may_not_pull_delete_stop_or_read_the_status(locked: Runn
     for method, path in (
         ("POST", "/api/pull"),
         ("DELETE", "/api/delete"),
+        ("POST", "/api/copy"),
         ("POST", "/api/create"),
         ("POST", "/edgeagent/stop"),
         ("GET", "/edgeagent/status"),

@@ -18,6 +18,7 @@ from edgeagent.store.names import (
     LocalPath,
     ModelName,
     is_file_name,
+    is_path,
     is_repo_name,
     parse_name,
 )
@@ -167,3 +168,7 @@ def test_accepted_names_stay_inside_the_cache(text: str) -> None:
     if is_file_name(text):
         snapshot = cache.pointer("o/r", "a" * 40, "x").parent
         assert cache.pointer("o/r", "a" * 40, text).resolve().is_relative_to(snapshot)
+
+
+def test_a_name_longer_than_a_file_s_can_be_is_no_path() -> None:
+    assert not is_path(f"org/repo/{'x' * 600}.gguf")

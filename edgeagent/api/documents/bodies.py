@@ -237,6 +237,13 @@ class OllamaModelRequest(OpenBody):
     model: Annotated[str, Field(min_length=1, max_length=512)]
 
 
+class OllamaCopyRequest(OpenBody):
+    """A model, and another name for it."""
+
+    source: Annotated[str, Field(min_length=1, max_length=512)]
+    destination: Annotated[str, Field(min_length=1, max_length=128)]
+
+
 class OllamaPullRequest(OllamaModelRequest):
     """The model to bring to this machine."""
 

@@ -91,9 +91,9 @@ OPERATIONS: dict[str, Operation] = {
     "POST /api/embed": Operation("ollama", embed_body.OllamaEmbedBody, answers_ollama.OllamaEmbeddings),
     "POST /api/embeddings": Operation("ollama", embed_body.OllamaEmbeddingsBody, answers_ollama.OllamaEmbedding),
     "POST /api/create": _MISSING,
-    "POST /api/copy": _MISSING,
+    "POST /api/copy": Operation("ollama", bodies.OllamaCopyRequest),
     "POST /api/push": _MISSING,
-    "DELETE /api/delete": _MISSING,
+    "DELETE /api/delete": Operation("ollama", bodies.OllamaModelRequest),
     "HEAD /api/blobs/{digest}": Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED),
     "POST /api/blobs/{digest}": _MISSING,
 }

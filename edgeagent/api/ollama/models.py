@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ router = APIRouter(route_class=OllamaRoute)
 
 # A model stays loaded until the daemon ends; clients want a date.
 _NEVER = timedelta(days=36_500)
+MAX_NAME_CHARS = 512
 
 Fields = dict[str, Any]
 
@@ -52,8 +53,7 @@ async def tags(request: Request) -> JSONResponse:
     """List every model that is served or on disk."""
     models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
     entries = [
-        _entry(model) | {"modified_at": _modified_at(model), "capabilities": _capabilities(model.info)}
-        for model in models
+        _entry(model) | {"modified_at": _modified_at(model), "capabilities": _capabilities(model)} for model in models
     ]
     return JSONResponse({"models": entries})
 
@@ -81,8 +81,7 @@ async def show(request: Request) -> JSONResponse:
     """Describe one model."""
     context = context_of(request)
     name = asked_model(await read_json_object(request))
-    models = await asyncio.to_thread(_list, context.config, context.service.models())
-    model = _find(models, name, context)
+    model = await asyncio.to_thread(_find, context, name, context.service.models())
     info = model.info
     body = {
         "modelfile": f"FROM {tagged(model.name)}\n",
@@ -92,7 +91,7 @@ async def show(request: Request) -> JSONResponse:
         "license": "",
         "details": _details(model),
         "model_info": _model_info(model),
-        "capabilities": _capabilities(info),
+        "capabilities": _capabilities(model),
         "modified_at": _modified_at(model),
     }
     return JSONResponse(body)
@@ -101,23 +100,24 @@ async def show(request: Request) -> JSONResponse:
 def asked_model(fields: Fields) -> str:
     """Return the model that a body names, in today's field or the one before it; raise InvalidRequest."""
     name = fields.get("model") or fields.get("name")
-    if not isinstance(name, str) or len(name) > 512:
-        raise InvalidRequest("model is required, a string of 1 to 512 characters", param="model")
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"model is required, a string of 1 to {MAX_NAME_CHARS} characters", param="model")
     return name
 
 
 def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:
-    """Read which models there are; those that are served come first, and once. Reads files: call it in a thread."""
-    on_disk = {
-        model.name: ListedModel(model.name, model.paths[0], model.size_bytes, model.header)
-        for model in Library.of(config).models()
-    }
-    models: list[ListedModel] = []
-    for status in served:
-        known = on_disk.pop(status.name, None)
-        models.append(_served(status, known))
+    """Read which models there are; those that are served come first, and once. Reads files: call it in a thread.
+
+    An alias is a model too, behind the others.
+    """
+    local = Library.of(config).models()
+    on_disk = {model.name: ListedModel(model.name, model.paths[0], model.size_bytes, model.header) for model in local}
+    models = [_served(status, on_disk.pop(status.name, None)) for status in served]
     paths = {model.path.resolve() for model in models if model.path is not None}
-    return models + [model for model in on_disk.values() if model.path is None or model.path.resolve() not in paths]
+    models += [model for model in on_disk.values() if model.path is None or model.path.resolve() not in paths]
+    by_name = {model.name: model for model in models}
+    named = [(alias, by_name.get(model.name)) for model in local for alias in model.aliases]
+    return models + [replace(model, name=alias, is_loaded=False) for alias, model in named if model is not None]
 
 
 def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
@@ -130,12 +130,19 @@ def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
     return ListedModel(status.name, path, size_bytes, header, info, status.state is WorkerState.READY)
 
 
-def _find(models: Sequence[ListedModel], name: str, context: Context) -> ListedModel:
-    found = {model.name: model for model in models}
+def _find(context: Context, name: str, served: Sequence[ModelStatus]) -> ListedModel:
+    """Return the model that a client means; raise ModelNotFound. Reads files: call it in a thread."""
+    models = {model.name: model for model in _list(context.config, served)}
     # It may be served under another name than the client's, or not at all.
     for known in (known_name(context.service, name), name):
-        if known in found:
-            return found[known]
+        if known in models:
+            return models[known]
+    library = Library.of(context.config)
+    library.refuse_path(name)
+    with suppress(EdgeAgentError):
+        known = library.find(name).name
+        if known in models:
+            return models[known]
     raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
 
 
@@ -211,17 +218,18 @@ def _parameters(info: ModelInfo) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def _capabilities(info: ModelInfo | None) -> list[str]:
-    capabilities = ["completion"]
-    if info is not None and info.supports_tools:
-        capabilities.append("tools")
-    if info is not None and info.supports_infill:
-        capabilities.append("insert")
-    if info is not None and info.supports_reasoning:
-        capabilities.append("thinking")
-    if info is not None and info.embedding_length:
-        capabilities.append("embedding")
-    return capabilities
+def _capabilities(model: ListedModel) -> list[str]:
+    info, header = model.info, model.header
+    if info is None:
+        return ["embedding" if header is not None and header.memory_kind == "encoder" else "completion"]
+    offered = {
+        "completion": True,
+        "tools": info.supports_tools,
+        "insert": info.supports_infill,
+        "thinking": info.supports_reasoning,
+        "embedding": bool(info.embedding_length),
+    }
+    return [name for name, is_offered in offered.items() if is_offered]
 
 
 def _model_info(model: ListedModel) -> Fields:

@@ -1,7 +1,7 @@
 """The Ollama API beside OpenAI's on one port, so that its clients need another address and nothing else.
 
-The routes of chat, embeddings, models and pull are in modules of their own; here are the rest: the greeting, the
-version, and routes that are refused.
+The routes of chat, embeddings, models, their changes and pull are in modules of their own; here are the rest: the
+greeting, the version, and routes that are refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from edgeagent import __version__
+from edgeagent.api.ollama import changes as ollama_changes
 from edgeagent.api.ollama import chat as ollama_chat
 from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
@@ -21,7 +22,7 @@ from edgeagent.api.ollama import pull as ollama_pull
 API_VERSION = "0.12.11"
 
 router = APIRouter()
-for module in (ollama_chat, ollama_embed, ollama_models, ollama_pull):
+for module in (ollama_chat, ollama_embed, ollama_models, ollama_changes, ollama_pull):
     router.include_router(module.router)
 
 
@@ -38,11 +39,9 @@ async def version() -> JSONResponse:
 
 
 @router.post("/api/create")
-@router.post("/api/copy")
 @router.post("/api/push")
-@router.delete("/api/delete")
 @router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"])
 async def change() -> JSONResponse:
-    """Refuse: this daemon does not create, copy, push or delete models."""
-    text = "edgeagent does not make, copy, push or delete models; see /api/pull, and the Hugging Face cache"
+    """Refuse: this daemon does not create or push models."""
+    text = "edgeagent does not make or push models; see /api/pull, and `edgeagent import` for a file of your own"
     return JSONResponse({"error": text}, status_code=HTTPStatus.NOT_IMPLEMENTED)

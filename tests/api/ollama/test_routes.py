@@ -676,9 +676,7 @@ class TestRest:
         ("method", "path"),
         [
             ("POST", "create"),
-            ("POST", "copy"),
             ("POST", "push"),
-            ("DELETE", "delete"),
             ("POST", "blobs/sha256:0"),
         ],
     )
