@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -20,12 +21,15 @@ from tests.peer.shelf.tensors import QUIET, Tensor, Vector, metadata, tensors
 from tests.peer.shelf.vocabularies import vocabulary
 
 
-def make_model(path: Path, shape: Shape, quant: Quant = "Q4_0", *, seed: int = 0) -> Path:
-    """Write a model and return its path. One tensor at a time is in memory."""
+def make_model(
+    path: Path, shape: Shape, quant: Quant = "Q4_0", *, seed: int = 0, change: Callable[[Tensor], Tensor] | None = None
+) -> Path:
+    """Write a model and return its path. One tensor at a time is in memory. `change` is applied to each tensor."""
     writer, all_tensors, types = _begin(path, shape, quant)
     random = np.random.default_rng(seed)
     for tensor in all_tensors:
-        writer.write_tensor_data(_data(random, tensor, types[tensor.name]))
+        kind = types[tensor.name]
+        writer.write_tensor_data(_data(random, tensor if change is None else change(tensor), kind))
     writer.close()
     return path
 
