@@ -181,8 +181,10 @@ class EngineConfig(Section):
     """Keep the model in RAM."""
     itl_budget_ms: Annotated[float, Field(gt=0)] = 100.0
     """Longest predicted step while other requests decode; prompts are computed in chunks that fit."""
-    draft_tokens: Annotated[int, Field(ge=0, le=32)] = 3
-    """Most tokens the draft model proposes at a time (0: no speculation)."""
+    draft_tokens: Annotated[int, Field(ge=0, le=32)] = 16
+    """Most tokens that are drafted at a time; how many are is chosen at each step (0: no speculation)."""
+    draft_ngrams: bool = True
+    """Also draft what followed the same words earlier in the prompt or the answer; it takes no draft model."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0

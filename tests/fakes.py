@@ -48,6 +48,7 @@ class FakeRunner:
         self.refuse_next = False
         self.refuse_restores = False
         self.num_tokens_computed = 0
+        self.num_decodes = 0
 
     def decode(self, slices: Sequence[Slice]) -> None:
         assert slices
@@ -58,6 +59,7 @@ class FakeRunner:
             self.refuse_next = False
             raise OutOfCells
         self._outputs = []
+        self.num_decodes += 1
         for index, part in enumerate(slices):
             if self.cancel_next is not None and index >= self.cancel_next:
                 self.cancel_next = None

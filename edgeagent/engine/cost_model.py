@@ -1,15 +1,18 @@
 """Predicts what a step costs from measured steps.
 
 The time of a decode call is not linear in its tokens (kernels work in tiles) and grows with depth, so it is kept as a
-table: geometric buckets of batch tokens × context depth, each an exponentially weighted mean. Unknown buckets are
-estimated from the nearest known one.
+table: buckets of batch tokens (each number up to 16, eight to sixteen for each doubling beyond) × doublings of context
+depth, each an exponentially weighted mean. What lies between two known sizes is interpolated.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+
+import numpy as np
 
 from edgeagent.engine.crowding import Crowding
 
@@ -17,13 +20,21 @@ _WEIGHT = 0.2  # of a new measurement, at least
 _NUM_DEPTHS = 24
 # A measurement is old after this many later ones. An old one is replaced if a later one contradicts it.
 _OLD = 16
-# With drafts, the step of one sequence may be larger by this many doublings.
-_SIMILAR = 4
+# With drafts, the step of one sequence may be so many times larger.
+_SIMILAR = 8
+# Of a measurement that replaces one that is old.
+_WEIGHT_IF_OLD = 0.5
 
 
-def _bucket(value: int) -> int:
-    """Return k with 2^(k-1) < value ≤ 2^k."""
-    return max(0, value - 1).bit_length()
+def _level(depth: int) -> int:
+    """Return k with 2^(k-1) < depth ≤ 2^k."""
+    return max(0, depth - 1).bit_length()
+
+
+def _size(num_tokens: int) -> int:
+    """Return the largest number of tokens of the same bucket: four bits of it count."""
+    shift = max(0, num_tokens.bit_length() - 4)
+    return max(1, -(-num_tokens >> shift) << shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,7 @@ class CostModel:
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
         self._table: dict[tuple[int, int], _Cost] = {}
+        self._sizes: list[int] = []  # of the table, rising
         self._num_observed = 0
         self._crowding = Crowding()
 
@@ -50,20 +62,23 @@ class CostModel:
         if expected_s is not None:
             self._crowding.observe(num_tokens, num_idle, seconds - expected_s)
             seconds = max(seconds / 2, seconds - self.crowding_s(num_tokens, num_idle))
-        key = (_bucket(num_tokens), _bucket(depth))
+        key = (_size(num_tokens), _level(depth))
         known = self._table.get(key)
         num = 1
+        if key[0] not in self._sizes:
+            bisect.insort(self._sizes, key[0])
         if known is not None and not (2 * seconds < known.seconds and self._is_old(known)):
             # The first measurements get a plain mean, so that a cold start is forgotten soon. Old measurements are left
             # out: the machine may have been busy or asleep.
             num = known.num + 1
-            seconds = known.seconds + max(_WEIGHT, 1 / num) * (seconds - known.seconds)
+            weight = max(_WEIGHT, 1 / num, _WEIGHT_IF_OLD if self._is_old(known) else 0.0)
+            seconds = known.seconds + weight * (seconds - known.seconds)
         self._num_observed += 1
         self._table[key] = _Cost(seconds, self._num_observed, num)
 
     def predict(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step; None if no similar step was measured."""
-        return self._find(_bucket(num_tokens), _bucket(depth)).seconds if self._table else None
+        return self._find(num_tokens, _level(depth)).seconds if self._table else None
 
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of computing this many prompt tokens from a depth on; None as `predict`."""
@@ -77,10 +92,10 @@ class CostModel:
 
     def measured(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of a step of this many tokens, or a few times more; None if none was measured."""
-        sizes = {size for size, _ in self._table}
-        first = _bucket(num_tokens)
-        size = next((size for size in range(first, first + _SIMILAR) if size in sizes), None)
-        return None if size is None else self._find(size, _bucket(depth)).seconds
+        place = bisect.bisect_left(self._sizes, _size(num_tokens))
+        if place == len(self._sizes) or self._sizes[place] > _SIMILAR * num_tokens:
+            return None
+        return self._at(self._sizes[place], _level(depth)).seconds
 
     def compare(self, sizes: Items[int], depth: int) -> list[float] | None:
         """Return the expected seconds of steps of these ascending numbers of tokens; None if nothing was ever measured.
@@ -91,25 +106,45 @@ class CostModel:
         """
         if not self._table:
             return None
-        costs = [self._find(_bucket(size), _bucket(depth)) for size in sizes]
+        level = _level(depth)
+        # The measured sizes up to the largest one asked for, and one more.
+        known = self._sizes[: bisect.bisect_left(self._sizes, sizes[-1]) + 1]
+        costs = [self._at(size, level) for size in known]
         expected: dict[int, float] = {}  # by place
         for place in sorted(range(len(costs)), key=lambda place: -costs[place].order):
             floor = max((seconds for other, seconds in expected.items() if other < place), default=0.0)
             ceiling = min((seconds for other, seconds in expected.items() if other > place), default=math.inf)
             expected[place] = min(max(costs[place].seconds, floor), ceiling)
-        return [expected[place] for place in range(len(costs))]
+        found = np.interp(sizes, known, [expected[place] for place in range(len(costs))]).tolist()
+        # Beyond the largest one, in proportion.
+        last = bisect.bisect_right(sizes, known[-1])
+        found[last:] = [max(found[-1], costs[-1].seconds * size / known[-1]) for size in sizes[last:]]
+        return [float(seconds) for seconds in found]
 
-    def _find(self, size: int, level: int) -> _Cost:
-        """Return the cost of the nearest measured step; there must be one."""
+    def _at(self, size: int, level: int) -> _Cost:
+        """Return the cost of a measured size at the nearest depth."""
         for distance in range(_NUM_DEPTHS):
             for near in (level - distance, level + distance):
                 cost = self._table.get((size, near))
                 if cost is not None:
                     return cost
-        # No step of this size at any depth: scale the nearest size linearly, which overestimates upwards.
-        nearest = min({known for known, _ in self._table}, key=lambda known: abs(known - size))
-        cost = self._find(nearest, level)
-        return _Cost(cost.seconds * max(1.0, 2.0 ** (size - nearest)), cost.order)
+        raise AssertionError("a size of the table has a depth")
+
+    def _find(self, num_tokens: int, level: int) -> _Cost:
+        """Return the cost of a step; something must have been measured."""
+        size = _size(num_tokens)
+        place = bisect.bisect_left(self._sizes, size)
+        if place == len(self._sizes):
+            # Larger than all: in proportion, which overestimates.
+            cost = self._at(self._sizes[-1], level)
+            return _Cost(cost.seconds * size / self._sizes[-1], cost.order)
+        larger = self._at(self._sizes[place], level)
+        if self._sizes[place] == size or place == 0:
+            return larger
+        smaller = self._at(self._sizes[place - 1], level)
+        share = (size - self._sizes[place - 1]) / (self._sizes[place] - self._sizes[place - 1])
+        seconds = smaller.seconds + share * (larger.seconds - smaller.seconds)
+        return _Cost(seconds, min(smaller.order, larger.order))
 
     def max_tokens_within(
         self, seconds: float, depth: int, floor: int, *, at_first: float | None = None, max_growth: int = 2
@@ -123,18 +158,17 @@ class CostModel:
         """
         if not self._table:
             return min(floor, self._max_batch)
-        measured = {size for size, _ in self._table}
-        largest = min(self._max_batch, max_growth << max(measured))
+        largest = min(self._max_batch, max_growth * self._sizes[-1])
         best = floor
         smaller: _Cost | None = None
         for size in _doubling(floor, largest):
-            cost = self._find(_bucket(size), _bucket(depth))
+            cost = self._find(size, _level(depth))
             if smaller is not None and smaller.order > cost.order:
                 seconds_now = max(cost.seconds, smaller.seconds)
                 if smaller.order - cost.order >= _OLD:
                     seconds_now = min(seconds_now, 2 * smaller.seconds)
                 cost = _Cost(seconds_now, smaller.order)
-            if cost.seconds <= (seconds if at_first is None or _bucket(size) in measured else at_first):
+            if cost.seconds <= (seconds if at_first is None or size <= self._sizes[-1] else at_first):
                 best = size
             smaller = cost
         return min(best, self._max_batch)

@@ -22,7 +22,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.speculation.drafter import Drafter, Proposals
+from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.status import EngineStatus
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.verification import Output, Verifier
@@ -48,15 +48,14 @@ class Engine:
         *,
         max_running: int,
         itl_budget_s: float = 0.1,
-        drafter: Callable[[CostModel], Drafter] | None = None,
+        drafters: Drafters | None = None,
         blocks: BlockCache | None = None,
-        max_forced: int = 0,
         costs: CostModel | None = None,
         num_trained: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `max_forced`: the most tokens
-        forced by a grammar in one step (0: none). `costs`: measured costs of the runner's steps. `num_trained`: the
+        """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `drafters` are ignored where
+        the memory cannot take back a refused draft. `costs`: measured costs of the runner's steps. `num_trained`: the
         model's trained context in tokens (0: unknown).
         """
         self._num_trained = num_trained
@@ -74,9 +73,9 @@ class Engine:
         self._admission = Admission(runner, self._saver, self._restorer, self._cost_model, clock)
         self._itl_budget_s = itl_budget_s
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
-        guesser = drafter(self._cost_model) if drafter is not None else None
-        self._savers = [self._saver] if guesser is None else [self._saver, guesser.saver]
-        self._proposals = Proposals(guesser, max_forced if runner.memory_kind in CUTTABLE else 0)
+        drafters = drafters if drafters is not None and runner.memory_kind in CUTTABLE else Drafters()
+        self._savers = [self._saver] if drafters.model is None else [self._saver, drafters.model.saver]
+        self._proposals = Proposals(drafters, self._cost_model)
         self._verifier = Verifier(runner, self._cells, self._proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)

@@ -23,6 +23,10 @@ from edgeagent.errors import InternalError, ModelLoadFailed
 _TEXT = "The quick brown fox's 12345 jumps:\n\n\tÄpfel, 漢字 и 🦊!"
 # Large enough to touch every weight's page once and fill a kernel tile; fast compared with a load.
 _NUM_TOKENS = 32
+# Steps of so many tokens check drafts. They are measured up to the first that may take longer than this.
+_DRAFT_STEPS = (1, 2, 4, 8, 16)
+_MAX_DRAFT_STEP_S = 0.3
+_TRIES = 2  # of each; the quicker one counts
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
 
 
@@ -61,6 +65,23 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
     finally:
         runner.clear(0)
     return (max(sizes.values()) - min(sizes.values())) / max(1, max(sizes) - min(sizes))
+
+
+def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
+    """Measure the steps that drafting chooses among, so that it need not learn from requests; the cells are empty
+    before and after. Raise OutOfCells or InternalError."""
+    took_s = 0.0
+    for num_tokens in _DRAFT_STEPS:
+        if 2 * took_s > _MAX_DRAFT_STEP_S or num_tokens > runner.max_batch:
+            return
+        times_s = []
+        for _ in range(_TRIES):
+            started_s = time.monotonic()
+            runner.decode([Slice(0, 0, range(num_tokens), num_tokens)])
+            times_s.append(time.monotonic() - started_s)
+            runner.clear(0)
+        took_s = min(times_s)
+        costs.observe(num_tokens, 0, took_s)
 
 
 def _tokenize(model: Model, path: Path) -> list[int]:

@@ -14,7 +14,7 @@ from edgeagent.engine.runner import Runner
 from edgeagent.engine.sampling.sampler import Logprob, score
 from edgeagent.engine.scheduler import Work
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.drafter import Proposals
+from edgeagent.engine.speculation.proposals import Proposals
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import FinishReason
 

@@ -12,13 +12,12 @@ import pytest
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
-from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling.sampler import Sampler, resolve
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.speculation.depth import DraftLength
 from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
 from tests.fakes import FakeClock, FakeRunner, FakeTier, next_token, warm_costs
@@ -89,15 +88,12 @@ def make_engine(
 ) -> Engine:
     """Make an engine that expects a full batch to take `batch_s`."""
 
-    def drafter(cost_model: CostModel) -> DraftModel:
-        assert draft is not None
-        return DraftModel(draft, DraftLength(4, cost_model))
-
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
     blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
     costs = warm_costs(runner.max_batch, batch_s)
-    return Engine(runner, max_running=max_running, drafter=drafter if draft else None, blocks=blocks, costs=costs)
+    drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4)
+    return Engine(runner, max_running=max_running, drafters=drafters, blocks=blocks, costs=costs)
 
 
 class TestOne:
@@ -458,7 +454,7 @@ class TestForced:
     @pytest.mark.parametrize("wrong", [False, True])
     def test_they_save_steps_and_change_nothing(self, wrong: bool) -> None:
         expected, reason = naive([5, 6, 7], 12)
-        engine = Engine(FakeRunner(), max_running=4, max_forced=3)
+        engine = Engine(FakeRunner(), max_running=4, drafters=Drafters(max_forced=3))
         engine.add(SequenceSpec("a", [5, 6, 7], self.Forcing(expected, wrong), max_tokens=12))
         assert run(engine) == {"a": (expected, reason)}
         if not wrong:

@@ -21,13 +21,13 @@ from gguf import GGMLQuantizationType
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.lookup import make_blocks
-from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation.depth import DraftLength
 from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.fakes import FakeClock, FakeTier
@@ -274,20 +274,15 @@ def test_drafts_change_nothing(exact_model: ExactModel) -> None:
     class Wrong(DraftModel):
         """A draft model that agrees with the target except for every third token."""
 
-        def draft(self, decoding):  # type: ignore[no-untyped-def]
-            drafts = super().draft(decoding)
+        def draft(self, counts):  # type: ignore[no-untyped-def]
+            drafts = super().draft(counts)
             return {name: tuple((t + (i % 3 == 2)) % 250 for i, t in enumerate(ts)) for name, ts in drafts.items()}
 
-    drafters: list[Wrong] = []
-
-    def make(cost_model: CostModel) -> Wrong:
-        drafters.append(Wrong(draft_runner, DraftLength(4, cost_model)))
-        return drafters[0]
-
-    engine = Engine(runner, max_running=4, drafter=make)
+    wrong = Wrong(draft_runner)
+    engine = Engine(runner, max_running=4, drafters=Drafters(wrong, NgramDrafter(), max_tokens=4))
     asked = run_schedule(target, engine, runner, random.Random(7), 150)
     check(asked, naive)
-    check_integrity(drafters[0])
+    check_integrity(wrong)
     for each in (naive, runner, draft_runner, target):
         each.close()
 

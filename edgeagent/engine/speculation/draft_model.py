@@ -18,26 +18,36 @@ from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.depth import Acceptance, DraftLength
 from edgeagent.errors import InternalError
 
 # A draft model that is further behind than this (after a long prompt) catches up by one such chunk each step: this many
 # tokens, fewer if they would take longer. The next tokens of all streams wait for it.
 _MAX_CATCH_UP = 256
-_MAX_CATCH_UP_S = 0.25
+_MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
+# So few missing tokens cost no more than the one that a draft begins with.
+_FEW = 4
 
 
 @dataclass(slots=True)
 class _Draft:
     """A sequence's state in the draft model.
 
-    The cache holds `num_agreed` tokens, all equal to the target's; the runner holds those and then `guesses`.
+    The cache holds `num_agreed` tokens, all equal to the target's; the runner holds those and then `fed`: the last
+    token that was known, and guesses. They are recorded only after the target has verified them.
     """
 
     seq_id: int
     num_agreed: int
-    guesses: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+
+    def num_stood(self, tokens: Items[int]) -> int:
+        """Return how many of `fed` a sequence's tokens before its last one confirm."""
+        actual = tokens[self.num_agreed : len(tokens) - 1]
+        stood = 0
+        while stood < min(len(self.fed), len(actual)) and self.fed[stood] == actual[stood]:
+            stood += 1
+        return stood
 
 
 class DraftModel:
@@ -46,100 +56,62 @@ class DraftModel:
     def __init__(
         self,
         runner: Runner,
-        length: DraftLength,
         blocks: BlockCache | None = None,
+        costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` in memory keep prefixes that were evicted from the draft's cells (None: they are lost)."""
+        """`blocks` in memory keep prefixes that were evicted from the draft's cells (None: they are lost).
+
+        `costs`: measured costs of the runner's steps.
+        """
         self._runner = runner
-        self._length = length
         self._clock = clock
-        self._costs = CostModel(min(_MAX_CATCH_UP, runner.max_batch))  # of catching up
+        self._costs = costs or CostModel(runner.max_batch)
         self.saver = Saver(runner, blocks or no_blocks(), clock, self._costs)
         self._restorer = Restorer(runner, self.saver, clock)
         self._cache = self.saver.cells
         self._drafts: dict[str, _Draft] = {}
-        self._acceptances: dict[str, Acceptance] = {}
 
-    def draft(self, decoding: Items[Sequence]) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id for the sequences that want a token each."""
+    def steps_s(self, num_sequences: int, depth: int) -> list[float]:
+        """Return the expected seconds of a draft step for 0, 1 … so many sequences; 0 while none was measured."""
+        steps_s = self._costs.compare(range(1, num_sequences + 1), depth)
+        return [0.0, *(steps_s or [0.0] * num_sequences)]
+
+    def catch_up_s(self, sequence: Sequence) -> float:
+        """Return the expected seconds until it can draft for a sequence; infinity if it has no room for it."""
+        draft = self._drafts.get(sequence.id) or self._begin(sequence)
+        if draft is None:
+            return math.inf
+        num_missing = len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
+        return (self._costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
+
+    def draft(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
+        """Return proposals by sequence id, so many for each sequence.
+
+        A sequence that it is far behind of gets none: it catches up with it, by a chunk.
+        """
         self.saver.shed()
-        depth = max((sequence.num_computed for sequence in decoding), default=0)
-        counts = {sequence.id: self._choose(sequence, len(decoding), depth) for sequence in decoding}
-        drafting = [sequence for sequence in decoding if counts[sequence.id]]
-        if not drafting:
-            return {}
         try:
-            return self._guess(self._catch_up(drafting), counts)
+            return self._guess(counts)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
-                draft.guesses.clear()
+                draft.fed.clear()
                 draft.num_agreed = self._cache.rewind(draft.seq_id)
             return {}
         except InternalError:
             # No answer needs the draft. Its memory is unknown after a failed decode.
             for draft in self._drafts.values():
-                draft.guesses.clear()
+                draft.fed.clear()
                 draft.num_agreed = 0
                 self._cache.reset(draft.seq_id)
             return {}
 
-    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Note how many of a sequence's proposals were accepted."""
-        self._length.observe(self._acceptances[sequence.id], num_drafted, num_accepted)
-
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended; its prefix stays for the next turn."""
-        self._acceptances.pop(sequence.id, None)
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self._cache.rewind(draft.seq_id)
             self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
-
-    def _choose(self, sequence: Sequence, num_decoding: int, depth: int) -> int:
-        if sequence.id not in self._acceptances:
-            self._acceptances[sequence.id] = self._length.begin()
-        return self._length.choose(self._acceptances[sequence.id], num_decoding, depth)
-
-    def _catch_up(self, decoding: Items[Sequence]) -> list[tuple[Sequence, _Draft]]:
-        """Bring drafts to within one token of their sequences; return those that reached it."""
-        ready, slices, behind = [], [], []
-        depth = max((len(sequence.tokens) for sequence in decoding), default=0)
-        room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
-        for sequence in decoding:
-            draft = self._settle(sequence)
-            if draft is None:
-                continue
-            missing = sequence.tokens[draft.num_agreed : len(sequence.tokens) - 1][:room]
-            if missing:
-                room -= len(missing)
-                slices.append(Slice(draft.seq_id, draft.num_agreed, missing, 0))
-                behind.append((draft, missing))
-            if draft.num_agreed + len(missing) == len(sequence.tokens) - 1:
-                ready.append((sequence, draft))
-        if slices and self._cache.reserve(sum(len(part.tokens) for part in slices)):
-            started_s = self._clock()
-            self._runner.decode(slices)
-            self._costs.observe(sum(len(part.tokens) for part in slices), depth, self._clock() - started_s)
-            for draft, missing in behind:
-                self._cache.append(draft.seq_id, missing)
-                draft.num_agreed += len(missing)
-        return [(sequence, draft) for sequence, draft in ready if draft.num_agreed == len(sequence.tokens) - 1]
-
-    def _settle(self, sequence: Sequence) -> _Draft | None:
-        """Return a sequence's draft state without rejected drafts; claim one if it has none."""
-        draft = self._drafts.get(sequence.id)
-        if draft is None:
-            return self._begin(sequence)
-        stood = 0
-        actual = sequence.tokens[draft.num_agreed : len(sequence.tokens) - 1]
-        while stood < min(len(draft.guesses), len(actual)) and draft.guesses[stood] == actual[stood]:
-            stood += 1
-        if stood:
-            self._cache.append(draft.seq_id, draft.guesses[:stood])
-        draft.guesses.clear()
-        draft.num_agreed = self._cache.rewind(draft.seq_id)
-        return draft
 
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live."""
@@ -153,22 +125,69 @@ class DraftModel:
         draft = self._drafts[sequence.id] = _Draft(restoring.seq_id, self._cache.length(restoring.seq_id))
         return draft
 
-    def _guess(self, ready: Items[tuple[Sequence, _Draft]], counts: dict[str, int]) -> dict[str, tuple[int, ...]]:
-        # The last token of each sequence and all drafts but the final one are computed; they are recorded only after
-        # the target has verified them.
-        if not ready or not self._cache.reserve(sum(counts[sequence.id] for sequence, _ in ready)):
+    def _settle(self, sequence: Sequence) -> _Draft | None:
+        """Return a sequence's draft state without refused drafts; claim one if it has none."""
+        draft = self._drafts.get(sequence.id)
+        if draft is None:
+            return self._begin(sequence)
+        stood = draft.num_stood(sequence.tokens)
+        if stood:
+            self._cache.append(draft.seq_id, draft.fed[:stood])
+        draft.fed.clear()
+        draft.num_agreed = self._cache.rewind(draft.seq_id)
+        return draft
+
+    def _guess(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
+        depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
+        room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
+        room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
+        slices, behind, wanted = [], [], {}
+        proposals: dict[str, list[int]] = {}
+        going_on: list[tuple[str, _Draft]] = []
+        for sequence, count in counts:
+            draft = self._settle(sequence)
+            if draft is None:
+                continue
+            missing = sequence.tokens[draft.num_agreed : len(sequence.tokens) - 1]
+            if len(missing) > room or not count:
+                missing = missing[:room]
+                if missing:
+                    slices.append(Slice(draft.seq_id, draft.num_agreed, missing, 0))
+            else:
+                # What it lacks is computed with the token that its draft begins with.
+                slices.append(Slice(draft.seq_id, draft.num_agreed, [*missing, sequence.tokens[-1]], 1))
+                draft.fed.append(sequence.tokens[-1])
+                wanted[sequence.id] = count
+                proposals[sequence.id] = []
+                going_on.append((sequence.id, draft))
+            behind.append((draft, missing))
+            room -= len(missing)
+        num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
+        if not slices or not self._cache.reserve(num_new):
+            for draft, _ in behind:
+                draft.fed.clear()
             return {}
-        proposals: dict[str, list[int]] = {sequence.id: [] for sequence, _ in ready}
-        fed = {sequence.id: sequence.tokens[-1] for sequence, _ in ready}
-        for step in range(max(counts[sequence.id] for sequence, _ in ready)):
-            started_s = self._clock()
-            going_on = [(sequence.id, draft) for sequence, draft in ready if counts[sequence.id] > step]
-            self._runner.decode(
-                [Slice(draft.seq_id, draft.num_agreed + step, (fed[name],), 1) for name, draft in going_on]
-            )
-            for row, (name, draft) in enumerate(going_on):
-                draft.guesses.append(fed[name])
-                fed[name] = int(self._runner.logits(row).argmax())
-                proposals[name].append(fed[name])
-            self._length.observe_draft_step(self._clock() - started_s)
+        self._decode(slices, depth)
+        for draft, missing in behind:
+            self._cache.append(draft.seq_id, missing)
+            draft.num_agreed += len(missing)
+        while going_on:
+            for row, (name, _) in enumerate(going_on):
+                proposals[name].append(int(self._runner.logits(row).argmax()))
+            going_on = [(name, draft) for name, draft in going_on if len(proposals[name]) < wanted[name]]
+            if going_on:
+                for name, draft in going_on:
+                    draft.fed.append(proposals[name][-1])
+                self._decode(
+                    [
+                        Slice(draft.seq_id, draft.num_agreed + len(draft.fed) - 1, draft.fed[-1:], 1)
+                        for _, draft in going_on
+                    ],
+                    depth,
+                )
         return {name: tuple(tokens) for name, tokens in proposals.items()}
+
+    def _decode(self, slices: Items[Slice], depth: int) -> None:
+        started_s = self._clock()
+        self._runner.decode(slices)
+        self._costs.observe(sum(len(part.tokens) for part in slices), depth, self._clock() - started_s)

@@ -24,9 +24,10 @@ from edgeagent.engine.llama.model import Model, split_parts
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.sampler import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation.depth import DraftLength
 from edgeagent.engine.speculation.draft_model import DraftModel
-from edgeagent.engine.trial import FIRST_STEPS, try_out
+from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.proposals import Drafters
+from edgeagent.engine.trial import FIRST_STEPS, measure_small_steps, try_out
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.text.grammar import GrammarCompiler
 from edgeagent.text.long_text import LongTextVocabulary
@@ -228,11 +229,10 @@ class Host:
         return Engine(
             self._runner,
             max_running=config.parallel,
-            max_forced=config.draft_tokens,
             itl_budget_s=config.itl_budget_ms / 1000,
             costs=costs,
             num_trained=self.model.context_length_trained,
-            drafter=self._make_drafter(load, config, on_try),
+            drafters=self._make_drafters(load, config, costs, on_try),
             blocks=self._make_blocks(load, config),
         )
 
@@ -283,11 +283,20 @@ class Host:
             self._introduced.add(name)
             self._store.introduce(self._keyring.root(name), About(self._name, name, self._settings))
 
-    def _make_drafter(
-        self, load: Load, config: EngineConfig, on_try: Callable[[str], None]
-    ) -> Callable[[CostModel], DraftModel] | None:
-        if load.draft_path is None or config.draft_tokens == 0:
-            return None
+    def _make_drafters(
+        self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
+    ) -> Drafters:
+        num_tokens = config.draft_tokens
+        if self.model.memory_kind not in CUTTABLE:
+            num_tokens = 0
+        model = self._make_draft_model(load, config, on_try) if config.draft_tokens and load.draft_path else None
+        ngrams = NgramDrafter() if config.draft_ngrams else None
+        if num_tokens and (model or ngrams):
+            measure_small_steps(self._runner, costs)
+        return Drafters(model, ngrams, max_tokens=num_tokens, max_forced=num_tokens)
+
+    def _make_draft_model(self, load: Load, config: EngineConfig, on_try: Callable[[str], None]) -> DraftModel:
+        assert load.draft_path is not None
         if self.model.memory_kind not in CUTTABLE:
             raise ModelLoadFailed(
                 f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; "
@@ -308,8 +317,10 @@ class Host:
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
         self._runners.append(runner)
         token_bytes = try_out(draft, runner, on_try)
+        costs = CostModel(runner.max_batch)
+        measure_small_steps(runner, costs)
         blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, token_bytes=token_bytes)
-        return lambda cost_model: DraftModel(runner, DraftLength(config.draft_tokens, cost_model), blocks)
+        return DraftModel(runner, blocks, costs)
 
     def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
         model = self.model

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Sequence as Items
 
-from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.speculation.depth import DraftLength
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.errors import InternalError
 from tests.fakes import FakeClock, FakeRunner, next_token
@@ -24,9 +21,9 @@ def decoding(tokens: list[int], name: str = "a") -> Sequence:
 
 class TestDraftModel:
     def test_proposes_what_it_would_generate(self) -> None:
-        draft = DraftModel(FakeRunner(), DraftLength(3, CostModel(64)))
+        draft = DraftModel(FakeRunner())
         sequence = decoding([5, 6, 7])
-        (proposed,) = draft.draft([sequence]).values()
+        (proposed,) = draft.draft([(sequence, 3)]).values()
         tokens = [5, 6, 7]
         for token in proposed:
             assert token == next_token(tokens, 50)
@@ -35,41 +32,42 @@ class TestDraftModel:
 
     def test_accepted_guesses_are_not_computed_again(self) -> None:
         runner = FakeRunner()
-        draft = DraftModel(runner, DraftLength(3, CostModel(64)))
+        draft = DraftModel(runner)
         sequence = decoding([5, 6, 7])
-        (proposed,) = draft.draft([sequence]).values()
+        (proposed,) = draft.draft([(sequence, 3)]).values()
         sequence.tokens.extend([*proposed, 9])
-        before = runner.num_tokens_computed
-        draft.draft([sequence])
-        # The third guess was never fed, so it is caught up on; then three guesses.
+        before, batches = runner.num_tokens_computed, runner.num_decodes
+        draft.draft([(sequence, 3)])
+        # The third guess was never fed, so it is computed with the first of three.
         assert runner.num_tokens_computed - before == 1 + 3
+        assert runner.num_decodes - batches == 3
         draft.release(sequence)
         check_integrity(draft)
 
     def test_refused_guesses_are_taken_back(self) -> None:
         runner = FakeRunner()
-        draft = DraftModel(runner, DraftLength(3, CostModel(64)))
+        draft = DraftModel(runner)
         sequence = decoding([5, 6, 7])
-        (proposed,) = draft.draft([sequence]).values()
+        (proposed,) = draft.draft([(sequence, 3)]).values()
         other = (proposed[0] + 1) % 50
         sequence.tokens.append(other)
-        (again,) = draft.draft([sequence]).values()
+        (again,) = draft.draft([(sequence, 3)]).values()
         assert again[0] == next_token([5, 6, 7, other], 50)
 
     def test_an_interrupted_draft_proposes_nothing_and_recovers(self) -> None:
         runner = FakeRunner()
-        draft = DraftModel(runner, DraftLength(3, CostModel(64)))
+        draft = DraftModel(runner)
         sequence = decoding([5, 6, 7])
         runner.cancel_next = 0
-        assert draft.draft([sequence]) == {}
-        (proposed,) = draft.draft([sequence]).values()
+        assert draft.draft([(sequence, 3)]) == {}
+        (proposed,) = draft.draft([(sequence, 3)]).values()
         assert proposed[0] == next_token([5, 6, 7], 50)
 
     def test_a_long_prompt_is_caught_up_in_chunks(self) -> None:
         runner = FakeRunner(max_batch=16, num_cells=256)
-        draft = DraftModel(runner, DraftLength(2, CostModel(64)))
+        draft = DraftModel(runner)
         sequence = decoding(list(range(1, 41)))
-        steps = [draft.draft([sequence]) for _ in range(3)]
+        steps = [draft.draft([(sequence, 3)]) for _ in range(3)]
         assert [bool(step) for step in steps] == [False, False, True]
 
     def test_a_slow_draft_catches_up_in_small_chunks(self) -> None:
@@ -81,9 +79,9 @@ class TestDraftModel:
                 clock.advance(sizes[-1] / 200)
                 super().decode(slices)
 
-        draft = DraftModel(Slow(max_batch=512, num_cells=1024), DraftLength(2, CostModel(64)), clock=clock)
+        draft = DraftModel(Slow(max_batch=512, num_cells=1024), clock=clock)
         sequence = decoding([1 + i % 40 for i in range(400)])
-        while not draft.draft([sequence]):
+        while not draft.draft([(sequence, 3)]):
             pass
         assert max(sizes) == 32, "200 tokens a second"
 
@@ -97,42 +95,16 @@ class TestDraftModel:
                     raise InternalError("llama_decode failed with status -3")
 
         runner = Broken()
-        draft = DraftModel(runner, DraftLength(3, CostModel(64)))
+        draft = DraftModel(runner)
         sequence = decoding([5, 6, 7])
-        assert draft.draft([sequence])
+        assert draft.draft([(sequence, 3)])
         runner.is_broken = True
-        assert draft.draft([sequence]) == {}
+        assert draft.draft([(sequence, 3)]) == {}
         runner.is_broken = False
         expected, tokens = [], [5, 6, 7]
         for _ in range(3):
             tokens.append(next_token(tokens, 50))
             expected.append(tokens[-1])
-        assert draft.draft([sequence]) == {"a": tuple(expected)}
+        assert draft.draft([(sequence, 3)]) == {"a": tuple(expected)}
         draft.release(sequence)
-        check_integrity(draft)
-
-    def test_one_that_is_always_wrong_is_left_alone_and_its_neighbour_is_not(self) -> None:
-        # A schema makes of the one what no draft model would say.
-        costs = CostModel(64)
-        for size in (1, 2, 4, 8):
-            costs.observe(size, 100, 0.010)
-        ticks = itertools.count()
-        draft = DraftModel(FakeRunner(num_cells=1024), DraftLength(3, costs), clock=lambda: next(ticks) * 0.001)
-        good, bad = decoding([5, 6, 7], "good"), decoding([8, 9, 10], "bad")
-        num_drafted = {"good": 0, "bad": 0}
-        for _ in range(150):
-            proposals = draft.draft([good, bad])
-            for sequence in (good, bad):
-                proposed = proposals.get(sequence.id, ())
-                num_drafted[sequence.id] += len(proposed)
-                if sequence is good:
-                    sequence.tokens.extend(proposed)
-                if proposed:
-                    draft.observe(sequence, len(proposed), len(proposed) if sequence is good else 0)
-                wrong = 1 if sequence is bad else 0
-                sequence.tokens.append((next_token(sequence.tokens, 50) + wrong) % 50)
-        assert num_drafted["good"] == 150 * 3
-        assert num_drafted["bad"] < 50
-        for sequence in (good, bad):
-            draft.release(sequence)
         check_integrity(draft)

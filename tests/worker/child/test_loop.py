@@ -20,8 +20,8 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.sampling.sampler import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation.depth import DraftLength
 from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.text.output import OutputStream
 from edgeagent.text.prompt_text import PromptEcho
@@ -107,7 +107,7 @@ class FakeHost:
         self.engine = Engine(
             self.runner,
             max_running=2,
-            drafter=(lambda costs: DraftModel(draft, DraftLength(num_drafts, costs))) if num_drafts else None,
+            drafters=Drafters(DraftModel(draft), max_tokens=num_drafts) if num_drafts else None,
             blocks=None if below is None else self._make_blocks(below),
             costs=warm_costs(self.runner.max_batch, batch_s=1.0),
         )

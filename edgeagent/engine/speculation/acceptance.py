@@ -1,0 +1,99 @@
+"""How often drafted tokens stand: per sequence, per position of the draft, with a prior that sequences share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Until something is judged, drafts are expected to stand this often, so that drafting is tried.
+_FIRST_RATE = 0.8
+# What a judged draft still counts after one more: in its sequence, and for the sequences to come.
+_SEQUENCE_MEMORY = 0.94
+_SHARED_MEMORY = 0.99
+# How many judged tokens the expectation counts as, of a sequence and of one of its positions.
+_WEIGHT_OF_SHARED = 4.0
+_WEIGHT_OF_SEQUENCE = 6.0
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Judged tokens and those of them that stood, by position; older ones count less."""
+
+    judged: list[float]
+    stood: list[float]
+
+    @classmethod
+    def of(cls, length: int) -> _Counts:
+        return cls([0.0] * length, [0.0] * length)
+
+    def add(self, num_judged: int, num_stood: int, memory: float) -> None:
+        self.judged = [count * memory for count in self.judged]
+        self.stood = [count * memory for count in self.stood]
+        for position in range(num_judged):
+            self.judged[position] += 1.0
+            self.stood[position] += position < num_stood
+
+
+class SharedAcceptance:
+    """What the drafts of one source have shown in all sequences. New sequences expect the same."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._counts = _Counts.of(max_tokens)
+
+    @property
+    def rate(self) -> float:
+        """The share of all judged tokens that stood."""
+        return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_SHARED)
+
+    def rates(self) -> list[float]:
+        """The same by position: how often a token stood if all before it did."""
+        rate = self.rate
+        return [
+            _blend(stood, judged, rate, _WEIGHT_OF_SEQUENCE)
+            for stood, judged in zip(self._counts.stood, self._counts.judged, strict=True)
+        ]
+
+    def add(self, num_judged: int, num_stood: int) -> None:
+        """Take in one draft."""
+        self._counts.add(num_judged, num_stood, _SHARED_MEMORY)
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often the drafts that one source makes for one sequence stand."""
+
+    shared: SharedAcceptance
+    num_idle_steps: int = 0  # since the last draft
+    _counts: _Counts = field(init=False)
+    _chances: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._counts = _Counts.of(self.shared.max_tokens)
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """By position: the chance that the token there stands, and with it all tokens before it."""
+        if self._chances is None:
+            self._chances = self._cumulated()
+        return self._chances
+
+    def observe(self, num_drafted: int, num_stood: int) -> None:
+        """Take in how many leading tokens of a draft stood. Those after the first refused one tell nothing."""
+        num_judged = min(num_drafted, num_stood + 1)
+        self._counts.add(num_judged, num_stood, _SEQUENCE_MEMORY)
+        self.shared.add(num_judged, num_stood)
+        self._chances = None
+
+    def _cumulated(self) -> tuple[float, ...]:
+        expected = self.shared.rate
+        rate = _blend(sum(self._counts.stood), sum(self._counts.judged), expected, _WEIGHT_OF_SHARED)
+        chances, chance = [], 1.0
+        for position, shared in enumerate(self.shared.rates()):
+            here = min(1.0, rate * shared / expected)
+            chance *= _blend(self._counts.stood[position], self._counts.judged[position], here, _WEIGHT_OF_SEQUENCE)
+            chances.append(chance)
+        return tuple(chances)
+
+
+def _blend(stood: float, judged: float, expected: float, weight: float) -> float:
+    return (stood + weight * expected) / (judged + weight)

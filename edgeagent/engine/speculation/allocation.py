@@ -1,0 +1,90 @@
+"""Shares a step's draft tokens among sequences, so that the step gives the most expected tokens a second.
+
+A draft token is worth its chance to stand together with all before it (Leviathan et al. 2023, section 3); it costs its
+part of a draft step and a larger step of the target. Tokens are taken in the order of their chances, and the number of
+them with the best rate is chosen. All numbers are tried: kernels work in tiles, so the fourth token may be free where
+the second was dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+# A draft that promises less gain than this is not made: predictions are no better.
+_MIN_GAIN = 1.02
+# Tokens with a smaller chance are not considered.
+_MIN_CHANCE = 0.02
+# The most draft tokens of a step.
+MAX_DRAFTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What may be drafted for one sequence: the chances of its tokens, at most so many, and what drafting costs.
+
+    `step_s[n]` is the time of a draft step for n sequences; empty where drafting costs nothing.
+    """
+
+    chances: Items[float]
+    step_s: Items[float] = ()
+
+
+def allocate(offers: Items[Offer], target_s: Items[float], num_sequences: int) -> tuple[list[int], float]:
+    """Return how many tokens to draft for each offer, and how much more tokens a second that gives (1: no more).
+
+    `target_s[n]` is the time of the target's step with n draft tokens; its length limits them. Each of `num_sequences`
+    that decode, with an offer or without, gets a token from the step.
+    """
+    tokens = sorted(
+        (-chance, position, index)
+        for index, offer in enumerate(offers)
+        for position, chance in enumerate(offer.chances)
+        if chance >= _MIN_CHANCE
+    )
+    plain_rate = _rate(num_sequences, target_s[0])
+    best_rate, chosen = _MIN_GAIN * plain_rate, tokens[:0]
+    # Tokens that cost no draft step may pay where the others do not.
+    free = [token for token in tokens if not offers[token[2]].step_s]
+    for some in (tokens, free) if 0 < len(free) < len(tokens) else (tokens,):
+        rate, count = _best_count(some[: len(target_s) - 1], offers, target_s, num_sequences)
+        if rate > best_rate:
+            best_rate, chosen = rate, some[:count]
+    counts = [0] * len(offers)
+    for _, _, index in chosen:
+        counts[index] += 1
+    return counts, best_rate / plain_rate if chosen else 1.0
+
+
+def _best_count(
+    tokens: Items[tuple[float, int, int]], offers: Items[Offer], target_s: Items[float], num_sequences: int
+) -> tuple[float, int]:
+    """Return the best rate, and how many of the tokens, which are (-chance, position, offer), it takes."""
+    expected, draft_s, best, num_best = float(num_sequences), 0.0, 0.0, 0
+    widths = [0] * MAX_DRAFTED  # sequences by draft step
+    for number, (minus_chance, position, index) in enumerate(tokens, 1):
+        expected -= minus_chance
+        step_s = offers[index].step_s
+        if step_s:
+            width = widths[position]
+            draft_s += step_s[width + 1] - (step_s[width] if width else 0.0)
+            widths[position] += 1
+        rate = _rate(expected, target_s[number] + draft_s)
+        if rate > best:
+            best, num_best = rate, number
+    return best, num_best
+
+
+def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:
+    """Return the most tokens a second that all sequences could get together if only this offer is taken, or none."""
+    expected, best = float(num_sequences), _rate(num_sequences, target_s[0])
+    draft_s = offer.step_s[1] if offer.step_s else 0.0
+    for count, chance in enumerate(offer.chances[: len(target_s) - 1], 1):
+        expected += chance
+        best = max(best, _rate(expected, target_s[count] + count * draft_s))
+    return best
+
+
+def _rate(num_tokens: float, seconds: float) -> float:
+    # A coarse clock may have measured nothing.
+    return num_tokens / max(seconds, 1e-9)

@@ -1,0 +1,96 @@
+"""Drafts what followed the last tokens where they stood before, in the sequence's own prompt and output.
+
+It costs no model and pays where an answer repeats its prompt: edits, quotes, code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from edgeagent.engine.sequence import Sequence
+
+# So many last tokens must have stood before.
+_LENGTH = 3
+_TOKEN_BITS = 20
+_MASK = (1 << _TOKEN_BITS * (_LENGTH - 1)) - 1
+# Of the places where they stood, the latest few are compared, back to so many tokens.
+_MAX_PLACES = 4
+_MAX_MATCH = 32
+# Tokens of a long prompt that are indexed in one step.
+_MAX_INDEXED = 8192
+
+
+class NgramIndex:
+    """Where each run of three tokens ended, in a sequence of tokens that grows."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[int]] = {}
+        self._num_indexed = _LENGTH - 1  # a place is the number of tokens before it
+
+    def extend(self, tokens: Items[int]) -> bool:
+        """Take in new tokens; False if some are left for the next call. The last place is never indexed: it is now."""
+        start, end = self._num_indexed, min(len(tokens) - 1, self._num_indexed + _MAX_INDEXED)
+        if start < end:
+            run = np.asarray(tokens[start + 1 - _LENGTH : end], np.int64)
+            keys = run[: len(run) - _LENGTH + 1].copy()
+            for offset in range(1, _LENGTH):
+                keys = keys << _TOKEN_BITS | run[offset : offset + len(keys)]
+            for place, key in enumerate(keys.tolist(), start + 1):
+                places = self._places.setdefault(key, [])
+                places.append(place)
+                if len(places) > _MAX_PLACES:
+                    del places[0]
+            self._num_indexed = end
+        return self._num_indexed >= len(tokens) - 1
+
+    def find(self, tokens: Items[int]) -> tuple[int, int]:
+        """Return the place where the longest run like the last tokens ended, and its length; 0, 0 if there is none."""
+        if len(tokens) <= _LENGTH:
+            return 0, 0
+        key = 0
+        for token in tokens[-_LENGTH:]:
+            key = (key & _MASK) << _TOKEN_BITS | token
+        best = (0, 0)
+        for place in reversed(self._places.get(key, ())):
+            length = _match(tokens, place)
+            if length > best[1]:
+                best = place, length
+        return best
+
+
+def _match(tokens: Items[int], place: int) -> int:
+    """Return how many tokens before `place` equal the last ones."""
+    end, length = len(tokens), 0
+    while length < min(place, _MAX_MATCH) and tokens[place - 1 - length] == tokens[end - 1 - length]:
+        length += 1
+    return length
+
+
+class NgramDrafter:
+    """Proposes from the sequences' own tokens."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return what followed the last tokens before, and how many of them were the same."""
+        index = self._indexes.setdefault(sequence.id, NgramIndex())
+        if not index.extend(sequence.tokens):
+            return (), 0
+        place, length = index.find(sequence.tokens)
+        return tuple(_following(sequence.tokens, place, max_tokens)) if length else (), length
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self._indexes.pop(sequence.id, None)
+
+
+def _following(tokens: Items[int], place: int, count: int) -> list[int]:
+    """Return the tokens from a place on; a run that repeats itself up to the end goes on repeating itself."""
+    found = list(tokens[place : place + count])
+    period = len(tokens) - place
+    while len(found) < count:
+        found.append(found[len(found) - period])
+    return found

@@ -1,0 +1,222 @@
+"""Proposes tokens for a step: those that a grammar forces, those that a sequence's own text suggests, and a draft
+model's.
+
+The target's logits decide whether they are accepted; see engine.verification. How many are drafted follows from what
+drafts and steps cost and how often drafts stood; see allocation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.ngram import NgramDrafter
+
+# Where drafts do not pay, this part of the time is spent on trying whether they do by now.
+_SHARE_OF_TRIALS = 0.01
+# So many tokens are tried: fewer hardly pay, and more cost more than it is worth to know.
+_NUM_TRIED = 3
+# Steps of drafts until one is made without, so that its cost stays known.
+_PLAIN_EVERY = 128
+# Where a sequence's text repeats itself, how long the match is tells how far: by the least length.
+_NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (0, "ngram, up to 5"))
+MODEL = "draft model"
+_NOTHING = Offer(())
+
+
+@dataclass(frozen=True, slots=True)
+class Drafters:
+    """Where proposals come from. `max_tokens`: the most that are drafted for a sequence in a step (0: none)."""
+
+    model: DraftModel | None = None
+    ngrams: NgramDrafter | None = None
+    max_tokens: int = 16
+    max_forced: int = 0  # the most tokens forced by a grammar in one step
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """One source's offer for one sequence. `tokens` are known already where drafting costs nothing."""
+
+    sequence: Sequence
+    source: str
+    acceptance: Acceptance
+    offer: Offer
+    tokens: tuple[int, ...] = ()
+    catch_up_s: float = 0.0  # until the source can draft at all
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of a sequence that decodes."""
+
+    acceptances: dict[str, Acceptance] = field(default_factory=dict)
+    source: str = ""  # of the proposals of this step; none of a grammar
+    is_awaited: bool = False  # the draft model computes what it lacks, to draft for it then
+
+
+class Proposals:
+    """Proposes for each sequence from one source a step."""
+
+    def __init__(self, drafters: Drafters, costs: CostModel) -> None:
+        """`costs` are those of the target's steps."""
+        self._drafters = drafters
+        self._costs = costs
+        self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
+        self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
+        self._shared: dict[str, SharedAcceptance] = {}
+        self._states: dict[str, _State] = {}
+        self._num_steps = 0
+        self._trial_s = 0.0  # saved up for a trial
+
+    def propose(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
+        """Return proposals by sequence id, for decoding sequences only."""
+        # A sequence close to its length limit gets no more drafts than it has room for.
+        rooms = {
+            sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in running if sequence.is_decoding
+        }
+        decoding = [sequence for sequence in running if rooms.get(sequence.id, 0) > 0]
+        forced = {}
+        if self._drafters.max_forced:
+            forced = {sequence.id: self._forced(sequence)[: rooms[sequence.id]] for sequence in decoding}
+            forced = {name: tokens for name, tokens in forced.items() if tokens}
+        if not self._has_sources:
+            return forced
+        for sequence in decoding:
+            self._states.setdefault(sequence.id, _State()).source = ""
+        free = [sequence for sequence in decoding if sequence.id not in forced]
+        if not free:
+            return forced
+        return forced | self._drafted(free, rooms, num_tokens=len(rooms) + sum(map(len, forced.values())))
+
+    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
+        """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count as drafts."""
+        state = self._states.get(sequence.id)
+        if state is not None and state.source:
+            sequence.num_drafted += num_proposed
+            sequence.num_accepted += num_accepted
+            state.acceptances[state.source].observe(num_proposed, num_accepted)
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended or was preempted."""
+        self._states.pop(sequence.id, None)
+        if self._drafters.model is not None:
+            self._drafters.model.release(sequence)
+        if self._drafters.ngrams is not None:
+            self._drafters.ngrams.release(sequence)
+
+    def _drafted(self, free: Items[Sequence], rooms: dict[str, int], num_tokens: int) -> dict[str, tuple[int, ...]]:
+        """Return the drafts of a step that computes `num_tokens` without them."""
+        depth = max(sequence.num_computed for sequence in free)
+        most = min(MAX_DRAFTED, self._max_tokens * len(free))
+        # Nothing is measured until it is tried: then all lengths cost the same.
+        target_s = self._costs.compare(range(num_tokens, num_tokens + most + 1), depth) or [1.0] * (most + 1)
+        model = self._drafters.model
+        steps_s = [] if model is None else model.steps_s(len(free), depth)
+        candidates = []
+        for sequence in free:
+            room = min(rooms[sequence.id], self._max_tokens)
+            offers = [*self._find_ngram(sequence, room), *self._ask_model(sequence, room, steps_s)]
+            if offers:
+                candidates.append(max(offers, key=lambda each: best_rate(each.offer, target_s, len(rooms))))
+        counts = self._choose(candidates, target_s, len(rooms))
+        proposals: dict[str, tuple[int, ...]] = {}
+        guesses: list[tuple[Sequence, int]] = []
+        for candidate, count in zip(candidates, counts, strict=True):
+            state = self._states[candidate.sequence.id]
+            if candidate.catch_up_s:
+                if state.is_awaited:
+                    guesses.append((candidate.sequence, 0))
+            elif count:
+                state.source, state.is_awaited = candidate.source, False
+                if candidate.tokens:
+                    proposals[candidate.sequence.id] = candidate.tokens[:count]
+                else:
+                    guesses.append((candidate.sequence, count))
+        if guesses and model is not None:
+            proposals |= model.draft(guesses)
+        return proposals
+
+    def _choose(self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int) -> list[int]:
+        """Return how many tokens each candidate may draft in this step."""
+        self._num_steps += 1
+        if self._num_steps % _PLAIN_EVERY == 0:
+            return [0] * len(candidates)
+        counts, gain = allocate([candidate.offer for candidate in candidates], target_s, num_sequences)
+        if any(candidate.catch_up_s for candidate in candidates):
+            self._decide_catching_up(candidates, counts, target_s[0] * (1.0 - 1.0 / gain))
+            offers = [_NOTHING if candidate.catch_up_s else candidate.offer for candidate in candidates]
+            counts, _ = allocate(offers, target_s, num_sequences)
+        for candidate, count in zip(candidates, counts, strict=True):
+            candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
+        if not any(counts) and candidates:
+            self._try_one(candidates, counts, target_s)
+        return counts
+
+    def _decide_catching_up(self, candidates: Items[_Candidate], counts: Items[int], saved_s: float) -> None:
+        """Choose the sequences that the draft model computes to be able to draft for them.
+
+        With all of them, `counts` tokens would be drafted, and a token of each would come `saved_s` sooner. An answer
+        is expected to go on for as long as it has lasted.
+        """
+        num_drafting = max(1, sum(map(bool, counts)))
+        for candidate, count in zip(candidates, counts, strict=True):
+            if candidate.catch_up_s and count:
+                sequence = candidate.sequence
+                num_expected = min(sequence.num_output, sequence.max_length - len(sequence.tokens))
+                if candidate.catch_up_s <= num_expected * saved_s / num_drafting:
+                    self._states[sequence.id].is_awaited = True
+
+    def _try_one(self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float]) -> None:
+        """Draft for the sequence that has gone without for longest, once enough time is saved up for it."""
+        self._trial_s += _SHARE_OF_TRIALS * target_s[0]
+        index = max(range(len(candidates)), key=lambda index: candidates[index].acceptance.num_idle_steps)
+        candidate, offer = candidates[index], candidates[index].offer
+        count = min(_NUM_TRIED, len(offer.chances))
+        draft_s = count * offer.step_s[1] if offer.step_s else 0.0
+        cost_s = target_s[count] - target_s[0] + draft_s + candidate.catch_up_s
+        if self._trial_s < cost_s:
+            return
+        self._trial_s -= cost_s
+        if candidate.catch_up_s:
+            self._states[candidate.sequence.id].is_awaited = True
+        else:
+            candidate.acceptance.num_idle_steps = 0
+            counts[index] = count
+
+    def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[_Candidate]:
+        """Return what the sequence's own text suggests, if it does."""
+        if self._drafters.ngrams is None:
+            return []
+        tokens, length = self._drafters.ngrams.find(sequence, max_tokens)
+        if not tokens:
+            return []
+        source = next(name for least, name in _NGRAM_SOURCES if length >= least)
+        acceptance = self._acceptance(sequence, source)
+        return [_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
+
+    def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[_Candidate]:
+        """Return the draft model's offer, if there is one that has room for the sequence."""
+        if self._drafters.model is None:
+            return []
+        catch_up_s = self._drafters.model.catch_up_s(sequence)
+        acceptance = self._acceptance(sequence, MODEL)
+        offer = Offer(acceptance.chances[:max_tokens], steps_s)
+        return [_Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
+
+    def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:
+        known = self._states[sequence.id].acceptances
+        if source not in known:
+            shared = self._shared.setdefault(source, SharedAcceptance(self._max_tokens))
+            known[source] = Acceptance(shared)
+        return known[source]
+
+    def _forced(self, sequence: Sequence) -> tuple[int, ...]:
+        # Proposed like any draft: the same text may have other tokens, and the sampler decides.
+        return tuple(sequence.spec.sampler.forced()[: self._drafters.max_forced])

@@ -1,0 +1,67 @@
+"""How a step's draft tokens are shared, with scripted costs and chances."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence as Items
+
+from edgeagent.engine.speculation.allocation import Offer, allocate
+
+# A processor with tiles of four tokens that reads its weights once for each: 4 tokens cost what one does.
+TILES_S = [0.025 * (1 + (num_tokens - 1) // 4) for num_tokens in range(1, 66)]
+
+STEP_S = [0.0, 0.002, 0.003]
+
+
+def falling(rate: float, count: int = 16) -> list[float]:
+    return [rate ** (position + 1) for position in range(count)]
+
+
+def test_a_tile_is_filled_where_its_tokens_are_free() -> None:
+    (count,), gain = allocate([Offer(falling(0.5), [0.0, 0.001])], TILES_S, 1)
+    assert count == 3
+    assert gain > 1.5
+
+
+def test_sure_tokens_are_drafted_as_far_as_they_go() -> None:
+    assert allocate([Offer([1.0] * 15, [0.0, 0.001])], [0.025] * 65, 1)[0] == [15]
+
+
+def test_what_does_not_pay_is_left() -> None:
+    slow = [0.0, 0.050]
+    assert allocate([Offer(falling(0.9), slow)], TILES_S, 1) == ([0], 1.0)
+    assert allocate([Offer(falling(0.1), [0.0, 0.004])], TILES_S, 1) == ([0], 1.0)
+    assert allocate([], TILES_S, 1) == ([], 1.0)
+
+
+def test_the_surer_sequence_gets_the_tokens() -> None:
+    offers = [Offer(falling(0.3), [0.0, 0.001, 0.001]), Offer(falling(0.9), [0.0, 0.001, 0.001])]
+    (unsure, sure), _ = allocate(offers, TILES_S[1:], 2)
+    assert sure > unsure
+
+
+def test_tokens_that_are_known_already_need_no_draft_step() -> None:
+    slow = [0.0, 0.050, 0.050]
+    guessed, known = Offer(falling(0.9), slow), Offer(falling(0.9))
+    (none, some), _ = allocate([guessed, known], TILES_S[1:], 2)
+    assert none == 0 and some > 0
+
+
+def rate(offers: Items[Offer], counts: Items[int], target_s: Items[float]) -> float:
+    """Return the tokens a second of two sequences."""
+    tokens = 2 + sum(sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True))
+    draft_s = sum(STEP_S[sum(count > position for count in counts)] for position in range(max(counts)))
+    return tokens / (target_s[sum(counts)] + draft_s)
+
+
+def test_nothing_better_is_found_by_trying_everything() -> None:
+    chance = random.Random(3)
+    for _ in range(200):
+        target_s = list(itertools.accumulate((chance.choice((0.0, 0.0, 0.004, 0.02)) for _ in range(8)), initial=0.02))
+        offers = [Offer(falling(chance.uniform(0.1, 0.99), 4), STEP_S) for _ in range(2)]
+
+        found, _ = allocate(offers, target_s, 2)
+        best = max(rate(offers, counts, target_s) for counts in itertools.product(range(5), repeat=2))
+        # In the order of the chances, which is not always the best where a wider draft step costs more.
+        assert rate(offers, found, target_s) >= 0.95 * best
