@@ -183,8 +183,8 @@ class EngineConfig(Section):
     """Longest predicted step while other requests decode; prompts are computed in chunks that fit."""
     draft_tokens: Annotated[int, Field(ge=0, le=32)] = 16
     """Most tokens that are drafted at a time; how many are is chosen at each step (0: no speculation)."""
-    draft_ngrams: bool = True
-    """Also draft what followed the same words earlier in the prompt or the answer; it takes no draft model."""
+    draft_ngrams: bool = False
+    """Draft what followed the same words earlier in the text, also without a draft model; with one it always is."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
@@ -285,8 +285,8 @@ class Config(BaseSettings):
 
     model: str = "builtin"
     """The model to serve: builtin, a path to a .gguf, org/repo[:QUANT], or a name of the catalog or your own."""
-    draft: str | None = None
-    """A small model that speculates for it (same vocabulary); builtin's own is used with builtin."""
+    draft: str = "auto"
+    """What drafts tokens ahead: auto (the model's partner if it is here), none, ngram (the text itself), or a model."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"
@@ -298,6 +298,16 @@ class Config(BaseSettings):
     store: StoreConfig = StoreConfig()
     log: LogConfig = LogConfig()
     trace: TraceConfig = TraceConfig()
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model that was asked for by name."""
+        return None if self.draft in ("auto", "none", "ngram") else self.draft
+
+    @property
+    def engine_with_drafts(self) -> EngineConfig:
+        """The engine's options as `draft` completes them."""
+        return self.engine.model_copy(update={"draft_ngrams": True}) if self.draft == "ngram" else self.engine
 
     @property
     def cache_dir(self) -> Path:

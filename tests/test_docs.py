@@ -197,7 +197,7 @@ def _exists(module: str) -> bool:
         return False
 
 
-IDENTIFIERS = ("MAX_BLOCK_TOKENS", "OPERATIONS", "DraftLength", "Scheduler", "Drafter", "BlockTier", "Backend")
+IDENTIFIERS = ("MAX_BLOCK_TOKENS", "OPERATIONS", "allocate", "Scheduler", "Drafters", "BlockTier", "Backend")
 
 
 def test_what_the_guide_to_changes_names_is_in_the_source() -> None:

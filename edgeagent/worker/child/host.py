@@ -101,6 +101,7 @@ class Host:
         self._settings: Mapping[str, str] = {}
         self.notes: tuple[str, ...] = ()
         """Notes on this load for the daemon's log."""
+        self._draft_path: str | None = None
         self._keyring = self._make_keyring(load, config)
         self._introduced: set[str] = set()
         self.engine = self._make_engine(load, config, costs, on_try)
@@ -266,7 +267,8 @@ class Host:
         keyring = Keyring(fingerprint.digest, load.disk.secret)
         self._settings = fingerprint.fields
         unused = describe_unused(Path(load.disk.folder), load.name, fingerprint, keyring)
-        self.notes = () if unused is None else (unused,)
+        if unused is not None:
+            self._note(unused)
         return keyring
 
     def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
@@ -286,32 +288,37 @@ class Host:
     def _make_drafters(
         self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
     ) -> Drafters:
-        num_tokens = config.draft_tokens
-        if self.model.memory_kind not in CUTTABLE:
-            num_tokens = 0
-        model = self._make_draft_model(load, config, on_try) if config.draft_tokens and load.draft_path else None
-        ngrams = NgramDrafter() if config.draft_ngrams else None
-        if num_tokens and (model or ngrams):
+        if config.draft_tokens == 0 or self.model.memory_kind not in CUTTABLE:
+            if load.draft_path is not None and config.draft_tokens:
+                self._note(
+                    f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; it "
+                    "runs without speculation"
+                )
+            return Drafters(max_tokens=0)
+        model = None if load.draft_path is None else self._make_draft_model(load.draft_path, load.path, config, on_try)
+        ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
+        if model is not None or ngrams is not None:
             measure_small_steps(self._runner, costs)
-        return Drafters(model, ngrams, max_tokens=num_tokens, max_forced=num_tokens)
+        return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
 
-    def _make_draft_model(self, load: Load, config: EngineConfig, on_try: Callable[[str], None]) -> DraftModel:
-        assert load.draft_path is not None
-        if self.model.memory_kind not in CUTTABLE:
-            raise ModelLoadFailed(
-                f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; "
-                "leave out --draft"
-            )
-        draft = Model(Path(load.draft_path), config)
+    def _make_draft_model(
+        self, path: str, target: str, config: EngineConfig, on_try: Callable[[str], None]
+    ) -> DraftModel | None:
+        """Load the draft model at `path`; None, with a note, if it cannot draft.
+
+        Raise ModelLoadFailed if its vocabulary is another one.
+        """
+        draft = Model(Path(path), config)
         if draft.has_encoder or draft.memory_kind not in CUTTABLE:
-            raise ModelLoadFailed(
-                f"The draft {load.draft_path} has a {draft.memory_kind} memory or an encoder and cannot take back what "
-                "was refused; use another as --draft"
+            self._note(
+                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot take back what was "
+                f"refused; {target} runs without it"
             )
+            return None
         if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
             raise ModelLoadFailed(
-                f"The draft {load.draft_path} has {draft.num_tokens} tokens in its vocabulary, of which "
-                f"{len(draft.end_tokens)} end an answer, and {load.path} has {self.model.num_tokens} and "
+                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary, of which "
+                f"{len(draft.end_tokens)} end an answer, and {target} has {self.model.num_tokens} and "
                 f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
@@ -319,8 +326,12 @@ class Host:
         token_bytes = try_out(draft, runner, on_try)
         costs = CostModel(runner.max_batch)
         measure_small_steps(runner, costs)
+        self._draft_path = path
         blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, token_bytes=token_bytes)
         return DraftModel(runner, blocks, costs)
+
+    def _note(self, text: str) -> None:
+        self.notes = (*self.notes, text)
 
     def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
         model = self.model
@@ -342,7 +353,7 @@ class Host:
             devices=model.devices,
             num_gpu_layers=model.num_gpu_layers,
             num_layers=model.num_layers,
-            draft=load.draft_path,
+            draft=self._draft_path,
             llama_cpp_commit=commit(),
             system_description=system_description(),
             sandbox=sandbox,

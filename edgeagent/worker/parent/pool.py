@@ -101,9 +101,9 @@ class Pool:
         if self._supervisors:
             return
         files = await asyncio.to_thread(self._resolve, self._config.model)
-        draft_path = files.draft_path
-        if self._config.draft is not None:
-            draft_path = (await asyncio.to_thread(self._resolve, self._config.draft)).path
+        draft_path = files.draft_path if self._config.draft == "auto" else None
+        if self._config.draft_model is not None:
+            draft_path = (await asyncio.to_thread(self._resolve, self._config.draft_model)).path
         await self._add(files, draft_path).wait()
 
     async def stop(self) -> None:
@@ -204,7 +204,7 @@ class Pool:
             name=found.name,
             path=str(found.path.absolute()),
             draft_path=None if draft_path is None else str(draft_path.absolute()),
-            engine_config=self._config.engine.model_dump_json().encode(),
+            engine_config=self._config.engine_with_drafts.model_dump_json().encode(),
             identity=identity(found.path),
             writable=() if disk is None else (disk.folder,),
             disk=disk,

@@ -130,6 +130,17 @@ async def test_a_configured_draft_replaces_the_models_own(store: Store, lives: P
     await pool.stop()
 
 
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+async def test_words_that_are_no_draft_model(store: Store, lives: Path, draft: str) -> None:
+    config = Config(draft=draft)
+    pool = make_pool(store, lives, config)
+    await pool.start()
+    await eventually(lambda: num_lives(lives) == 1)
+    assert store.checked == [Path("builtin.gguf")]
+    assert config.engine_with_drafts.draft_ngrams == (draft == "ngram")
+    await pool.stop()
+
+
 async def test_a_model_that_is_not_there_is_told_at_the_start(store: Store, lives: Path) -> None:
     pool = make_pool(store, lives, Config(model="missing"))
     with pytest.raises(StoreError, match="missing"):
