@@ -11,9 +11,11 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
@@ -24,7 +26,8 @@ TOKEN = "hf_test_token"
 class Faults:
     """What the server does wrong. `cut_after` counts body bytes of one answer; `num_cuts` how often it is done.
 
-    With `hold_after`, an answer stops after so many bytes until the server's `release` is set, or it stops itself.
+    With `hold_after`, an answer stops after so many bytes until the server's `release` is set, or it stops itself;
+    `num_holds` counts down how often (None: always). Content goes out in pieces of `piece_bytes`, `pause_s` apart.
     """
 
     cut_after: int | None = None
@@ -41,6 +44,9 @@ class Faults:
     other_etag: bool = False
     raw_listing: bytes | None = None
     hold_after: int | None = None
+    num_holds: int | None = None
+    piece_bytes: int = 4096
+    pause_s: float = 0.0
     location: str | None = None
 
 
@@ -51,6 +57,8 @@ class Repo:
     files: dict[str, bytes]
     commit: str = "a" * 40
     gated: bool = False
+    gated_status: int = 401
+    token: str = TOKEN
     private: bool = False
     listed: dict[str, dict[str, object]] = field(default_factory=dict)
     extra_siblings: list[object] = field(default_factory=list)
@@ -121,6 +129,7 @@ def hub_server(repos: Mapping[str, Repo] | None = None, *, redirect: bool = True
         yield server
 
 
+@lru_cache(maxsize=64)
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -172,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _repo(self, name: str) -> Repo | None:
         repo = self.hub.repos.get(name)
-        if repo is None or (repo.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):
+        if repo is None or (repo.private and self.headers.get("Authorization") != f"Bearer {repo.token}"):
             self._refuse(401 if repo is None else 404, "RepoNotFound")
             return None
         return repo
@@ -199,8 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self._repo(name)
         if repo is None:
             return
-        if repo.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self._refuse(401, "GatedRepo")
+        if repo.gated and self.headers.get("Authorization") != f"Bearer {repo.token}":
+            self._refuse(repo.gated_status, "GatedRepo")
             return
         if revision not in (repo.commit, "main"):
             self._refuse(404, "RevisionNotFound")
@@ -243,9 +252,9 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted is not None and not faults.ignore_range:
             start, status = int(wanted[1]), 206
             start = start - 1 if faults.wrong_range else start
-        body = content[start:]
+        body = memoryview(content)[start:]
         if faults.corrupt:
-            body = bytes([body[0] ^ 0xFF]) + body[1:]
+            body = memoryview(bytes([body[0] ^ 0xFF]) + body[1:])
         self.send_response(status)
         for header, value in headers.items():
             self.send_header(header, value)
@@ -261,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self._write(body)
 
-    def _write(self, body: bytes) -> None:
+    def _write(self, body: memoryview) -> None:
         faults = self.hub.faults
         cut = faults.cut_after if faults.num_cuts > 0 else None
         sent = 0
@@ -269,13 +278,17 @@ class _Handler(BaseHTTPRequestHandler):
             while sent < len(body) or faults.endless:
                 if self.hub.stopping.is_set():
                     break
-                piece = body[sent : sent + 4096] if sent < len(body) else bytes(4096)
+                piece = body[sent : sent + faults.piece_bytes] if sent < len(body) else bytes(faults.piece_bytes)
                 if cut is not None and sent + len(piece) > cut:
                     piece = piece[: cut - sent]
                 self.wfile.write(piece)
                 sent += len(piece)
                 self.hub.sent_bytes += len(piece)
-                if faults.hold_after is not None and sent >= faults.hold_after:
+                if faults.pause_s:
+                    time.sleep(faults.pause_s)
+                if faults.hold_after is not None and sent >= faults.hold_after and faults.num_holds != 0:
+                    if faults.num_holds is not None:
+                        faults.num_holds -= 1
                     self.hub.release.wait()
                 if cut is not None and sent >= cut:
                     faults.num_cuts -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgeagent.api.llama_server import props, text_tools
 from edgeagent.api.ollama import routes as ollama
 from edgeagent.api.openai import chat, embeddings, models, text
-from edgeagent.api.ops import cache, metrics, remotes, status
+from edgeagent.api.ops import cache, metrics, model_pulls, remotes, status
 from edgeagent.api.responses import compaction_routes, routes, stored_routes
 from edgeagent.api.responses.socket import connection
 
@@ -13,6 +13,6 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(chat, text, embeddings, text_tools, props, routes, compaction_routes, stored_routes, connection),
-        *(models, ollama, status, cache, remotes, metrics),
+        *(models, model_pulls, ollama, status, cache, remotes, metrics),
     )
 )

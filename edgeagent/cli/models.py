@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeagent.cli.completion import catalog_names
 from edgeagent.cli.model_options import ConfigFile, ModelsDir, StateDir, settings_of
+
+if TYPE_CHECKING:
+    from edgeagent.store.hub import PulledModel, Puller
 
 
 def pull(
@@ -19,6 +22,8 @@ def pull(
             autocompletion=catalog_names,
         ),
     ] = None,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Leave out the draft that the catalog names.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no hub: say whether the model is here.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, progress included.")] = False,
     models_dir: ModelsDir = None,
     state_dir: StateDir = None,
@@ -28,11 +33,10 @@ def pull(
 
     Without NAME it lists the catalog.
 
-    Resumes what was interrupted; checks free disk space first and every file's sha256 afterwards. HF_TOKEN opens gated
-    and private repositories; HF_ENDPOINT names another hub.
+    With a model comes the small one that speculates for it, if the catalog names one. Resumes what was interrupted;
+    checks free disk space first and every file's sha256 afterwards. `hf auth login`, or HF_TOKEN, opens gated and
+    private repositories; HF_ENDPOINT names another hub.
     """
-    from edgeagent.cli.pull_display import pull_display
-    from edgeagent.errors import EdgeAgentError
     from edgeagent.store.hub import Puller
 
     settings = settings_of(models_dir, state_dir, config)
@@ -41,17 +45,31 @@ def pull(
 
         list_catalog(settings, as_json=as_json)
         return
-    puller = Puller(settings.store, settings.state_dir)
+    puller = Puller(settings.store, settings.state_dir, offline=offline)
+    wanted = list(dict.fromkeys(names))
     num_failed = 0
-    for name in names:
-        with pull_display(name, as_json=as_json) as display:
-            try:
-                display.done(puller.pull(name, display.progress))
-            except EdgeAgentError as error:
-                num_failed += 1
-                display.failed(error)
-            except KeyboardInterrupt:
-                display.interrupted()
-                raise typer.Exit(130) from None
+    for name in wanted:
+        pulled = _pull(puller, name, as_json=as_json)
+        num_failed += pulled is None
+        if pulled is not None and pulled.draft is not None and not no_draft and pulled.draft not in wanted:
+            wanted.append(pulled.draft)
     if num_failed:
         raise typer.Exit(1)
+
+
+def _pull(puller: Puller, name: str, *, as_json: bool) -> PulledModel | None:
+    """Pull one model and show that; return None where it failed."""
+    from edgeagent.cli.pull_display import pull_display
+    from edgeagent.errors import EdgeAgentError
+
+    with pull_display(name, as_json=as_json) as display:
+        try:
+            pulled = puller.pull(name, display.progress)
+        except EdgeAgentError as error:
+            display.failed(error)
+            return None
+        except KeyboardInterrupt:
+            display.interrupted()
+            raise typer.Exit(130) from None
+        display.done(pulled)
+        return pulled

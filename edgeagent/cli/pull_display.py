@@ -108,8 +108,6 @@ class LineDisplay:
         typer.echo(f"{model.name} is here: {size_text(model.size_bytes)}, {how}.")
         if not model.is_current:
             typer.echo("The hub could not be asked whether it has a newer one.", err=True)
-        if model.draft is not None:
-            typer.echo(f"A small model that makes it faster: edgeagent pull {model.draft}", err=True)
         typer.echo(f"Try it: edgeagent run {model.name}", err=True)
 
     def failed(self, error: EdgeAgentError) -> None:

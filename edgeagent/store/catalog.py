@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_type_hints
 from edgeagent.errors import ModelNotFound, StoreError
 from edgeagent.store.names import CatalogName, HubName, is_file_name, is_repo_name, is_short_name
 from edgeagent.store.near_names import near_names
-from edgeagent.store.variants import quant_label
+from edgeagent.store.variants import Variant, canonical_name, quant_label
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -150,11 +150,15 @@ def draft_of(repo: str) -> str | None:
     return next((entry.draft for entry in load_catalog().values() if entry.repo == repo), None)
 
 
-def name_in_catalog(place: HubName) -> str | None:
-    """Return the catalog's name for a model of a repository; None for a repository that it does not have."""
-    entry = next((entry for entry in load_catalog().values() if entry.repo == place.repo), None)
+def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
+    """Return the one name of a model of a repository, whatever name it was asked by: the catalog's, where it has one.
+
+    `models` are all that the repository has.
+    """
+    place = canonical_name(models, model, repo)
+    entry = next((entry for entry in load_catalog().values() if entry.repo == repo), None)
     if entry is None or (place.file is not None and place.file != entry.file):
-        return None
+        return str(place)
     return CatalogMatch(entry, place.quant).name
 
 

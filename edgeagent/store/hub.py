@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.config import StoreConfig
-from edgeagent.errors import InvalidRequest, ModelNotFound, StoreError
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.machine_policy.file import PolicyFile
 from edgeagent.store.cache import HubCache
-from edgeagent.store.catalog import CatalogEntry, builtin_model, find_entry
+from edgeagent.store.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.hub_errors import HubUnreachable, translated
 from edgeagent.store.listing import RemoteFile, list_files
 from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, parse_name
 from edgeagent.store.progress import Meter, OnProgress
 from edgeagent.store.transfer import Transfer
-from edgeagent.store.variants import canonical_name, choose, variants
+from edgeagent.store.variants import choose, variants
 from edgeagent.store.verified import VerifiedFiles, file_sha256
 
 _LOCK_PATIENCE_S = 0.2
@@ -54,11 +54,18 @@ class _Wish:
 class Puller:
     """Pulls models from one hub into one cache.
 
-    `endpoint` and `token` default to what huggingface_hub uses (HF_ENDPOINT; HF_TOKEN or its stored login).
+    `endpoint` and `token` default to what huggingface_hub uses (HF_ENDPOINT; HF_TOKEN or its stored login). With
+    `offline` no hub is asked, and only what is here is found.
     """
 
     def __init__(
-        self, store: StoreConfig, state_dir: Path, *, endpoint: str | None = None, token: str | None = None
+        self,
+        store: StoreConfig,
+        state_dir: Path,
+        *,
+        endpoint: str | None = None,
+        token: str | None = None,
+        offline: bool = False,
     ) -> None:
         from huggingface_hub import constants
 
@@ -67,6 +74,7 @@ class Puller:
         self._verified = VerifiedFiles(state_dir)
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._token = token
+        self._offline = offline
         self._min_free_bytes = store.min_free_bytes
         self._transfer = Transfer(self._endpoint, token, store.min_free_bytes)
 
@@ -74,19 +82,17 @@ class Puller:
         """Bring a model here, or find that it is here, and return where.
 
         Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden by the machine's
-        policy. Whatever ends it, an
-        exception of `on_progress` or an interrupt too, what was downloaded is kept for the next pull, and nothing
-        unverified is published.
+        policy. Whatever ends it, an exception of `on_progress` or an interrupt too, what was downloaded is kept for the
+        next pull, and nothing unverified is published.
         """
         wish = _wish(name)
         if wish is None:
             builtin = builtin_model()
             return PulledModel("builtin", (builtin.path,), builtin.path.stat().st_size, 0)
         self._policy.check_pull()
-        repo, draft = wish.name.repo, wish.entry.draft if wish.entry is not None else None
+        repo, draft = wish.name.repo, draft_of(wish.name.repo)
         try:
-            with translated(repo, self._endpoint):
-                listed = list_files(repo, self._endpoint, self._token)
+            listed = self._listed(repo)
         except HubUnreachable:
             present = self._present(wish.name, draft)
             if present is None:
@@ -106,8 +112,29 @@ class Puller:
                 meter.finish(file)
             self._cache.set_main(repo, files[0].commit)
         paths = tuple(self._cache.pointer(repo, file.commit, file.name) for file in files)
-        own_name = str(canonical_name(models, model, repo))
+        own_name = model_name(models, model, repo)
         return PulledModel(own_name, paths, meter.total_bytes, meter.downloaded_bytes, draft=draft)
+
+    def pull_with_draft(
+        self, name: str, on_progress: OnProgress | None = None
+    ) -> tuple[PulledModel, PulledModel | None]:
+        """Do as `pull`, then bring the draft that the catalog names; None where there is none, or it does not come."""
+        pulled = self.pull(name, on_progress)
+        draft = None
+        if pulled.draft is not None:
+            with suppress(EdgeAgentError):
+                draft = self.pull(pulled.draft, on_progress)
+        return pulled, draft
+
+    def _listed(self, repo: str) -> dict[str, RemoteFile]:
+        if self._offline:
+            raise HubUnreachable(
+                f"{repo} is not on this machine as it was asked for, and --offline asks no hub: `edgeagent list` shows "
+                "what is here",
+                param="model",
+            )
+        with translated(repo, self._endpoint):
+            return list_files(repo, self._endpoint, self._token)
 
     def _check_pin(self, wish: _Wish, files: tuple[RemoteFile, ...]) -> None:
         entry = wish.entry
@@ -197,7 +224,7 @@ class Puller:
         if not all(self._verified.knows(path, self._verified.noted_sha256(path) or "") for path in paths):
             return None
         size_bytes = sum(path.stat().st_size for path in paths)
-        own_name = str(canonical_name(models, model, name.repo))
+        own_name = model_name(models, model, name.repo)
         return PulledModel(own_name, paths, size_bytes, 0, is_current=False, draft=draft)
 
 

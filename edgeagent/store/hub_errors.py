@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from edgeagent.errors import EdgeAgentError, ModelNotFound, StoreError
 
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
 
 class HubUnreachable(StoreError):
     """The hub could not be asked; what has been downloaded can still be used."""
@@ -68,23 +70,25 @@ def _from_status(error: Exception, repo: str, endpoint: str) -> EdgeAgentError:
     match error:
         case errors.GatedRepoError():
             return StoreError(
-                f"{repo} is gated: accept its terms at {endpoint}/{repo}, then set HF_TOKEN to a token of that account "
-                "and pull again",
+                f"{repo} is gated: accept its terms at {endpoint}/{repo}, then {_LOG_IN}, as the same account, and "
+                "pull again",
                 param="model",
             )
         case errors.DisabledRepoError():
             return StoreError(f"{repo} has been disabled by the hub: choose another repository", param="model")
         case errors.RepositoryNotFoundError():
             return ModelNotFound(
-                f"{endpoint} has no repository {repo}, or it is private: check the name, or set HF_TOKEN",
+                f"{endpoint} has no repository {repo}, or it is private: check the name, or {_LOG_IN}",
                 param="model",
             )
         case errors.EntryNotFoundError() | errors.RevisionNotFoundError():
             return ModelNotFound(f"{repo} no longer has this file on {endpoint}: pull again", param="model")
     if status in (401, 403):
-        return StoreError(f"{endpoint} refuses access to {repo} ({status}): check HF_TOKEN", param="model")
+        return StoreError(
+            f"{endpoint} refuses access to {repo} ({status}): {_LOG_IN} to a token that may read it", param="model"
+        )
     if status == 429:
-        return StoreError(f"{endpoint} allows no more requests for now (429): wait, or set HF_TOKEN", param="model")
+        return StoreError(f"{endpoint} allows no more requests for now (429): wait, or {_LOG_IN}", param="model")
     return HubUnreachable(f"{endpoint} answered {status} for {repo}: try again later", param="model")
 
 

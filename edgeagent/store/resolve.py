@@ -11,13 +11,13 @@ from typing import Literal
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.store.cache import HubCache, named_sha256
-from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, name_in_catalog
+from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
 from edgeagent.store.gguf import GgufHeader, read_header, validate_model
 from edgeagent.store.model_folder import ModelFolder
 from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, is_path, parse_name, without_latest
 from edgeagent.store.own_names import OwnNames, OwnNamesFile
 from edgeagent.store.split import split_paths, split_stem
-from edgeagent.store.variants import Variant, canonical_name, choose, variants
+from edgeagent.store.variants import choose, variants
 from edgeagent.store.verified import VerifiedFiles
 
 Origin = Literal["builtin", "hub", "folder", "import", "path"]
@@ -161,7 +161,7 @@ class Library:
             draft = draft_of(repo) if models else None
             for model in models:
                 paths = tuple(files[file] for file in model.files)
-                found.append(Found(_hub_model_name(models, model, repo), paths, "hub", draft))
+                found.append(Found(model_name(models, model, repo), paths, "hub", draft))
         return tuple(_listed(each, own.aliases_of(each.name)) for each in found)
 
     def local(self, name: str) -> LocalModel:
@@ -218,7 +218,7 @@ class Library:
         except ModelNotFound as error:
             raise ModelNotFound(f"{error.message}; run `edgeagent pull {wanted}` for it", param="model") from None
         paths = tuple(files[file] for file in model.files)
-        return Found(_hub_model_name(models, model, name.repo), paths, "hub", draft)
+        return Found(model_name(models, model, name.repo), paths, "hub", draft)
 
     def _verify(self, path: Path, wanted: str) -> None:
         """Check a file against the sha256 that it was published under, unless that was done since it last changed."""
@@ -245,12 +245,6 @@ class Library:
         except EdgeAgentError:
             return None
         return found.paths[0]
-
-
-def _hub_model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
-    """Return the one name of a model from the hub, whatever name it was asked by: the catalog's, where it has one."""
-    place = canonical_name(models, model, repo)
-    return name_in_catalog(place) or str(place)
 
 
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:

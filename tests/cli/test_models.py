@@ -42,7 +42,7 @@ class Shell:
     def __init__(self, folder: Path, url: str) -> None:
         self.cache = HubCache(folder / "cache")
         self._folder = folder
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "EDGEAGENT_"))},
             "HF_ENDPOINT": url,
             "HF_HOME": str(folder / "hf"),
@@ -54,7 +54,7 @@ class Shell:
         folders = ("--models-dir", str(self.cache.root), "--state-dir", str(self._folder / "state"))
         command = [sys.executable, "-m", "edgeagent", *arguments, *folders]
         return subprocess.Popen(
-            command, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
@@ -111,6 +111,32 @@ def test_pull_without_a_network(tmp_path: Path) -> None:
     status, out, err = Shell(tmp_path, "http://127.0.0.1:9").run("pull", REPO)
     assert (status, out) == (1, "")
     assert "cannot be reached" in err and "Traceback" not in err
+
+
+DRAFT_REPO, TARGET_REPO = "Qwen/Qwen3-0.6B-GGUF", "Qwen/Qwen3-1.7B-GGUF"
+
+
+def test_a_target_comes_with_its_draft(shell: Shell, hub: HubServer) -> None:
+    hub.add(TARGET_REPO, {"Qwen3-1.7B-Q8_0.gguf": SMALL})
+    hub.add(DRAFT_REPO, {"Qwen3-0.6B-Q8_0.gguf": small_model(4)})
+    assert shell.run("pull", "--no-draft", "qwen3:1.7b")[1] == "qwen3-1.7b is here: 300.7 kB, downloaded 300.7 kB.\n"
+    assert not shell.cache.files(DRAFT_REPO)
+    status, out, _ = shell.run("pull", "qwen3:1.7b")
+    assert (status, out.splitlines()[1][:18]) == (0, "qwen3-0.6b is here")
+    assert shell.cache.files(DRAFT_REPO)
+
+
+def test_pull_offline(shell: Shell, hub: HubServer) -> None:
+    status, _, err = shell.run("pull", "--offline", REPO)
+    assert status == 1 and "--offline asks no hub" in err and hub.requests == []
+
+
+def test_the_hub_s_token_is_never_shown(shell: Shell, hub: HubServer) -> None:
+    hub.repos[REPO].gated = True
+    shell.environment["HF_TOKEN"] = "hf_secret"
+    status, out, err = shell.run("pull", REPO)
+    assert status == 1 and "`hf auth login`" in err and "hf_secret" not in out + err
+    assert "Bearer hf_secret" in {request.authorization for request in hub.requests}
 
 
 def test_pull_killed_at_once_is_resumed(shell: Shell, hub: HubServer) -> None:
@@ -178,7 +204,7 @@ def test_the_bar_is_drawn_and_goes_away(capsys: pytest.CaptureFixture[str]) -> N
         display.done(PulledModel("o/m:Q4_0", (), 100, 100, is_current=False, draft="small"))
     out, err = capsys.readouterr()
     assert out == "o/m:Q4_0 is here: 100 B, downloaded 100 B.\n"
-    assert "edgeagent pull small" in err and "newer one" in err
+    assert "edgeagent run o/m:Q4_0" in err and "newer one" in err
 
 
 def test_the_bar_fits_80_columns_whatever_the_file_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.api.ollama import pull as ollama_pull
+from edgeagent.api.ops import model_pulls
 from edgeagent.store import transfer
 from edgeagent.store.hub import Puller
 from tests.robust import asgi
@@ -37,6 +38,7 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
         ("/api/copy", {"source": name, "destination": "copied"}),
         ("/api/copy", {"source": "fake", "destination": name}),
         ("/api/pull", {"model": name, "stream": False}),
+        ("/v1/models/pull", {"model": name, "stream": False}),
         ("/api/chat", {"model": name, "messages": [user], "stream": False}),
         ("/v1/chat/completions", {"model": name, "messages": [user]}),
         ("/v1/responses", {"model": name, "input": "hi"}),
@@ -50,7 +52,8 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
 
 def main(folder: Path) -> None:
     """Print what was opened beyond what a harmless name opens, and which statuses there were."""
-    ollama_pull.Puller = partial(Puller, endpoint="http://127.0.0.1:9")  # type: ignore[misc,assignment]
+    nowhere = partial(Puller, endpoint="http://127.0.0.1:9")
+    ollama_pull.Puller = model_pulls.Puller = nowhere  # type: ignore[misc,assignment]
     transfer.RETRY_WAIT_S = 0.0
     asgi.STATE_DIR = folder
     with asgi.calling() as caller:

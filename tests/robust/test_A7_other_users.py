@@ -39,6 +39,7 @@ OWNERS = [
     ("GET", "/slots", None),
     ("GET", "/api/ps", None),
     ("POST", "/api/pull", {"model": "org/repo", "stream": False}),
+    ("POST", "/v1/models/pull", {"model": "org/repo", "stream": False}),
     ("DELETE", "/api/delete", {"model": "fake"}),
     ("POST", "/api/copy", {"source": "fake", "destination": "theirs"}),
     ("POST", "/edgeagent/cache/purge", {}),

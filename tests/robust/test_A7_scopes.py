@@ -104,6 +104,7 @@ async def test_a_client_may_not_pull_delete_stop_or_read_the_status(locked: Runn
     headers = ["Host: 127.0.0.1:{port}", f"Authorization: Bearer {TOKENS[frozenset({Scope.INFER})]}"]
     for method, path in (
         ("POST", "/api/pull"),
+        ("POST", "/v1/models/pull"),
         ("DELETE", "/api/delete"),
         ("POST", "/api/copy"),
         ("POST", "/api/create"),

@@ -39,7 +39,8 @@ def test_over_the_wire(tmp_path: Path) -> None:
     statuses = report["statuses"]
     # A pull of a name that may be a repository's is the one thing that fails, since the hub is not there.
     repos = {name for name in WIRE_NAMES if is_repo_name(name) and not name.endswith(".gguf")}
-    assert set(statuses["/api/pull"].pop("500")) == repos
+    for path in ("/api/pull", "/v1/models/pull"):
+        assert set(statuses[path].pop("500")) == repos
     # The root itself is Ollama's greeting.
     assert set(statuses["/"].pop("200")) <= {"", "/", ".", "..", "?"}
     assert {status for by_status in statuses.values() for status in by_status} == {"400", "404"}, statuses

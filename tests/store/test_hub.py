@@ -357,6 +357,43 @@ def test_a_missing_repository(hub: HubServer, puller: Puller) -> None:
         puller.pull("org/none")
 
 
+def test_a_gated_repository_to_which_an_account_has_no_access(hub: HubServer, puller: Puller) -> None:
+    hub.add(REPO, {FILE: SMALL}, gated=True, gated_status=403)
+    hub.repos[REPO].token = "another"
+    with pytest.raises(StoreError, match="is gated: accept its terms"):
+        puller.pull(REPO)
+
+
+def test_the_login_of_the_hub_s_own_program_is_used(
+    hub: HubServer, store: StoreConfig, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("hf_test_token\n")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    hub.add(REPO, {FILE: SMALL}, gated=True)
+    assert Puller(store, state_dir, endpoint=hub.url).pull(REPO).downloaded_bytes == len(SMALL)
+
+
+def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
+    hub: HubServer, puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.add(REPO, {FILE: SMALL})
+    hub.faults.hold_after, hub.faults.num_holds = 81_920, 1
+    assert puller.pull(REPO).paths[0].read_bytes() == SMALL
+    first, *others = hub.asked("GET", "storage")
+    assert first.byte_range is None and others and all(request.byte_range is not None for request in others)
+
+
+def test_a_hub_that_redirects_for_ever(hub: HubServer, puller: Puller, store: StoreConfig) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    hub.faults.location = f"{hub.url}/{REPO}/resolve/{'a' * 40}/{FILE}"
+    with pytest.raises(StoreError):
+        puller.pull(REPO)
+    assert not published(store)
+
+
 def test_a_repository_without_models(hub: HubServer, puller: Puller) -> None:
     hub.add(REPO, {"README.md": b"", "torn-00001-of-00002.gguf": SMALL})
     with pytest.raises(ModelNotFound, match="holds no GGUF model"):
@@ -368,8 +405,9 @@ def test_a_gated_repository_says_what_to_do(
 ) -> None:
     hub.add(REPO, {FILE: SMALL}, gated=True)
     stranger = Puller(store, state_dir, endpoint=hub.url, token="hf_other")
-    with pytest.raises(StoreError, match=f"is gated: accept its terms at {hub.url}/{REPO}, then set HF_TOKEN"):
+    with pytest.raises(StoreError, match=f"is gated: accept its terms at {hub.url}/{REPO}, then log in") as refusal:
         stranger.pull(REPO)
+    assert "`hf auth login`" in str(refusal.value) and "hf_other" not in str(refusal.value)
     assert puller.pull(REPO).downloaded_bytes == len(SMALL)
 
 
@@ -459,6 +497,17 @@ def test_without_a_network(hub: HubServer, puller: Puller, store: StoreConfig, s
             offline.pull(name)
 
 
+def test_offline_by_option(hub: HubServer, puller: Puller, store: StoreConfig, state_dir: Path) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    offline = Puller(store, state_dir, endpoint=hub.url, offline=True)
+    with pytest.raises(HubUnreachable, match="--offline asks no hub"):
+        offline.pull(REPO)
+    assert hub.requests == []
+    puller.pull(REPO)
+    num_requests = len(hub.requests)
+    assert (offline.pull(REPO).downloaded_bytes, len(hub.requests)) == (0, num_requests)
+
+
 def test_offline_mode(hub: HubServer, puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     with pytest.raises(HubUnreachable, match="HF_HUB_OFFLINE is set"):
@@ -512,8 +561,8 @@ def test_catalog_names_and_their_pins(hub: HubServer, puller: Puller, monkeypatc
     entry = CatalogEntry("short", REPO, "MIT", quant="Q8_0", draft="tiny", sha256=sha256(small_model(5)))
     monkeypatch.setattr(catalog, "load_catalog", lambda: {"short": entry})
     pulled = puller.pull("short")
-    assert (pulled.name, pulled.draft) == (f"{REPO}:Q8_0", "tiny")
-    assert puller.pull("short:Q4_0").name == f"{REPO}:Q4_0"
+    assert (pulled.name, pulled.draft) == ("short", "tiny")
+    assert (puller.pull("short:Q4_0").name, puller.pull(f"{REPO}:Q4_0").draft) == ("short:Q4_0", "tiny")
     hub.repos[REPO].files["m-Q8_0.gguf"] = small_model(6)
     with pytest.raises(StoreError, match="the catalog pins"):
         puller.pull("short")

@@ -259,3 +259,19 @@ class Slot(OpenAnswer):
 
 class Slots(RootModel[list[Slot]]):
     """As many slots as requests can run at a time."""
+
+
+class PulledFile(OpenAnswer):
+    """A model that is here. `is_current` is false where the hub could not be asked for a newer one."""
+
+    id: str
+    size_bytes: int
+    downloaded_bytes: int
+    is_current: bool
+
+
+class ModelPull(PulledFile):
+    """What a pull brought; in a stream `model.pull.progress` events come before it."""
+
+    object: Literal["model.pull"]
+    draft: PulledFile | None

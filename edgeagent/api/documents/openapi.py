@@ -17,6 +17,7 @@ from edgeagent.api.gate.access import NEEDS
 from edgeagent.api.llama_server import text_tools as text_routes
 from edgeagent.api.ollama import embed_body
 from edgeagent.api.ops import cache as cache_routes
+from edgeagent.api.ops import model_pulls
 from edgeagent.api.routers import ROUTERS
 from edgeagent.api.wire.errors import SHAPES
 from edgeagent.credentials import Scope
@@ -55,6 +56,7 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/embeddings": Operation("openai", bodies.EmbeddingsRequest, answers.Embeddings),
     "GET /v1/models": Operation("openai", answer=answers.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
+    "POST /v1/models/pull": Operation("openai", model_pulls.PullBody, answers_daemon.ModelPull, SSE),
     "GET /health": Operation("daemon", answer=answers_daemon.Health, unavailable=answers_daemon.NotHealthy),
     "HEAD /health": Operation("daemon"),
     "HEAD /ready": Operation("daemon"),

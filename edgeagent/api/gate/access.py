@@ -57,6 +57,7 @@ NEEDS: dict[str, Scope | None] = {
     "/api/generate": Scope.INFER,
     "/api/embed": Scope.INFER,
     "/api/embeddings": Scope.INFER,
+    "/v1/models/pull": Scope.MODELS,
     "/api/pull": Scope.MODELS,
     "/api/create": Scope.MODELS,
     "/api/copy": Scope.MODELS,

@@ -26,7 +26,10 @@ Fields = dict[str, Any]
 
 @router.post("/api/pull")
 async def pull(request: Request) -> Response:
-    """Download a model, or find that it is here; cancelled if the client disconnects; the next pull continues it."""
+    """Download a model and its draft, or find that they are here; cancelled if the client disconnects.
+
+    The next pull continues it.
+    """
     context = context_of(request)
     fields = await read_json_object(request)
     stream = fields.get("stream")
@@ -56,7 +59,7 @@ async def _lines(context: Context, name: str) -> AsyncGenerator[Fields, None]:
     if not _is_served(context, name):
 
         def run(on_progress: OnProgress) -> None:
-            Puller(context.config.store, context.config.state_dir).pull(name, on_progress)
+            Puller(context.config.store, context.config.state_dir).pull_with_draft(name, on_progress)
 
         async with aclosing(context.pulls.run(run)) as steps:
             async for progress in steps:
