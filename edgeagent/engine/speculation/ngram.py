@@ -14,12 +14,13 @@ from edgeagent.engine.sequence import Sequence
 # So many last tokens must have stood before.
 _LENGTH = 3
 _TOKEN_BITS = 20
-_MASK = (1 << _TOKEN_BITS * (_LENGTH - 1)) - 1
 # Of the places where they stood, the latest few are compared, back to so many tokens.
 _MAX_PLACES = 4
 _MAX_MATCH = 32
 # Tokens of a long prompt that are indexed in one step.
 _MAX_INDEXED = 8192
+# So few are indexed without arrays.
+_FEW = 16
 
 
 class NgramIndex:
@@ -32,32 +33,43 @@ class NgramIndex:
     def extend(self, tokens: Items[int]) -> bool:
         """Take in new tokens; False if some are left for the next call. The last place is never indexed: it is now."""
         start, end = self._num_indexed, min(len(tokens) - 1, self._num_indexed + _MAX_INDEXED)
-        if start < end:
+        if end - start <= _FEW:
+            for place in range(start + 1, end + 1):
+                self._add(_key(tokens[place - _LENGTH : place]), place)
+        else:
             run = np.asarray(tokens[start + 1 - _LENGTH : end], np.int64)
             keys = run[: len(run) - _LENGTH + 1].copy()
             for offset in range(1, _LENGTH):
                 keys = keys << _TOKEN_BITS | run[offset : offset + len(keys)]
             for place, key in enumerate(keys.tolist(), start + 1):
-                places = self._places.setdefault(key, [])
-                places.append(place)
-                if len(places) > _MAX_PLACES:
-                    del places[0]
-            self._num_indexed = end
+                self._add(key, place)
+        self._num_indexed = max(start, end)
         return self._num_indexed >= len(tokens) - 1
 
     def find(self, tokens: Items[int]) -> tuple[int, int]:
         """Return the place where the longest run like the last tokens ended, and its length; 0, 0 if there is none."""
         if len(tokens) <= _LENGTH:
             return 0, 0
-        key = 0
-        for token in tokens[-_LENGTH:]:
-            key = (key & _MASK) << _TOKEN_BITS | token
         best = (0, 0)
-        for place in reversed(self._places.get(key, ())):
+        for place in reversed(self._places.get(_key(tokens[-_LENGTH:]), ())):
             length = _match(tokens, place)
             if length > best[1]:
                 best = place, length
         return best
+
+    def _add(self, key: int, place: int) -> None:
+        places = self._places.setdefault(key, [])
+        places.append(place)
+        if len(places) > _MAX_PLACES:
+            del places[0]
+
+
+def _key(tokens: Items[int]) -> int:
+    """Return one number for a run of tokens."""
+    key = 0
+    for token in tokens:
+        key = key << _TOKEN_BITS | token
+    return key
 
 
 def _match(tokens: Items[int], place: int) -> int:

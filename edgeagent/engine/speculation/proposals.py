@@ -24,6 +24,10 @@ _SHARE_OF_TRIALS = 0.01
 _NUM_TRIED = 3
 # Steps of drafts until one is made without, so that its cost stays known.
 _PLAIN_EVERY = 128
+# Measured times change slowly: they are looked up after so many steps.
+_STEPS_PER_LOOKUP = 16
+# Where nothing is worth a draft, it is not asked for again for so many steps, unless a text begins to repeat itself.
+_REST = 8
 # Where a sequence's text repeats itself, how long the match is tells how far: by the least length.
 _NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (0, "ngram, up to 5"))
 MODEL = "draft model"
@@ -74,6 +78,8 @@ class Proposals:
         self._states: dict[str, _State] = {}
         self._num_steps = 0
         self._trial_s = 0.0  # saved up for a trial
+        self._rest = 0  # steps for which nothing is asked
+        self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def propose(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id, for decoding sequences only."""
@@ -89,7 +95,12 @@ class Proposals:
         if not self._has_sources:
             return forced
         for sequence in decoding:
-            self._states.setdefault(sequence.id, _State()).source = ""
+            state = self._states.get(sequence.id)
+            if state is None:
+                self._states[sequence.id] = _State()
+                self._rest = 0
+            else:
+                state.source = ""
         free = [sequence for sequence in decoding if sequence.id not in forced]
         if not free:
             return forced
@@ -113,18 +124,19 @@ class Proposals:
 
     def _drafted(self, free: Items[Sequence], rooms: dict[str, int], num_tokens: int) -> dict[str, tuple[int, ...]]:
         """Return the drafts of a step that computes `num_tokens` without them."""
+        self._num_steps += 1
+        found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
+        if self._rest and not any(found):
+            self._rest -= 1
+            return {}
         depth = max(sequence.num_computed for sequence in free)
-        most = min(MAX_DRAFTED, self._max_tokens * len(free))
-        # Nothing is measured until it is tried: then all lengths cost the same.
-        target_s = self._costs.compare(range(num_tokens, num_tokens + most + 1), depth) or [1.0] * (most + 1)
-        model = self._drafters.model
-        steps_s = [] if model is None else model.steps_s(len(free), depth)
+        target_s, steps_s = self._look_up(num_tokens, len(free), depth)
         candidates = []
-        for sequence in free:
-            room = min(rooms[sequence.id], self._max_tokens)
-            offers = [*self._find_ngram(sequence, room), *self._ask_model(sequence, room, steps_s)]
-            if offers:
-                candidates.append(max(offers, key=lambda each: best_rate(each.offer, target_s, len(rooms))))
+        for sequence, ngram in zip(free, found, strict=True):
+            offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), steps_s)]
+            if len(offers) > 1:
+                offers.sort(key=lambda each: -best_rate(each.offer, target_s, len(rooms)))
+            candidates += offers[:1]
         counts = self._choose(candidates, target_s, len(rooms))
         proposals: dict[str, tuple[int, ...]] = {}
         guesses: list[tuple[Sequence, int]] = []
@@ -139,13 +151,29 @@ class Proposals:
                     proposals[candidate.sequence.id] = candidate.tokens[:count]
                 else:
                     guesses.append((candidate.sequence, count))
-        if guesses and model is not None:
-            proposals |= model.draft(guesses)
+        if guesses and self._drafters.model is not None:
+            proposals |= self._drafters.model.draft(guesses)
+        if not proposals and not guesses:
+            self._rest = _REST
         return proposals
+
+    def _look_up(self, num_tokens: int, num_free: int, depth: int) -> tuple[list[float], list[float]]:
+        """Return the expected times of the target's steps with 0, 1 … draft tokens, and of draft steps for 0, 1 …
+        sequences."""
+        if self._num_steps % _STEPS_PER_LOOKUP == 0:
+            self._times.clear()
+        known = self._times.get((num_tokens, num_free))
+        if known is None:
+            most = min(MAX_DRAFTED, self._max_tokens * num_free)
+            # Nothing is measured until it is tried: then all lengths cost the same.
+            target_s = self._costs.compare(range(num_tokens, num_tokens + most + 1), depth) or [1.0] * (most + 1)
+            model = self._drafters.model
+            known = target_s, [] if model is None else model.steps_s(num_free, depth)
+            self._times[num_tokens, num_free] = known
+        return known
 
     def _choose(self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int) -> list[int]:
         """Return how many tokens each candidate may draft in this step."""
-        self._num_steps += 1
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates)
         counts, gain = allocate([candidate.offer for candidate in candidates], target_s, num_sequences)
@@ -175,7 +203,7 @@ class Proposals:
 
     def _try_one(self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float]) -> None:
         """Draft for the sequence that has gone without for longest, once enough time is saved up for it."""
-        self._trial_s += _SHARE_OF_TRIALS * target_s[0]
+        self._trial_s += _SHARE_OF_TRIALS * target_s[0] * (1 + _REST)
         index = max(range(len(candidates)), key=lambda index: candidates[index].acceptance.num_idle_steps)
         candidate, offer = candidates[index], candidates[index].offer
         count = min(_NUM_TRIED, len(offer.chances))
