@@ -163,7 +163,8 @@ def _address(
         yield address_of(found), model, None
         return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    with killable_daemon(flags, lambda text: progress(text, 0, 0)) as (address, restart):
+    starting = killable_daemon(flags, lambda text: progress(text, 0, 0), owner=settings.state_dir)
+    with starting as (address, restart):
         # The daemon names a model file in its own way, and serves just this one.
         yield address, None, restart
 

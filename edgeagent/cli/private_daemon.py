@@ -19,6 +19,7 @@ from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
+from edgeagent.store.lent_records import lend_records
 
 # How often a daemon is asked whether its model is ready: no event tells that. The daemon sets the limit of the wait: it
 # gives a load up that makes no progress (engine.load_timeout_s), and a daemon that has ended is asked no more.
@@ -27,24 +28,29 @@ STOP_TIMEOUT_S = 15.0
 
 
 @contextlib.contextmanager
-def private_daemon(flags: Sequence[str], progress: Callable[[str], None]) -> Iterator[Address]:
+def private_daemon(
+    flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
+) -> Iterator[Address]:
     """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
 
-    `progress` is told what is being waited for. The daemon also stops when this process dies without clean-up, since
-    its standard input then closes. Raises BackendUnavailable with the end of its log when it does not come up.
+    `progress` is told what is being waited for. The daemon knows the names for models of `owner`, a state folder.
+    It also stops when this process dies without clean-up, since its standard input then closes. Raises
+    BackendUnavailable with the end of its log when it does not come up.
     """
-    with killable_daemon(flags, progress) as (address, _):
+    with killable_daemon(flags, progress, owner=owner) as (address, _):
         yield address
 
 
 @contextlib.contextmanager
 def killable_daemon(
-    flags: Sequence[str], progress: Callable[[str], None]
+    flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
 ) -> Iterator[tuple[Address, Callable[[], None]]]:
     """As `private_daemon`; yield a function, too, that kills it with its workers and starts it again in its place."""
     # On Windows the log is still open when the folder goes, for as long as the daemon's last worker takes to end.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
         state_dir, log = Path(folder, "state"), Path(folder, "daemon.log")
+        if owner is not None:
+            lend_records(owner, state_dir)
         with log.open("wb") as output:
             daemon = _start(state_dir, flags, output.fileno())
 

@@ -25,7 +25,9 @@ from edgeagent.cli.private_daemon import load_in_progress, private_daemon, wait_
 from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
+from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import find_daemon
+from edgeagent.store.last_use import LastUse
 from edgeagent.store.resolve import Library
 
 DEFAULT_MODEL = "default"
@@ -164,8 +166,10 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
             yield address, name
             return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    with PassingLine() as line, private_daemon(flags, line.show) as address:
+    with PassingLine() as line, private_daemon(flags, line.show, owner=settings.state_dir) as address:
         line.show("")
+        with contextlib.suppress(EdgeAgentError):
+            LastUse(settings.state_dir).note(Library.of(settings).find(flags[0]).paths[0])
         yield address, None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgeagent.errors import StoreError
 
+VERIFIED_FILE = "verified.json"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -29,7 +30,7 @@ class VerifiedFiles:
     """The record of files whose content was found to be what it should be, kept in the state folder."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / "verified.json"
+        self._path = state_dir / VERIFIED_FILE
 
     def knows(self, path: Path, sha256: str) -> bool:
         """Say whether this file was found to have this sha256 and has not been touched since."""

@@ -37,7 +37,7 @@ def main(state_dir: Path, states: list[str]) -> None:
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    state_dir.mkdir(mode=0o700)
+    state_dir.mkdir(mode=0o700, exist_ok=True)
     started_at_s = psutil.Process().create_time()
     port = server.server_address[1]
     write_runtime(state_dir, Runtime(os.getpid(), started_at_s, port, f"http://127.0.0.1:{port}", "0"))

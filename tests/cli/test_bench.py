@@ -110,7 +110,9 @@ def test_without_a_daemon_one_is_started(
     started: list[list[str]] = []
 
     @contextmanager
-    def start(flags: list[str], progress: Callable[[str], None]) -> Iterator[tuple[Address, Callable[[], None]]]:
+    def start(
+        flags: list[str], progress: Callable[[str], None], *, owner: Path
+    ) -> Iterator[tuple[Address, Callable[[], None]]]:
         started.append(flags)
         progress("m: loading 10%")
         progress("m: loading 90%")

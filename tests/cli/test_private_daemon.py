@@ -13,7 +13,11 @@ import pytest
 from edgeagent.cli import private_daemon as module
 from edgeagent.cli.private_daemon import load_in_progress, private_daemon, wait_until_loaded
 from edgeagent.client import Address
+from edgeagent.config import StoreConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.store.lent_records import lend_records
+from edgeagent.store.own_names import NAMES_FILE, OwnNamesFile, with_alias
+from edgeagent.store.resolve import Library
 
 
 @pytest.fixture
@@ -96,3 +100,22 @@ def test_the_real_command_line_is_understood(tmp_path: Path, monkeypatch: pytest
         pass
     assert caught.value.message.startswith("/no/such/model.gguf ")
     assert "\n" not in caught.value.message
+
+
+def test_it_knows_the_owner_s_names(tmp_path: Path) -> None:
+    owner = tmp_path / "owner"
+    OwnNamesFile(owner).change(lambda names: with_alias(names, "casa", "builtin"))
+    (owner / "token").write_text("the owner's")
+    lend_records(owner, tmp_path / "borrower")
+    library = Library(StoreConfig(models_dir=tmp_path / "models"), tmp_path / "borrower")
+    assert library.find("casa").name == "builtin"
+    assert [path.name for path in (tmp_path / "borrower").iterdir()] == [NAMES_FILE]
+    lend_records(tmp_path / "nowhere", tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_it_is_lent_the_owner_s_records(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    OwnNamesFile(tmp_path / "owner").change(lambda names: with_alias(names, "casa", "builtin"))
+    with private_daemon(["ready"], lambda text: None, owner=tmp_path / "owner"):
+        (state_dir,) = tmp_path.glob("edgeagent-*/state")
+        assert OwnNamesFile(state_dir).read().aliases == {"casa": "builtin"}

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ import pytest
 from edgeagent.cli import main, run
 from edgeagent.client import Address
 from edgeagent.runtime_file import Runtime
+from edgeagent.store.catalog import builtin_model
+from edgeagent.store.last_use import LastUse
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import DaemonStub, sending, text_events
 
 
 @pytest.fixture(autouse=True)
-def _no_daemon_but_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_daemon_but_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGEAGENT_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(run, "find_daemon", lambda state_dir: None)
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
@@ -34,7 +38,7 @@ def _startable(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub) -> list[list[s
     started: list[list[str]] = []
 
     @contextmanager
-    def start(flags: list[str], progress: Any) -> Iterator[Address]:
+    def start(flags: list[str], progress: Any, *, owner: Path) -> Iterator[Address]:
         started.append(flags)
         progress("starting the daemon")
         yield Address(stub.url)
@@ -151,6 +155,14 @@ def test_without_a_daemon_one_is_started_with_the_configured_model(
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi"))
     assert main(["run"]) == 0
     assert started == [["mine.gguf"]]
+
+
+def test_a_model_that_was_run_counts_as_loaded(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _startable(monkeypatch, start_stub(sending(text_events("resp_1", "ok"))))
+    assert main(["run", "-p", "Hi"]) == 0
+    assert LastUse(tmp_path / "state").age_s(builtin_model().path) is not None
 
 
 @pytest.mark.parametrize(
