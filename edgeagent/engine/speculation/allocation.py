@@ -21,7 +21,7 @@ MAX_DRAFTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What may be drafted for one sequence: the chances of its tokens, at most so many, and what drafting costs.
+    """What may be drafted for one sequence: the chances of its tokens, how many at most, and what drafting costs.
 
     `step_s[n]` is the time of a draft step for n sequences; empty where drafting costs nothing.
     """

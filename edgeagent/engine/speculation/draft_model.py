@@ -73,7 +73,7 @@ class DraftModel:
         self._drafts: dict[str, _Draft] = {}
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
-        """Return the expected seconds of a draft step for 0, 1 … so many sequences; 0 while none was measured."""
+        """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; 0 while none was measured."""
         steps_s = self._costs.compare(range(1, num_sequences + 1), depth)
         return [0.0, *(steps_s or [0.0] * num_sequences)]
 
@@ -86,7 +86,7 @@ class DraftModel:
         return (self._costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
 
     def draft(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id, so many for each sequence.
+        """Return proposals by sequence id, at most as many as `counts` says for each.
 
         A sequence that it is far behind of gets none: it catches up with it, by a chunk.
         """
