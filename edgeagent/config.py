@@ -27,6 +27,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from edgeagent.durations import seconds_of
 from edgeagent.home import with_home
 
 ENV_PREFIX = "EDGEAGENT_"
@@ -205,6 +206,31 @@ class EngineConfig(Section):
         return kv_type
 
 
+class LoadConfig(Section):
+    """Which models are loaded, and for how long."""
+
+    on_demand: bool = True
+    """Load a model that is on this machine when a request names it; otherwise only the configured ones are served."""
+    keep_alive: str = "10m"
+    """How long a model that a request loaded stays loaded without use: 90, 5m, 1h; 0 not at all, -1 forever."""
+    max_models: Annotated[int, Field(ge=0)] = 0
+    """Models that are loaded at a time (0: as many as fit into memory). The least recently used makes room."""
+    preload: Strings = ()
+    """Further models to load at the start and to keep loaded, as for --model."""
+
+    @field_validator("keep_alive", mode="before")
+    @classmethod
+    def _is_duration(cls, value: object) -> object:
+        if isinstance(value, int | float | str):
+            seconds_of(value)
+        return str(value) if isinstance(value, int | float) else value
+
+    @property
+    def keep_alive_s(self) -> float:
+        """The seconds of `keep_alive`."""
+        return seconds_of(self.keep_alive)
+
+
 class CacheConfig(Section):
     """Prefixes of prompts on disk, so that they are not computed again after a restart."""
 
@@ -294,6 +320,7 @@ class Config(BaseSettings):
     server: ServerConfig = ServerConfig()
     router: RouterConfig = RouterConfig()
     engine: EngineConfig = EngineConfig()
+    load: LoadConfig = LoadConfig()
     cache: CacheConfig = CacheConfig()
     store: StoreConfig = StoreConfig()
     log: LogConfig = LogConfig()

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports itself and parts of lower rows; parts of one row never import each other, but `cli` may use `client`.
 ROWS: list[set[str]] = [
-    {"types", "errors", "short_turns", "short_collections", "home", "file_lock", "load_stage", "__init__"},
+    {"types", "errors", "short_turns", "short_collections", "home", "durations", "file_lock", "load_stage", "__init__"},
     {"config"},
     {"config_sources", "metrics", "runtime_file", "state_files"},
     {"credentials", "cache_folder", "remotes"},

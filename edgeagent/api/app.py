@@ -26,7 +26,6 @@ from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, 
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
-from edgeagent.store.resolve import Library
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
@@ -70,7 +69,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveRequests(service, trace, Library.of(config).holds)
+    live = LiveRequests(service, trace)
     app.state.context = Context(
         config=config,
         service=live,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shlex
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
 from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.api.service import Service
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, ModelNotFound
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.router.modes import strictest
 from edgeagent.router.outside import Outside
 from edgeagent.types import (
+    CachePolicy,
     Embed,
     GenerateRequest,
     ModelStatus,
@@ -23,7 +23,9 @@ from edgeagent.types import (
     RouteMode,
     Step,
     TextAnswer,
+    TextPrompt,
     TextQuery,
+    WorkerState,
     replace,
 )
 
@@ -75,12 +77,8 @@ class LiveRequests:
     wait for a place, for their response to be stored, and for a client that reads slowly.
     """
 
-    def __init__(
-        self, service: Service, trace: Trace | None = None, is_on_disk: Callable[[str], bool] = lambda _: False
-    ) -> None:
-        """`is_on_disk` says whether a model lies on this machine, served or not; it reads files, in a thread."""
+    def __init__(self, service: Service, trace: Trace | None = None) -> None:
         self._service = service
-        self._is_on_disk = is_on_disk
         self._trace = trace
         self._live = LiveIds()
         self.undelivered = LiveIds()
@@ -113,11 +111,10 @@ class LiveRequests:
             with until_revoked(partial(self._service.cancel, request.id)):
                 async with aclosing(self._service.generate(request)) as steps:
                     async for step in steps:
+                        if not meter.has_begun:
+                            meter.rename(self._label(request.model))
                         meter.step(step)
                         yield step
-        except ModelNotFound as error:
-            code = error.code
-            raise await self._advised(error, request.model) from None
         except EdgeAgentError as error:
             code = error.code
             raise
@@ -126,6 +123,7 @@ class LiveRequests:
             raise
         finally:
             self._live.discard(request.id)
+            meter.rename(self._label(request.model))
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
@@ -134,21 +132,15 @@ class LiveRequests:
         Embeddings take longer and count as requests: raise BackendUnavailable while draining.
         """
         if not isinstance(query, Embed):
-            return await self._ask(model, query)
+            return await self._service.ask(model, query)
         self._refuse_if_draining()
         self._num_total += 1
         request_id = f"embed-{self._num_total}"
         self._live.add(request_id)
         try:
-            return await unless_revoked(self._ask(model, query))
+            return await unless_revoked(self._service.ask(model, query))
         finally:
             self._live.discard(request_id)
-
-    async def _ask(self, model: str, query: TextQuery) -> TextAnswer:
-        try:
-            return await self._service.ask(model, query)
-        except ModelNotFound as error:
-            raise await self._advised(error, model) from None
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
@@ -179,12 +171,32 @@ class LiveRequests:
         """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
         return self._service.find_model(name)
 
-    async def served_model(self, name: str) -> str:
-        """Do as `find_model`; for a model that is only on disk the error says how to serve it."""
-        try:
-            return self.find_model(name)
-        except ModelNotFound as error:
-            raise await self._advised(error, name) from None
+    async def locate(self, name: str) -> str:
+        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
+        return await self._service.locate(name)
+
+    async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
+        """Return the one name of a model once it is loaded; raise what keeps it from that."""
+        name = await self.locate(model)
+        is_loaded = any(each.name == name and each.state is WorkerState.READY for each in self.models())
+        if is_loaded and keep_alive_s is None:
+            return name
+        request = GenerateRequest(
+            request_id,
+            name,
+            TextPrompt("Hello"),
+            prefill_only=True,
+            cache=CachePolicy(read=False, write=False),
+            keep_alive_s=keep_alive_s,
+        )
+        async with aclosing(self.generate(request)) as steps:
+            async for _ in steps:
+                pass
+        return name
+
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
+        return await self._service.unload(model)
 
     def begin_drain(self) -> None:
         """Refuse new requests from here on."""
@@ -215,13 +227,6 @@ class LiveRequests:
             return self.find_model(model)
         except EdgeAgentError:
             return self._service.default_model()
-
-    async def _advised(self, error: ModelNotFound, name: str) -> ModelNotFound:
-        if not await asyncio.to_thread(self._is_on_disk, name):
-            return error
-        command = f"edgeagent serve {shlex.quote(name)}"
-        message = f"{error.message}. It is on this machine: stop this daemon and run `{command}` to serve it"
-        return ModelNotFound(message, param=error.param, served_by=error.served_by)
 
     def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
         end = meter.end(code)

@@ -48,3 +48,14 @@ class Service(Protocol):
     def find_model(self, name: str) -> str:
         """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
         ...
+
+    async def locate(self, name: str) -> str:
+        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
+        ...
+
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; where it serves, return how many requests must end before that.
+
+        Raise ModelNotFound, or NotSupported for a model elsewhere.
+        """
+        ...

@@ -13,7 +13,6 @@ from edgeagent.backends.base import Estimate
 from edgeagent.backends.forecast import Forecast, Rates
 from edgeagent.backends.mailbox import Mailbox
 from edgeagent.backends.prompt_size import prompt_bytes
-from edgeagent.config import EngineConfig
 from edgeagent.errors import EdgeAgentError, Overloaded, RequestTimeout
 from edgeagent.types import (
     UNUSABLE,
@@ -37,19 +36,33 @@ _MAX_RETRY_AFTER_S = 60.0
 _MOST_BYTES_PER_TOKEN = 16  # on average; a longer prompt cannot fit
 
 
+class _Traffic:
+    """The requests of one model: what their times were, and what they will be."""
+
+    def __init__(self, now_s: float) -> None:
+        self.forecast = Forecast()
+        self.usual_duration_s = _FIRST_GUESS_S
+        self.active_s = now_s  # when a request ran last
+
+    def note_duration(self, duration_s: float) -> None:
+        """Note how long a request took, from its acceptance to its end."""
+        self.usual_duration_s += _SMOOTHING * (duration_s - self.usual_duration_s)
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the queue will have drained, about: the usual time from acceptance to end, waiting included."""
+        return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
+
+
 class LocalBackend:
     """Generates through the pool's workers."""
 
     name = "local"
 
-    def __init__(self, engine: EngineConfig, pool: Pool, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pool: Pool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
-        self._max_live = engine.parallel + engine.max_waiting
         self._clock = clock
-        self._parallel = engine.parallel
-        self._usual_duration_s = _FIRST_GUESS_S
-        self._forecasts: dict[str, Forecast] = {}
-        self._active_s = clock()  # when a request ran last
+        self._traffic: dict[str, _Traffic] = {}
 
     def reload(self, model: str) -> None:
         """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
@@ -75,47 +88,52 @@ class LocalBackend:
         """Return the models of this machine."""
         return self._pool.models()
 
+    async def locate(self, name: str) -> str:
+        """Do as `find_model`, also for a model that lies unloaded on the disk; nothing is loaded by this."""
+        return await self._pool.locate(name)
+
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
+        return await self._pool.unload(model)
+
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Say how full the model's queue is, and when the request would have its tokens; raise ModelNotFound."""
         status, num_live = self._pool.status(request.model), self._pool.num_live(request.model)
-        worker = status.worker
+        worker, engine = status.worker, self._pool.engine(request.model)
         rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
-        forecast = self._forecast(status.name)
-        known_rates = forecast.known(
+        traffic = self._traffic_of(status.name)
+        known_rates = traffic.forecast.known(
             rates,
             is_proven=worker is not None and worker.num_output_tokens_total > 0,
             is_busy=num_live > 0,
-            idle_s=0.0 if num_live else self._clock() - self._active_s,
+            idle_s=0.0 if num_live else self._clock() - traffic.active_s,
         )
-        first_token_s = forecast.first_token_s(request, known_rates)
+        first_token_s = traffic.forecast.first_token_s(request, known_rates)
         if first_token_s is not None:
             if status.ready_in_s is None:
                 first_token_s = None
             else:
-                first_token_s += status.ready_in_s + self._wait_for_place_s(num_live)
+                num_ahead = max(0, num_live - engine.parallel + 1)
+                first_token_s += status.ready_in_s + num_ahead * traffic.usual_duration_s / engine.parallel
         return Estimate(
             self.name,
             True,
             num_live,
-            self._max_live,
-            self._retry_after_s() if status.retry_after_s is None else max(1.0, status.retry_after_s),
+            engine.parallel + engine.max_waiting,
+            traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
             obstacle=self._obstacle(request, status),
             first_token_s=first_token_s,
             token_s=known_rates.token_s or None,
             strain=self._pool.pressure if status.state is WorkerState.READY else "loading",
         )
 
-    def _forecast(self, model: str) -> Forecast:
-        return self._forecasts.setdefault(model, Forecast())
-
-    def _wait_for_place_s(self, num_live: int) -> float:
-        """Return about how long a request waits for another to end, where as many run as can."""
-        return max(0, num_live - self._parallel + 1) * self._usual_duration_s / self._parallel
+    def _traffic_of(self, model: str) -> _Traffic:
+        return self._traffic.setdefault(model, _Traffic(self._clock()))
 
     def _obstacle(self, request: GenerateRequest, status: ModelStatus) -> str:
         """Return why a request cannot be served at all, as far as that is certain."""
         if status.state in UNUSABLE and status.retry_after_s:
-            return status.state.value
+            return "memory" if self._pool.lacks_room(status.name) else status.state.value
         is_cut = isinstance(request.prompt, ChatPrompt) and request.prompt.truncate
         if status.info is not None and not is_cut:
             fewest = prompt_bytes(request) / _MOST_BYTES_PER_TOKEN
@@ -136,10 +154,12 @@ class LocalBackend:
     ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""
         del permit  # nothing leaves this machine
-        self._refuse_if_full(request.model)
+        # It was located before it was placed here, but a model that is not used may have been unloaded since.
+        traffic = self._traffic_of(await self._pool.locate(request.model))
+        self._refuse_if_full(request.model, traffic)
         mailbox = Mailbox(num_tokens=0 if so_far is None else so_far.num_tokens)
         began_s = self._clock()
-        forecast = self._forecast(self._pool.find_model(request.model))
+        forecast = traffic.forecast
         forecast.accept(request)
         try:
             self._pool.submit(request, mailbox, so_far)
@@ -155,7 +175,7 @@ class LocalBackend:
                     has_token = self._note_first(request, forecast, step)
                 ends = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
                 if ends:
-                    self._note_duration(self._clock() - began_s)
+                    traffic.note_duration(self._clock() - began_s)
                 yield step
                 if ends:
                     return
@@ -163,7 +183,7 @@ class LocalBackend:
             if deadline is not None:
                 deadline.cancel()
             forecast.end(request.id)
-            self._active_s = self._clock()
+            traffic.active_s = self._clock()
             self._pool.abandon(request.id)
 
     def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:
@@ -174,12 +194,12 @@ class LocalBackend:
             forecast.end(request.id)
         return bool(step.tokens)
 
-    def _refuse_if_full(self, model: str) -> None:
-        num_live = self._pool.num_live(model)
-        if num_live >= self._max_live:
+    def _refuse_if_full(self, model: str, traffic: _Traffic) -> None:
+        num_live, engine = self._pool.num_live(model), self._pool.engine(model)
+        if num_live >= engine.parallel + engine.max_waiting:
             raise Overloaded(
                 f"{num_live} requests are running or waiting and no more are taken; try again later",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=traffic.retry_after_s,
                 served_by=self.name,
             )
 
@@ -192,10 +212,3 @@ class LocalBackend:
         message = f"the request did not end within its {request.timeout_s:g} s"
         mailbox.fail(RequestTimeout(message, served_by=self.name, num_delivered_tokens=mailbox.num_tokens))
         self._pool.abandon(request.id)
-
-    def _note_duration(self, duration_s: float) -> None:
-        self._usual_duration_s += _SMOOTHING * (duration_s - self._usual_duration_s)
-
-    def _retry_after_s(self) -> float:
-        """Guess when the queue will have drained: the usual time from acceptance to end, waiting included."""
-        return min(_MAX_RETRY_AFTER_S, max(1.0, self._usual_duration_s))

@@ -18,6 +18,7 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 # What a value is, where the option's name does not say it.
 METAVARS = {
     "draft": "MODEL",
+    "load.keep_alive": "TIME",
     "server.unix": "PATH",
     "server.tls_certificate": "FILE",
     "server.tls_key": "FILE",

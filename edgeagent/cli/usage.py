@@ -9,14 +9,12 @@ import typer
 
 # Names of commands in other programs of this kind.
 ELSEWHERE = {
-    "ps": "`edgeagent status` shows what runs",
     "info": "`edgeagent status` shows what runs, `edgeagent version` the versions",
     "ls": "`edgeagent list` lists the models on this machine",
     "models": "`edgeagent list` lists the models on this machine",
     "chat": "`edgeagent run` chats",
     "ask": '`edgeagent run "a question"` answers one',
     "start": "`edgeagent serve` starts the daemon",
-    "load": "`edgeagent serve MODEL` loads a model and serves it",
     "restart": "`edgeagent reload` loads the model again; `edgeagent stop` and `edgeagent serve` restart the daemon",
     "logs": "the daemon writes its log to stderr: of a service, `journalctl --user -u edgeagent` shows it",
     "help": "`edgeagent --help` lists the commands",
@@ -25,7 +23,7 @@ ELSEWHERE = {
 _SAME = {"remove": "rm", "delete": "rm", "uninstall": "rm", "download": "pull", "install": "pull", "get": "pull"}
 _SAME |= {"copy": "cp", "alias": "cp", "tag": "cp", "adopt": "import", "gc": "prune", "clean": "prune"}
 _SAME |= {"kill": "stop", "quit": "stop", "down": "stop", "up": "serve", "server": "serve", "daemon": "serve"}
-_SAME |= {"benchmark": "bench", "unload": "stop", "tokens": "token", "settings": "config", "generate": "ask"}
+_SAME |= {"benchmark": "bench", "tokens": "token", "settings": "config", "generate": "ask"}
 
 _NO_COMMAND = re.compile(r"No such command '(?P<name>[^']*)'\.? ?(?P<hint>.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Option '(?P<option>[^']*)' requires an argument\.")

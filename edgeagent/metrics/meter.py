@@ -40,6 +40,14 @@ class Meter:
         self._gaps = metrics.inter_token_seconds.labels(model)
         metrics.live_requests.labels(model, "waiting").inc()
 
+    def rename(self, model: str) -> None:
+        """Count under another model's name, until it has begun: the model may have been found since."""
+        if self.has_begun or model == self.model:
+            return
+        metrics.live_requests.labels(self.model, "waiting").dec()
+        metrics.live_requests.labels(model, "waiting").inc()
+        self.model, self._gaps = model, metrics.inter_token_seconds.labels(model)
+
     @property
     def usage(self) -> Usage:
         """The counts of the Finished; without one, those of the steps so far."""

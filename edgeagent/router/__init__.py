@@ -42,7 +42,9 @@ def build(config: Config) -> Router:
         config,
         Library.of(config).resolve,
         validate,
+        offer=Library.of(config).resolve_for_client if config.load.on_demand else None,
+        size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
     )
-    return Router([LocalBackend(config.engine, pool)], outside, targets=targets)
+    return Router([LocalBackend(pool)], outside, targets=targets)

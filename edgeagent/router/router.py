@@ -17,10 +17,27 @@ from edgeagent.router.outside import Outside
 from edgeagent.router.placing import Placing
 from edgeagent.router.policy import REMOTE_PREFIX, TARGETS, Targets
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, RouteMode, Step, TextAnswer, TextQuery, replace
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelStatus,
+    RemoteStatus,
+    RouteMode,
+    Step,
+    TextAnswer,
+    TextQuery,
+    Timings,
+    Usage,
+    replace,
+)
 
 Steps = AsyncGenerator[Step, None]
 
+
+# For how long a model that a remote serves is not looked for on this machine again.
+_ABSENT_S = 5.0
+_MAX_ABSENT = 1024
 
 NO_MODEL = "none"
 """The name of no model: what `model` is set to where a daemon serves remote models alone."""
@@ -49,6 +66,8 @@ class Router:
         self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
         self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local, targets)
         self._live: dict[str, Journey] = {}
+        self._locating: set[str] = set()
+        self._absent: dict[str, float] = {}
 
     async def start(self) -> None:
         """Start every backend; raise what keeps one from starting."""
@@ -130,8 +149,52 @@ class Router:
                 unknown = unknown or error
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
+    async def locate(self, name: str) -> str:
+        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
+        with suppress(EdgeAgentError):
+            known = self.find_model(name)
+            if self._is_local(name) or self._absent.get(name, 0.0) > self._clock():
+                return known
+        unknown: EdgeAgentError | None = None
+        for backend in self._open_backends():
+            try:
+                found = await backend.locate(name)
+            except (ModelNotFound, BackendUnavailable) as error:
+                unknown = unknown or error
+                continue
+            if backend.name.startswith(REMOTE_PREFIX):
+                self._note_absent(name)
+            return found
+        raise unknown or BackendUnavailable("there is no backend that could answer")
+
+    def _is_local(self, name: str) -> bool:
+        """Whether this machine knows a model of that name without reading its disk."""
+        for backend in self._backends.values():
+            if not backend.name.startswith(REMOTE_PREFIX):
+                with suppress(EdgeAgentError):
+                    return bool(backend.find_model(name))
+        return False
+
+    def _note_absent(self, name: str) -> None:
+        """Note that a remote's model is not on this machine, so that not each request for it reads the disk."""
+        if len(self._absent) >= _MAX_ABSENT:
+            self._absent.clear()
+        self._absent[name] = self._clock() + _ABSENT_S
+
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
+        unknown: ModelNotFound | None = None
+        for backend in self._backends.values():
+            try:
+                return await backend.unload(model)
+            except ModelNotFound as error:
+                unknown = unknown or error
+        raise unknown or ModelNotFound(f"model {model!r} not found")
+
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a question about text where the model is; raise ModelNotFound."""
+        with suppress(EdgeAgentError):
+            model = await self.locate(model)
         unknown: ModelNotFound | None = None
         for backend in self._open_backends():
             try:
@@ -147,8 +210,28 @@ class Router:
                 return backend.find_model(model)
         return model
 
+    async def _located(self, request: GenerateRequest) -> bool:
+        """Look for a request's model on this machine, if it is not known; return False if it was cancelled meanwhile.
+
+        Raise ModelNotFound; where there are remotes, placing the request says what is wrong.
+        """
+        self._locating.add(request.id)
+        try:
+            await self.locate(request.model)
+            return request.id in self._locating
+        except EdgeAgentError as error:
+            if self._remotes is not None:
+                self._remotes.refresh()
+            has_remotes = any(name.startswith(REMOTE_PREFIX) for name in self._backends)
+            if isinstance(error, ModelNotFound) and not has_remotes and not self._why_local():
+                raise
+            return request.id in self._locating
+        finally:
+            self._locating.discard(request.id)
+
     def cancel(self, request_id: str) -> None:
         """End a live request politely, at each place; an unknown or finished id is ignored."""
+        self._locating.discard(request_id)
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():
@@ -159,6 +242,10 @@ class Router:
 
         From the decision to the backend's acceptance nothing is awaited, so that a burst is counted exactly.
         """
+        if not await self._located(request):
+            ended = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
+            yield Step((ended,), at_s=self._clock())
+            return
         request = replace(request, model=self._name_of(request.model))
         journey = self._live[request.id] = Journey(request, self._placing, self._clock)
         try:

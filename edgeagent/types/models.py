@@ -139,7 +139,9 @@ class ModelStatus(Struct, frozen=True):
     """A model the daemon serves: known, loading, ready, failed or quarantined, and why.
 
     Failed: it cannot be loaded. Quarantined: it killed its workers. After `retry_after_s` the next request tries again.
-    `ready_in_s`: after how long a loading one should be ready, by the last load; None where that is not known.
+    `ready_in_s`: after how long one that is not loaded should be ready, by the last load or the size of its files; None
+    where that is not known. `is_pinned`: it is never unloaded to make room. `unload_in_s`: when it is unloaded if
+    no client uses it; None: never, or it is not loaded. `idle_s`: how long it has not been used.
     """
 
     name: str
@@ -152,3 +154,6 @@ class ModelStatus(Struct, frozen=True):
     cause: str | None = None
     retry_after_s: float | None = None
     ready_in_s: float | None = None
+    is_pinned: bool = False
+    unload_in_s: float | None = None
+    idle_s: float = 0.0

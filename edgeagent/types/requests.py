@@ -148,7 +148,8 @@ class GenerateRequest(Struct, frozen=True):
     own text comes first, with the log probabilities of its tokens where `logprobs` asks for them (then nothing of the
     prompt is read from the cache). reports_progress: say how much of the prompt is computed while it is.
     route: where the request and its credential let it run (None: they do not say). client: who holds its token.
-    so_far: the beginning of the answer, which the client has; the rest continues it.
+    so_far: the beginning of the answer, which the client has; the rest continues it. keep_alive_s: how long the model
+    stays loaded after its last use from now on (None: as before).
     """
 
     id: str
@@ -168,3 +169,4 @@ class GenerateRequest(Struct, frozen=True):
     route: RouteMode | None = None
     client: str = ""
     so_far: AnswerSoFar | None = None
+    keep_alive_s: float | None = None

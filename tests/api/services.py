@@ -66,6 +66,7 @@ class Answering(FakeBackend):
         self.asked.clear()
         self.gate.set()
         self.left.clear()
+        self.unloaded.clear()
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         self.asked.set()

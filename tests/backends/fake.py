@@ -114,6 +114,7 @@ class FakeBackend:
         self.is_started = False
         self._names = models
         self.reloaded: list[str] = []
+        self.unloaded: list[str] = []
         self.statuses: list[RemoteStatus] = []
         self._live: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -209,6 +210,15 @@ class FakeBackend:
         if name not in self._names:
             raise ModelNotFound(f"model '{name}' not found; there is {', '.join(self._names)}", param="model")
         return name
+
+    async def locate(self, name: str) -> str:
+        """Do as `find_model`."""
+        return self.find_model(name)
+
+    async def unload(self, model: str) -> int:
+        """Note that it was asked; raise ModelNotFound."""
+        self.unloaded.append(self.find_model(model))
+        return 0
 
     async def start(self) -> None:
         """Remember that it was started."""

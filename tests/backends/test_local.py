@@ -48,7 +48,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         patience = replace(QUICK, **fields)  # type: ignore[arg-type]
         command = stub_command(tmp_path / "lives", *starts)
         pool = Pool(config, lambda _: Files(), lambda _: None, command=command, patience=patience)
-        made.append(LocalBackend(config.engine, pool))
+        made.append(LocalBackend(pool))
         return made[-1]
 
     yield make_one

@@ -16,7 +16,6 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
     [
         ("srve", "there is no command 'srve'; did you mean `edgeagent serve`?"),
         ("xyzzy", "there is no command 'xyzzy' (see `edgeagent --help`)"),
-        ("ps", "there is no command 'ps': `edgeagent status` shows what runs"),
         ("download", "there is no command 'download': it is called `edgeagent pull`"),
         ("config shw", "there is no command 'shw'; did you mean `edgeagent config show`?"),
         ("config ps", "there is no command 'ps' (see `edgeagent config --help`)"),
@@ -28,7 +27,7 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
         ("status --jsn", "there is no option --jsn; did you mean --json? (see `edgeagent status --help`)"),
         (
             "serve --prot 1",
-            "there is no option --prot; did you mean --host, --port or --route? (see `edgeagent serve --help`)",
+            "there is no option --prot; did you mean --port, --preload or --route? (see `edgeagent serve --help`)",
         ),
         ("run --model x", "there is no option --model (see `edgeagent run --help`)"),
         ("run -p x --max-tokens 0", "--max-tokens: must be 1 or more, not '0' (see `edgeagent run --help`)"),

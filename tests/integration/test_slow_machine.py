@@ -32,7 +32,7 @@ async def running(model: Path, command: tuple[str, ...], patience: Patience = IM
     # With plain attention an answer is the same whatever the sizes of chunks, which follow the machine's speed.
     config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0))
     pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=patience)
-    backend = LocalBackend(config.engine, pool)
+    backend = LocalBackend(pool)
     await backend.start()
     try:
         yield backend

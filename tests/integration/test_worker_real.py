@@ -71,7 +71,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
         # With plain attention an answer is the same whatever the sizes of steps, which follow the machine's speed.
         config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0, **engine))  # type: ignore[arg-type]
         pool = Pool(config, lambda _: files, validate, patience=patience)
-        made.append(LocalBackend(config.engine, pool))
+        made.append(LocalBackend(pool))
         return made[-1]
 
     yield make_one
@@ -304,7 +304,7 @@ from edgeagent.worker.parent.pool import Pool
 async def main():
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     pool = Pool(config, lambda _: Files(Path(sys.argv[1])), lambda _: None)
-    backend = LocalBackend(config.engine, pool)
+    backend = LocalBackend(pool)
     await backend.start()
     while backend.models()[0].state is not WorkerState.READY:
         await asyncio.sleep(0.01)

@@ -143,7 +143,7 @@ async def faulty(
     config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
     files = Files(path=folder / MODEL_FILE)
     pool = Pool(config, lambda _: files, lambda _: None, command=stub_command(lives, *starts), patience=patience)
-    router = Router([LocalBackend(config.engine, pool)])
+    router = Router([LocalBackend(pool)])
     await router.start()
     try:
         async with running(router, config) as daemon:

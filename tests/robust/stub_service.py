@@ -30,7 +30,7 @@ async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting
     """Run a service whose worker does what a request's text says; ready when it is yielded."""
     config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
     pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=QUICK)
-    router = Router([LocalBackend(config.engine, pool)])
+    router = Router([LocalBackend(pool)])
     await router.start()
     try:
         await eventually(lambda: bool(router.models()) and router.models()[0].state is WorkerState.READY)

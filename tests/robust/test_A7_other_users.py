@@ -45,6 +45,8 @@ OWNERS = [
     ("POST", "/edgeagent/cache/purge", {}),
     ("POST", "/edgeagent/cache/warm", {"prompt": "x"}),
     ("POST", "/edgeagent/reload", None),
+    ("POST", "/edgeagent/load?model=fake", None),
+    ("POST", "/edgeagent/unload?model=fake", None),
     ("POST", "/edgeagent/stop", None),
 ]
 EVERYBODYS = [

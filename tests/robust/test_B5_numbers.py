@@ -79,7 +79,7 @@ def test_enough_is_tried() -> None:
     assert len(NUMBERS) > 40
     # A number without bounds would be a hole.
     unbounded = {name for _, _, name, schema in NUMBERS if not {"minimum", "exclusiveMinimum"} & set(schema)}
-    # Of durations any is fine: keep_alive has no effect, and a request ends by itself long before.
+    # Of durations any is fine: keep_alive is only about an unused model, and a request ends by itself long before.
     assert unbounded <= {"keep_alive", "t_max_predict_ms"}
 
 

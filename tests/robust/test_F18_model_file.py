@@ -39,7 +39,7 @@ class Loaded:
         self.path = path
         config = Config(engine=EngineConfig(threads=1, calibration_s=0))
         self.pool = Pool(config, lambda _: Files(path), validate_model, patience=PATIENCE)
-        self.backend = LocalBackend(config.engine, self.pool)
+        self.backend = LocalBackend(self.pool)
 
     @property
     def state(self) -> WorkerState:

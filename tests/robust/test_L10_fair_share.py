@@ -27,7 +27,7 @@ PARALLEL = 4
 async def backend(tiny_model: TinyModel) -> AsyncIterator[LocalBackend]:
     config = Config(engine=EngineConfig(threads=1, calibration_s=0, parallel=PARALLEL))
     files = Files(tiny_model(MemoryKind.FULL_ATTENTION))
-    made = LocalBackend(config.engine, Pool(config, lambda _: files, validate_model))
+    made = LocalBackend(Pool(config, lambda _: files, validate_model))
     await made.start()
     yield made
     await made.stop()

@@ -62,6 +62,9 @@ class ModelReport(OpenAnswer):
     cause: str | None
     pid: int | None
     num_restarts: int
+    is_pinned: bool
+    unload_in_s: float | None
+    idle_s: float
     info: dict[str, Any] | None
     worker: WorkerReport | None
 
@@ -181,6 +184,22 @@ class Reloading(OpenAnswer):
 
     status: Literal["reloading"]
     model: str
+
+
+class Loaded(OpenAnswer):
+    """The model is loaded."""
+
+    status: Literal["loaded"]
+    model: str
+    took_s: float
+
+
+class Unloaded(OpenAnswer):
+    """The model is not loaded any more (200), or will not be once its requests have ended (202)."""
+
+    status: Literal["unloaded", "unloading"]
+    model: str
+    num_live_requests: int
 
 
 class CachePart(OpenAnswer):

@@ -68,6 +68,8 @@ OPERATIONS: dict[str, Operation] = {
     "POST /edgeagent/reload": Operation(
         "daemon", answer=answers_daemon.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
     ),
+    "POST /edgeagent/load": Operation("daemon", answer=answers_daemon.Loaded, query=("model", "keep_alive")),
+    "POST /edgeagent/unload": Operation("daemon", answer=answers_daemon.Unloaded, query=("model",)),
     "GET /edgeagent/cache": Operation("daemon", answer=answers_daemon.CacheReport),
     "POST /edgeagent/cache/purge": Operation("daemon", cache_routes.PurgeBody, answers_daemon.Purged),
     "POST /edgeagent/cache/warm": Operation("daemon", cache_routes.WarmBody, answers_daemon.Warmed),

@@ -76,6 +76,8 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/egress": Scope.ADMIN,
     "/edgeagent/egress/purge": Scope.ADMIN,
     "/edgeagent/reload": Scope.ADMIN,
+    "/edgeagent/load": Scope.ADMIN,
+    "/edgeagent/unload": Scope.ADMIN,
     "/edgeagent/stop": Scope.ADMIN,
 }
 """What each path needs: a scope, or nothing. The owner has all scopes, a token those that it was given."""
@@ -219,6 +221,11 @@ def client_of(connection: HTTPConnection) -> str:
     """
     name: str = connection.scope[CLIENT_KEY]
     return name
+
+
+def is_owners(connection: HTTPConnection) -> bool:
+    """Whether the owner sent this, and no web page: what changes the machine beyond one answer is the owner's."""
+    return client_of(connection) == OWNER.name and not is_page(connection.scope)
 
 
 class Access:

@@ -97,11 +97,9 @@ class OllamaAnswer:
         return self._last(part, choice.logprobs)
 
     def loaded(self, *, is_unload: bool) -> Fields:
-        """Return the answer to a request that only wants the model loaded, or unloaded, which it never is."""
-        fields = {**self._head(), **self._shape(AnswerFields()), "done": True, "done_reason": "load"}
-        if is_unload:
-            fields["edgeagent"] = {"note": "keep_alive 0 has no effect: this daemon keeps its model loaded"}
-        return fields
+        """Return the answer to a request that only wants the model loaded, or unloaded."""
+        reason = "unload" if is_unload else "load"
+        return {**self._head(), **self._shape(AnswerFields()), "done": True, "done_reason": reason}
 
     def _new_calls(self) -> list[Fields]:
         calls = self._calls(self._num_calls_sent)

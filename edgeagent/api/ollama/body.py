@@ -7,7 +7,6 @@ cuts down what is too large. A field that would change the answer if it were ign
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ from edgeagent.api.wire.fields import (
     Stops,
     between,
     check_distinct,
+    keep_alive_s,
     read_schema,
     read_tool,
     route_of,
@@ -52,9 +52,6 @@ Fields = dict[str, Any]
 
 _WHOLE_OPTIONS = ("num_predict", "top_k", "repeat_last_n", "seed")
 _LEVELS = ("low", "medium", "high", "max")
-_NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
-# A Go duration, or a number alone: seconds.
-_DURATION = re.compile(rf"[+-]?(?:{_NUMBER}|(?:(?:{_NUMBER})(?:ns|us|µs|μs|ms|s|m|h))+)")
 
 
 class OptionsBody(SamplingBody):
@@ -129,33 +126,49 @@ class Asked:
     is_thinking: bool
     request: GenerateRequest | None
     is_unload: bool = False
+    keep_alive_s: float | None = None
 
 
-def read_chat(fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "") -> Asked:
-    """Return a checked chat; `served` finds the service's name of a model."""
+def read_chat(
+    fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
+) -> Asked:
+    """Return a checked chat; `served` finds the service's name of a model.
+
+    `may_keep`: the client may say how long the model stays loaded; another's keep_alive has no effect.
+    """
     body = validate(ChatBody, fields)
     prompt = None
     if body.messages:
         prompt = ChatPrompt(
             _read_messages(body.messages), _read_tools(body.tools or []), template_kwargs=_read_think(body.think)
         )
-    return _asked(body, prompt, request_id, served, partition)
+    return _asked(body, prompt, request_id, served, partition, may_keep=may_keep)
 
 
-def read_generate(fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "") -> Asked:
+def read_generate(
+    fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
+) -> Asked:
     """Return a checked generation from one prompt; `served` as for read_chat."""
     body = validate(GenerateBody, fields)
     for name in ("template", "context", "images"):
         if getattr(body, name):
             raise NotSupported(f"{name} is not supported; leave it out, or use /api/chat", param=name)
-    return _asked(body, _read_prompt(body), request_id, served, partition)
+    return _asked(body, _read_prompt(body), request_id, served, partition, may_keep=may_keep)
 
 
 def _asked(
-    body: OllamaBody, prompt: Prompt | None, request_id: str, served: Callable[[str], str], partition: str
+    body: OllamaBody,
+    prompt: Prompt | None,
+    request_id: str,
+    served: Callable[[str], str],
+    partition: str,
+    *,
+    may_keep: bool,
 ) -> Asked:
     options = validate(OptionsBody, _usual_options(body.options or {}), "options")
-    is_unload = _is_zero(body.keep_alive) and prompt is None
+    kept_s = None if body.keep_alive is None else keep_alive_s(body.keep_alive)
+    is_unload = kept_s == 0 and prompt is None
+    kept_s = kept_s if may_keep else None
     output = _read_format(body.format)
     request = None
     model = served(body.model)
@@ -172,8 +185,9 @@ def _asked(
             cache=CachePolicy(partition=partition),
             # Ollama's own clients send no field that they do not know, but any option.
             route=route_of(body.edgeagent, options.edgeagent),
+            keep_alive_s=kept_s,
         )
-    return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload)
+    return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)
 
 
 def _read_prompt(body: GenerateBody) -> Prompt | None:
@@ -204,18 +218,6 @@ def _usual_options(options: Fields) -> Fields:
         case list(stops):
             usual["stop"] = [stop for stop in stops if stop != ""]
     return usual
-
-
-def _is_zero(keep_alive: float | str | None) -> bool:
-    """Say whether a model is to be unloaded at once; raise InvalidRequest for what is no duration."""
-    if not isinstance(keep_alive, str):
-        return keep_alive == 0
-    if not _DURATION.fullmatch(keep_alive):
-        raise InvalidRequest(
-            f"keep_alive must be a number of seconds or a duration such as 5m, not {keep_alive[:64]!r}",
-            param="keep_alive",
-        )
-    return not re.search("[1-9]", keep_alive)
 
 
 def _read_think(think: bool | str | None) -> str:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.gate.access import client_of
+from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.answer import OllamaAnswer, Shape, chat_shape, generate_shape
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
@@ -22,8 +22,8 @@ from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.errors import NotSupported
-from edgeagent.types import CachePolicy, GenerateRequest, ModelStatus, Step, TextPrompt, WorkerState
+from edgeagent.errors import Forbidden, NotSupported
+from edgeagent.types import ModelStatus, Step
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -47,16 +47,17 @@ async def _answer(request: Request, read: Callable[..., Asked], known: KnownFiel
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
     served = partial(known_name, context.service)
-    reading = partial(read, request_id=request_id, served=served, partition=client_of(request))
+    reading = partial(
+        read, request_id=request_id, served=served, partition=client_of(request), may_keep=is_owners(request)
+    )
     asked = await read_body(request, reading, known)
-    await context.service.served_model(asked.served_model)
+    model = await context.service.locate(asked.served_model)
     answer = OllamaAnswer(request_id, asked.model, shape)
     if asked.request is None:
-        if not asked.is_unload:
-            await unless_disconnected(request.receive, load(context, asked.served_model, request_id))
+        await unless_disconnected(request.receive, _load_or_unload(request, asked, model, request_id))
         return JSONResponse(answer.loaded(is_unload=asked.is_unload))
     if asked.is_thinking:
-        _check_thinking(_status(context, asked.served_model), asked.model)
+        _check_thinking(_status(context, model), asked.model)
     placement = PlacementHeaders()
     steps = placement.noting(context.service.generate(asked.request))
     response: Response
@@ -88,17 +89,14 @@ async def _collect(steps: Steps, answer: OllamaAnswer) -> Fields:
     return answer.body()
 
 
-async def load(context: Context, model: str, request_id: str) -> None:
-    """Return once the model is loaded; raise what keeps it from that."""
-    status = _status(context, model)
-    if status is not None and status.state is WorkerState.READY:
-        return
-    request = GenerateRequest(
-        request_id, model, TextPrompt("Hello"), prefill_only=True, cache=CachePolicy(read=False, write=False)
-    )
-    async with aclosing(context.service.generate(request)) as steps:
-        async for _ in steps:
-            pass
+async def _load_or_unload(request: Request, asked: Asked, model: str, request_id: str) -> None:
+    service = context_of(request).service
+    if not asked.is_unload:
+        await service.load(model, request_id, asked.keep_alive_s)
+    elif is_owners(request):
+        await service.unload(model)
+    else:
+        raise Forbidden("unloading a model is the owner's; without a keep_alive it stays as the owner set it")
 
 
 def _status(context: Context, model: str) -> ModelStatus | None:

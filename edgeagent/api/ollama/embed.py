@@ -9,10 +9,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
-from edgeagent.api.ollama.chat import load
+from edgeagent.api.gate.access import is_owners
 from edgeagent.api.ollama.embed_body import KNOWN, KNOWN_OLDER, read_embed, read_embeddings
 from edgeagent.api.ollama.wire import OllamaRoute, known_name
 from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
+from edgeagent.api.wire.fields import keep_alive_s
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.sse import unless_disconnected
 
@@ -29,7 +30,9 @@ async def create(request: Request) -> Response:
     context = context_of(request)
     body, query = await read_body(request, read_embed, KNOWN)
     model = known_name(context.service, body.model)
-    await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
+    kept_s = _kept_s(request, body.keep_alive)
+    loading = context.service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
+    await unless_disconnected(request.receive, loading)
     loaded_ns = time.monotonic_ns()
     embeddings = await unless_disconnected(request.receive, embed(context.service, model, query)) if query else ()
     vectors = await vectors_json(embeddings)
@@ -49,8 +52,15 @@ async def create_one(request: Request) -> Response:
     body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
     model = known_name(context.service, body.model)
     if query is None:
-        await unless_disconnected(request.receive, load(context, model, f"ollama-{secrets.token_hex(12)}"))
+        loading = context.service.load(model, f"ollama-{secrets.token_hex(12)}", _kept_s(request, body.keep_alive))
+        await unless_disconnected(request.receive, loading)
         return Response(b'{"embedding":[]}', media_type="application/json")
     embeddings = await unless_disconnected(request.receive, embed(context.service, model, query))
     [vector] = await vectors_json(embeddings)
     return Response(b'{"embedding":%s}' % vector, media_type="application/json")
+
+
+def _kept_s(request: Request, keep_alive: float | str | None) -> float | None:
+    """Return how long the model stays loaded from now on, where the client is the owner and says so."""
+    kept_s = None if keep_alive is None else keep_alive_s(keep_alive)
+    return kept_s if is_owners(request) else None

@@ -29,7 +29,7 @@ from edgeagent.types import ModelInfo, ModelStatus, WorkerState
 
 router = APIRouter(route_class=OllamaRoute)
 
-# A model stays loaded until the daemon ends; clients want a date.
+# Clients want a date also of a model that stays loaded forever.
 _NEVER = timedelta(days=36_500)
 MAX_NAME_CHARS = 512
 
@@ -46,6 +46,7 @@ class ListedModel:
     header: GgufHeader | None = None
     info: ModelInfo | None = None
     is_loaded: bool = False
+    unload_in_s: float | None = None
 
 
 @router.api_route("/api/tags", methods=["GET", "HEAD"])
@@ -62,11 +63,11 @@ async def tags(request: Request) -> JSONResponse:
 async def ps(request: Request) -> JSONResponse:
     """List the models that are loaded."""
     models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
-    expires_at = rfc3339(datetime.now(UTC) + _NEVER)
+    now = datetime.now(UTC)
     loaded = [
         {
             **_entry(model),
-            "expires_at": expires_at,
+            "expires_at": rfc3339(now + _until_unload(model)),
             "size_vram": _vram_bytes(model.info),
             "context_length": model.info.context_length if model.info else 0,
         }
@@ -127,7 +128,14 @@ def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
         with suppress(EdgeAgentError):
             header = current_header(path)
     size_bytes = known.size_bytes if known else info.size_bytes if info else 0
-    return ListedModel(status.name, path, size_bytes, header, info, status.state is WorkerState.READY)
+    is_loaded = status.state is WorkerState.READY
+    return ListedModel(status.name, path, size_bytes, header, info, is_loaded, status.unload_in_s)
+
+
+def _until_unload(model: ListedModel) -> timedelta:
+    if model.unload_in_s is None or model.unload_in_s > _NEVER.total_seconds():
+        return _NEVER
+    return timedelta(seconds=model.unload_in_s)
 
 
 def _find(context: Context, name: str, served: Sequence[ModelStatus]) -> ListedModel:

@@ -32,7 +32,7 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     context = context_of(request)
     if not model_id:
         raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
-    name = await context.service.served_model(model_id)
+    name = await context.service.locate(model_id)
     status = next(status for status in context.service.models() if status.name == name)
     return JSONResponse(_model_body(status, context))
 

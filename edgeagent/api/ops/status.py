@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from http import HTTPStatus
 
@@ -12,6 +13,8 @@ from fastapi.responses import JSONResponse
 from edgeagent import __version__
 from edgeagent.api.context import context_of
 from edgeagent.api.ops.remotes import route_report
+from edgeagent.api.wire.fields import keep_alive_s
+from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import CacheStatus, Choice, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
@@ -56,6 +59,27 @@ async def reload(request: Request, model: str = "") -> JSONResponse:
     return JSONResponse({"status": "reloading", "model": model or service.default_model()}, HTTPStatus.ACCEPTED)
 
 
+@router.post("/load")
+async def load(request: Request, model: str = "", keep_alive: str = "") -> JSONResponse:
+    """Load a model and answer when it is ready. `keep_alive`: how long it stays without use, from now on."""
+    context = context_of(request)
+    seconds = keep_alive_s(keep_alive) if keep_alive else None
+    began_s = time.monotonic()
+    loading = context.service.load(model, f"load-{secrets.token_hex(12)}", seconds)
+    name = await unless_disconnected(request.receive, loading)
+    return JSONResponse({"status": "loaded", "model": name, "took_s": round(time.monotonic() - began_s, 3)})
+
+
+@router.post("/unload")
+async def unload(request: Request, model: str = "") -> JSONResponse:
+    """End a model's worker, which frees its memory; one that serves ends with its last request."""
+    service = context_of(request).service
+    name = await service.locate(model)
+    num_live = await service.unload(name)
+    status, code = ("unloading", HTTPStatus.ACCEPTED) if num_live else ("unloaded", HTTPStatus.OK)
+    return JSONResponse({"status": status, "model": name, "num_live_requests": num_live}, code)
+
+
 @router.post("/stop")
 async def stop(request: Request) -> JSONResponse:
     """Ask the daemon to finish live requests and stop; answer before that."""
@@ -74,6 +98,9 @@ def _model(status: ModelStatus) -> Fields:
         "pid": status.pid,
         "retry_after_s": status.retry_after_s,
         "num_restarts": status.num_restarts,
+        "is_pinned": status.is_pinned,
+        "unload_in_s": None if status.unload_in_s is None else round(status.unload_in_s, 1),
+        "idle_s": round(status.idle_s, 1),
         "info": None if status.info is None else _info(status.info),
         "worker": None if status.worker is None else _worker(status.worker),
     }

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
+from edgeagent.durations import seconds_of
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.modes import strictest
 from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
@@ -106,6 +107,17 @@ class EdgeagentBody(Body):
     model_config = ConfigDict(extra="forbid")
 
     route: Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None = None
+
+
+def keep_alive_s(duration: float | str) -> float:
+    """Return the seconds that a model stays loaded without use, infinity for a negative one; raise InvalidRequest."""
+    try:
+        return seconds_of(duration)
+    except ValueError:
+        raise InvalidRequest(
+            f"keep_alive must be a number of seconds or a duration such as 5m, not {str(duration)[:64]!r}",
+            param="keep_alive",
+        ) from None
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:

@@ -150,6 +150,15 @@ class RemoteBackend:
         self._served().model_there(name)
         return name
 
+    async def locate(self, name: str) -> str:
+        """Do as `find_model`."""
+        return self.find_model(name)
+
+    async def unload(self, model: str) -> int:
+        """Refuse: a remote unloads its models itself. Raise ModelNotFound for one that it does not serve."""
+        self._served().model_there(model)
+        raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
+
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Refuse: such text does not leave this machine."""
         del query

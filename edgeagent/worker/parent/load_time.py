@@ -1,21 +1,32 @@
-"""Predicts how long a model takes to load, from its last load or from the progress of the first."""
+"""Predicts how long a model takes to load, from its last load, the progress of the first, or the size of its files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgeagent.types import WorkerState
+
 # A load that takes longer than the last one may end at any time.
 _SOON = 0.1
 _TELLING_PROGRESS = 0.1  # how much must be loaded before the rest can be predicted
+# The start of a worker, and the pace of a load from a disk; both are guesses for a model that was never loaded.
+_START_S = 0.7
+_BYTES_PER_S = 700 << 20
+
+
+def guessed_s(num_bytes: int) -> float:
+    """Return about how long files of this size take to load."""
+    return _START_S + num_bytes / _BYTES_PER_S
 
 
 class LoadTime:
-    """Times the loads of one model."""
+    """Times the loads of one model. `guess_s` stands for the first load; None: nothing is known of it."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], guess_s: float | None = None) -> None:
         self._clock = clock
         self._began_s = clock()
         self._last_s: float | None = None
+        self.guess_s = guess_s
 
     def begin(self) -> None:
         """A worker starts."""
@@ -25,9 +36,24 @@ class LoadTime:
         """The worker is ready."""
         self._last_s = self._clock() - self._began_s
 
+    @property
+    def whole_s(self) -> float | None:
+        """How long a load that has not begun should take; None where that is not known."""
+        return self.guess_s if self._last_s is None else self._last_s
+
+    def ready_in_s(self, state: WorkerState, progress: float) -> float | None:
+        """Return after how long a model in this state would be ready; None where that is not known."""
+        match state:
+            case WorkerState.READY:
+                return 0.0
+            case WorkerState.STOPPED:
+                return self.whole_s
+        return self.left_s(progress)
+
     def left_s(self, progress: float) -> float | None:
         """Return how long the running load should still take; None where that is not known."""
         elapsed_s = self._clock() - self._began_s
-        if self._last_s is not None:
-            return max(_SOON * self._last_s, self._last_s - elapsed_s)
-        return elapsed_s * (1 - progress) / progress if progress >= _TELLING_PROGRESS else None
+        if self._last_s is None and progress >= _TELLING_PROGRESS:
+            return elapsed_s * (1 - progress) / progress
+        whole_s = self.whole_s
+        return None if whole_s is None else max(_SOON * whole_s, whole_s - elapsed_s)

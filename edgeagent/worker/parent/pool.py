@@ -1,7 +1,7 @@
-"""Which models are served, under which names, and the worker of each.
+"""The models of this machine, under their names, each with a worker of its own once it is asked for.
 
-It finds, checks and loads a model's files; it does not know their content or how a worker runs. One model is
-configured; a second would be a second entry of `_supervisors`.
+It finds a model's files and starts, keeps and ends workers. It does not know the files' content, how a worker runs, or
+how room is made for one.
 """
 
 from __future__ import annotations
@@ -9,46 +9,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from edgeagent.config import Config
-from edgeagent.errors import BackendUnavailable, ModelNotFound
+from edgeagent.config import Config, EngineConfig
+from edgeagent.errors import BackendUnavailable, InvalidRequest, ModelNotFound
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
-from edgeagent.worker.fit import Header, check_draft, kv_bytes_per_token, num_cells_wanted
+from edgeagent.worker.fit import Header
+from edgeagent.worker.parent.eviction import Eviction
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.live_requests import Sink
-from edgeagent.worker.parent.model_files import GivenFolder, ModelFiles, identity
+from edgeagent.worker.parent.load_time import LoadTime, guessed_s
+from edgeagent.worker.parent.loaded_model import LoadedModel, Workers
+from edgeagent.worker.parent.loading import Checks, FoundModel, Preparation, file_size
+from edgeagent.worker.parent.memory import Memory, read_memory
 from edgeagent.worker.parent.pressure import read_pressure
-from edgeagent.worker.parent.supervisor import WORKER_COMMAND, Supervisor
+from edgeagent.worker.parent.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.watchdog import Patience
-from edgeagent.worker.protocol import DiskCache, Load
+from edgeagent.worker.protocol import DiskCache
 from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
 _DEFAULT_NAMES = ("", "default")
+# Names of models that are looked for at a time: that reads the disk, and may verify a file of gigabytes.
+_MAX_SEARCHES = 2
+_MAX_NAMES = 4096
 
 logger = logging.getLogger(__name__)
-
-
-class FoundModel(Protocol):
-    """A model's files, as the store's resolver found them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def draft_path(self) -> Path | None: ...
 
 
 class Pool:
     """The models of this machine.
 
-    `resolve` finds a model's files by name; `validate` raises ModelLoadFailed for a file that must not be loaded, and
-    returns its header, if it could be read; `disk_cache` prepares a worker's disk cache. They run in a thread before
-    each load. `kept` are the calibrations of earlier loads; None: only those of this process.
+    `resolve` finds a model's files by a name that the owner configured, `offer` by one that a request gave: it raises
+    ModelNotFound for what requests may not load, and for what is not here. None: requests may name configured models
+    only. `checks` are for each load (see Checks). All of them run in a thread. `kept` are the calibrations of earlier
+    loads; None: only those of this process. `read` reads the memory of the machine and of workers.
     """
 
     def __init__(
@@ -57,165 +53,276 @@ class Pool:
         resolve: Callable[[str], FoundModel],
         validate: Callable[[Path], Header | None],
         *,
+        offer: Callable[[str], FoundModel] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience | None = None,
         disk_cache: Callable[[], DiskCache | None] = lambda: None,
+        size_of: Callable[[Path], int] = file_size,
         kept: KeptChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
+        read: Callable[[Collection[int]], Memory] = read_memory,
     ) -> None:
         self._config = config
-        self._disk_cache = disk_cache
         self._kept = kept or KeptChoices()
+        self._checks = Checks(validate, self._kept, disk_cache, size_of)
         self._resolve = resolve
-        self._validate = validate
-        self._command = command
+        self._offer = offer
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
         self._patience = patience or replace(Patience.from_config(config.engine), save_s=save_s)
         self._clock = clock
-        self._supervisors: dict[str, Supervisor] = {}
+        self._models: dict[str, LoadedModel] = {}
         self._aliases: dict[str, str] = {}
+        self._load_times: dict[str, LoadTime] = {}
+        self._searches: dict[str, asyncio.Task[str]] = {}
+        self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
+        self._eviction = Eviction(
+            lambda: list(self._models.values()),
+            self._end,
+            clock,
+            max_models=config.load.max_models,
+            read=read,
+        )
+        self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._keep_choices)
+        self._default: str | None = None
         self.pressure = ""
         """What the machine is short of, in a word, as it was a moment ago."""
-        self._watches: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
 
     def default_model(self) -> str:
         """Return the name of the model that serves a request which names none."""
-        return next(iter(self._supervisors), self._config.model)
+        return self._default or self._config.model
 
     def find_model(self, name: str) -> str:
-        """Return the one name of a model that has several; raise ModelNotFound, or BackendUnavailable at the start."""
-        if not self._supervisors:
+        """Return the one name of a model that has several; raise ModelNotFound, or BackendUnavailable at the start.
+
+        It knows the models that were located; see `locate`.
+        """
+        if self._default is None:
             raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
         found = self._aliases.get(name, name)
-        if found not in self._supervisors:
-            served = ", ".join(self._supervisors)
+        if found not in self._models:
+            served = ", ".join(self._models)
             raise ModelNotFound(f"model '{name[:256]}' not found; this daemon serves {served}", param="model")
         return found
+
+    async def locate(self, name: str) -> str:
+        """Return the one name of a model, which may lie on the disk unloaded; raise as `find_model` does.
+
+        Nothing is loaded. Several that look for the same model at a time read the disk once.
+        """
+        try:
+            return self.find_model(name)
+        except ModelNotFound:
+            if self._offer is None:
+                raise
+        search = self._searches.get(name)
+        if search is None:
+            search = self._searches[name] = asyncio.create_task(self._search(name))
+            search.add_done_callback(lambda _: self._searches.pop(name))
+        return await asyncio.shield(search)
 
     async def start(self) -> None:
         """Find the configured model and begin to load it; raise StoreError or NotFound where there is none.
 
         Returns when its files have been checked: files that must not be loaded have failed by then.
         """
-        if self._supervisors:
+        if self._default is not None:
             return
         files = await asyncio.to_thread(self._resolve, self._config.model)
-        draft_path = files.draft_path if self._config.draft == "auto" else None
+        draft_path = self._partner(files)
         if self._config.draft_model is not None:
             draft_path = (await asyncio.to_thread(self._resolve, self._config.draft_model)).path
-        await self._add(files, draft_path).wait()
+        preparation = await asyncio.to_thread(self._prepare, files, draft_path)
+        model = self._add(self._config.model, preparation, is_pinned=True)
+        self._default = model.name
+        self._aliases |= dict.fromkeys(_DEFAULT_NAMES, model.name)
+        model.supervisor.start()
+        self._tasks.add(asyncio.create_task(self._look_after()))
+        self._tasks |= {asyncio.create_task(self._preload(name)) for name in self._config.load.preload}
+        await model.checked.wait()
 
     async def stop(self) -> None:
         """End all workers and their requests."""
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, *self._writes, return_exceptions=True)
-        await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors.values()))
+        tasks = [*self._tasks, *self._searches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._writes, return_exceptions=True)
+        await asyncio.gather(*(model.supervisor.stop() for model in self._models.values()))
+        await self._eviction.wait_ended()
 
     def models(self) -> list[ModelStatus]:
-        """Return the status of each model."""
-        return [supervisor.status() for supervisor in self._supervisors.values()]
+        """Return the status of each model that was asked for, and of the configured ones."""
+        return [model.status() for model in self._models.values()]
 
     def status(self, model: str) -> ModelStatus:
         """Return the status of a model; raise ModelNotFound."""
-        return self._supervisor(model).status()
+        return self._model(model).status()
+
+    def engine(self, model: str) -> EngineConfig:
+        """Return how a model is run; raise ModelNotFound."""
+        return self._model(model).preparation.engine
+
+    def lacks_room(self, model: str) -> bool:
+        """Return whether a model's last load failed since there was no room for it; raise ModelNotFound."""
+        return self._model(model).lacks_room
 
     def num_live(self, model: str) -> int:
         """Return how many requests a model has that have not ended; raise ModelNotFound."""
-        return self._supervisor(model).num_live
+        return self._model(model).supervisor.num_live
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
         """Give a request to its model's worker; raise ModelNotFound, or as Supervisor.submit does."""
-        self._supervisor(request.model).submit(request, sink, so_far)
+        model = self._model(request.model)
+        model.supervisor.submit(request, sink, so_far)
+        if request.keep_alive_s is not None and not model.is_pinned:
+            model.keep_alive_s = request.keep_alive_s
+        model.note_use()
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Return a model's answer to a question about text; raise ModelNotFound, or as Supervisor.ask does."""
-        return await self._supervisor(model).ask(query)
+        asked = self._model(model)
+        question = asyncio.ensure_future(asked.supervisor.ask(query))
+        await asyncio.sleep(0)
+        asked.note_use()
+        try:
+            return await question
+        finally:
+            question.cancel()
+            asked.note_use()
+            self._unload_expired()
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any model; its sink gets a Finished."""
-        for supervisor in self._supervisors.values():
-            supervisor.cancel(request_id)
+        for model in self._models.values():
+            model.supervisor.cancel(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a request and send its sink nothing more."""
-        for supervisor in self._supervisors.values():
-            supervisor.abandon(request_id)
+        """Cancel a request and send its sink nothing more. Call it after each request's end, too."""
+        for model in self._models.values():
+            model.supervisor.abandon(request_id)
+        self._unload_expired()
 
     def reload(self, model: str) -> None:
         """Restart a model's worker; raise ModelNotFound."""
-        self._supervisor(model).reload()
+        self._model(model).supervisor.reload()
 
-    def _add(self, found: FoundModel, draft_path: Path | None) -> asyncio.Event:
-        """Begin to load a model; return an event that is set when its files have been checked."""
-        checked = asyncio.Event()
-        folder = GivenFolder()
-        files = ModelFiles([path for path in (found.path, draft_path) if path is not None])
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; if it serves, return how many requests must end before that.
 
-        async def prepare() -> Load:
-            try:
-                return await asyncio.to_thread(self._check, found, draft_path, files, folder)
-            finally:
-                checked.set()
+        A pinned model is unloaded too, until the next request for it. Raise ModelNotFound.
+        """
+        found = self._model(model)
+        if found.supervisor.is_busy:
+            found.keep_alive_s = 0.0
+            return max(1, found.supervisor.num_live)
+        if found.state is not WorkerState.STOPPED:
+            await asyncio.shield(self._eviction.unload(found))
+        return 0
 
-        def keep(content: bytes) -> None:
-            if content:
-                write = asyncio.create_task(asyncio.to_thread(self._kept.write, found.path, content))
-                self._writes.add(write)
-                write.add_done_callback(self._writes.discard)
+    async def _search(self, name: str) -> str:
+        """Find a model that a request named, and know it from then on."""
+        assert self._offer is not None
+        async with self._num_searches:
+            is_configured = name in self._config.load.preload
+            preparation = await asyncio.to_thread(self._found, name, self._resolve if is_configured else self._offer)
+        return self._add(name, preparation, is_pinned=is_configured).name
 
-        supervisor = Supervisor(
-            found.name, prepare, command=self._command, patience=self._patience, clock=self._clock, keep=keep
-        )
-        self._supervisors[found.name] = supervisor
-        self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), found.name)
-        supervisor.start()
-        self._watches.append(asyncio.create_task(self._look_after(supervisor, files, folder)))
-        return checked
+    async def _preload(self, name: str) -> None:
+        try:
+            model = self._model(await self.locate(name))
+        except Exception as error:  # the daemon serves its other models
+            logger.error("%s cannot be preloaded: %s", name, error)
+            return
+        model.supervisor.start()
 
-    async def _look_after(self, supervisor: Supervisor, files: ModelFiles, folder: GivenFolder) -> None:
-        """Load a model again if its files were replaced after a quarantine, or if its cache folder was made again."""
+    def _found(self, name: str, find: Callable[[str], FoundModel]) -> Preparation:
+        try:
+            found = find(name)
+        except (ModelNotFound, InvalidRequest) as error:  # the latter for a name that no model can have
+            why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
+            raise ModelNotFound(why, param="model") from None
+        return self._prepare(found, self._partner(found))
+
+    def _partner(self, found: FoundModel) -> Path | None:
+        """Return the draft model that belongs to a model, unless the owner wants none."""
+        return None if self._config.draft in ("none", "ngram") else found.draft_path
+
+    def _prepare(self, found: FoundModel, draft_path: Path | None) -> Preparation:
+        """Return a model's files, weighed. It reads the disk: call it in a thread."""
+        preparation = Preparation(found.name, found.path, draft_path, self._config.engine_with_drafts, self._checks)
+        preparation.weigh()
+        return preparation
+
+    def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
+        """Return the model that a name was found to stand for: one that is known, or else a new one."""
+        name = preparation.name
+        known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
+        known = known or self._models.get(name)
+        if known is None:
+            load_time = self._load_times.setdefault(name, LoadTime(self._clock))
+            load_time.guess_s = guessed_s(preparation.weights_bytes)
+            known = self._models[name] = LoadedModel(
+                preparation,
+                self._workers,
+                load_time,
+                is_pinned=is_pinned,
+                keep_alive_s=self._config.load.keep_alive_s,
+            )
+        if len(self._aliases) >= _MAX_NAMES:  # clients may spell a name in many ways
+            self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), self.default_model())
+        self._aliases[asked] = known.name
+        return known
+
+    def _end(self, model: LoadedModel) -> asyncio.Task[None]:
+        """End a model's worker. Its next request finds it again, unless it is pinned: then it stays known."""
+        supervisor = model.renew()
+        if not model.is_pinned:
+            del self._models[model.name]
+            self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.name}
+        return asyncio.create_task(supervisor.stop())
+
+    def _unload_expired(self) -> None:
+        for model in list(self._models.values()):
+            model.note_use()
+            if model.is_expired:
+                logger.info("%s is unloaded: it was not used for %.0f s", model.name, model.idle_s)
+            if model.is_expired or model.is_forgettable:
+                self._eviction.unload(model)
+
+    async def _look_after(self) -> None:
+        """Watch the machine's memory, the models' files and folders, and which models are not used."""
         while True:
             self.pressure = await asyncio.to_thread(read_pressure)
+            if self.pressure == "memory":
+                await self._eviction.relieve()
             await asyncio.sleep(self._patience.look_interval_s)
-            status = supervisor.status()
-            if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(files.are_replaced):
-                logger.warning("the files of %s were replaced; it is tried again", supervisor.name)
-                supervisor.reload()
-            elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(folder.is_made_anew):
-                # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
-                logger.warning(
-                    "the cache folder of %s was deleted and created again; the model is loaded again to use it",
-                    status.name,
-                )
-                supervisor.reload()
+            self._unload_expired()
+            for model in list(self._models.values()):
+                await _look_at(model)
 
-    def _check(self, found: FoundModel, draft_path: Path | None, files: ModelFiles, folder: GivenFolder) -> Load:
-        """Check the files before each load: they may have changed since the last one."""
-        files.give()
-        headers = {path: header for path in files.paths if (header := self._validate(path)) is not None}
-        model = headers.get(found.path)
-        if model is not None and draft_path in headers:
-            check_draft(model, found.path, headers[draft_path], draft_path)
-        disk = self._disk_cache()
-        folder.give(None if disk is None else Path(disk.folder))
-        return Load(
-            name=found.name,
-            path=str(found.path.absolute()),
-            draft_path=None if draft_path is None else str(draft_path.absolute()),
-            engine_config=self._config.engine_with_drafts.model_dump_json().encode(),
-            identity=identity(found.path),
-            writable=() if disk is None else (disk.folder,),
-            disk=disk,
-            num_cells=0 if model is None else num_cells_wanted(model, self._config.engine),
-            kv_bytes_per_token=kv_bytes_per_token(tuple(headers.values()), self._config.engine),
-            num_trained=0 if model is None else model.context_length or 0,
-            kept=self._kept.read(found.path),
+    def _keep_choices(self, model: LoadedModel, content: bytes) -> None:
+        if content:
+            write = asyncio.create_task(asyncio.to_thread(self._kept.write, model.preparation.path, content))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+
+    def _model(self, name: str) -> LoadedModel:
+        return self._models[self.find_model(name)]
+
+
+async def _look_at(model: LoadedModel) -> None:
+    """Load a model again if its files were replaced after a quarantine, or if its cache folder was made again."""
+    status, supervisor, preparation = model.status(), model.supervisor, model.preparation
+    if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
+        logger.warning("the files of %s were replaced; it is tried again", model.name)
+        supervisor.reload()
+    elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
+        # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
+        logger.warning(
+            "the cache folder of %s was deleted and created again; the model is loaded again to use it", model.name
         )
-
-    def _supervisor(self, model: str) -> Supervisor:
-        return self._supervisors[self.find_model(model)]
+        supervisor.reload()
 
 
 def _is_cut_off(status: ModelStatus) -> bool:

@@ -74,6 +74,16 @@ def changed(name: str) -> EdgeAgentError:
     )
 
 
+def stopping() -> BackendUnavailable:
+    """Return the error of a request to a model whose worker is stopped for good."""
+    return BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
+
+
+def ended(cause: str) -> WorkerCrashed:
+    """Return the error of a question whose worker ended."""
+    return WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
+
+
 def stuck(cause: str) -> WorkerCrashed:
     """Return the error of a request that hung its workers."""
     return WorkerCrashed(

@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError, WorkerCrashed, from_code
+from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.exit_cause import is_from_outside, read_notes
+from edgeagent.worker.parent import refusals
 from edgeagent.worker.parent.channel import Channel, FloodLimit
 from edgeagent.worker.parent.disk_cache import TroubleLog
 from edgeagent.worker.parent.live_requests import Fate, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.load_time import LoadTime
 from edgeagent.worker.parent.queries import Queries
-from edgeagent.worker.parent.refusals import Refusal, changed, check_sendable, failed_trial, quarantined, renewed
 from edgeagent.worker.parent.restarts import Death, Quarantine, RestartPolicy
 from edgeagent.worker.parent.vitals import Vitals
 from edgeagent.worker.parent.watchdog import Owed, Patience
@@ -62,8 +62,9 @@ class Supervisor:
         flood: FloodLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
         keep: Callable[[bytes], None] = lambda _: None,
+        load_time: LoadTime | None = None,
     ) -> None:
-        """`keep` gets `to_keep` of a worker's Ready, for the next worker."""
+        """`keep` gets `to_keep` of a worker's Ready, for the next worker; `load_time` knows earlier loads."""
         self.name = name
         self._keep = keep
         self._prepare = prepare
@@ -77,10 +78,10 @@ class Supervisor:
         self._disk_trouble = TroubleLog(name)
         self._state = WorkerState.STOPPED
         self._is_stopped_for_good = False
-        self._refusal: Refusal | None = None
+        self._refusal: refusals.Refusal | None = None
         self._cause: str | None = None
         self._num_restarts = 0
-        self._load_time = LoadTime(clock)
+        self._load_time = load_time or LoadTime(clock)
         self._identity: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
@@ -100,6 +101,11 @@ class Supervisor:
         """How many requests have been accepted and not ended."""
         return len(self._requests)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has requests, or questions, that have not ended."""
+        return len(self._requests) > 0 or len(self._queries) > 0
+
     def status(self) -> ModelStatus:
         """Return the status of the model and its worker."""
         return ModelStatus(
@@ -112,7 +118,7 @@ class Supervisor:
             num_restarts=self._num_restarts,
             cause=self._cause,
             retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
-            ready_in_s=0.0 if self._state is WorkerState.READY else self._load_time.left_s(self._vitals.progress),
+            ready_in_s=self._load_time.ready_in_s(self._state, self._vitals.progress),
         )
 
     def start(self) -> None:
@@ -138,7 +144,7 @@ class Supervisor:
         """
         self._check_available()
         now_s = self._clock()
-        check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
+        refusals.check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
         self._requests.add(request, sink, now_s, so_far)
         self.start()
         self._send_waiting()
@@ -149,7 +155,7 @@ class Supervisor:
         Cancelling the task that waits makes the worker forget it.
         """
         self._check_available()
-        check_sendable(Ask("", question))
+        refusals.check_sendable(Ask("", question))
         query = self._queries.add(question)
         self.start()
         self._send_waiting()
@@ -172,7 +178,7 @@ class Supervisor:
 
     def _check_available(self) -> None:
         if self._is_stopped_for_good:
-            raise BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
+            raise refusals.stopping()
         if self._refusal is not None:
             self._refusal.check(self._clock())
 
@@ -188,7 +194,7 @@ class Supervisor:
         if self._task is not None:
             await asyncio.wait({self._task})
         self._requests.cancel_all()
-        self._queries.fail_all(lambda: BackendUnavailable("the daemon is stopping", served_by="local"))
+        self._queries.fail_all(refusals.stopping)
         self._state = WorkerState.STOPPED
 
     async def _run(self) -> None:
@@ -203,12 +209,13 @@ class Supervisor:
                 if death.fate is Fate.REPLACED:
                     continue
                 if death.error is not None:
-                    self._give_up(death.error, WorkerState.FAILED, self._patience.load_retry_s)
+                    retry_s = death.error.retry_after_s or self._patience.load_retry_s
+                    self._give_up(death.error, WorkerState.FAILED, retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, death.cause)
                 decision = self._restarts.on_end(self._clock(), death, has_worked=self._vitals.has_worked)
                 if isinstance(decision, Quarantine):
-                    error = quarantined(self.name, death.cause, decision.duration_s)
+                    error = refusals.quarantined(self.name, death.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
@@ -226,7 +233,8 @@ class Supervisor:
         try:
             load = await self._prepare()
             self._take_identity(load.identity)
-            channel = await Channel.spawn(self._command, self._on_message, self._on_violation, self._flood)
+            breach = lambda what: self._condemn(f"broke the protocol: {what}", Fate.CRASHED)  # noqa: E731
+            channel = await Channel.spawn(self._command, self._on_message, breach, self._flood)
         except EdgeAgentError as error:
             return Death(error.message, error=error)
         except OSError as error:
@@ -278,7 +286,7 @@ class Supervisor:
             cause = channel.describe_end(has_seen_prompts=self._has_seen_prompts)
             death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
             if self._ready_at_s is None and self._vitals.trying and death.fate is Fate.CRASHED:
-                death = replace(death, error=failed_trial(self._vitals.trying, cause))
+                death = replace(death, error=refusals.failed_trial(self._vitals.trying, cause))
         if not is_gone:
             death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
         self._channel = None
@@ -308,27 +316,22 @@ class Supervisor:
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
         """Start no worker for that time, then wait for a request. `status` shows it."""
         self._state, self._cause = state, error.message
-        self._refusal = Refusal(error, self._clock() + retry_after_s)
-        self._requests.fail_all(lambda: renewed(error, retry_after_s))
-        self._queries.fail_all(lambda: renewed(error, retry_after_s))
+        self._refusal = refusals.Refusal(error, self._clock() + retry_after_s)
+        self._requests.fail_all(lambda: refusals.renewed(error, retry_after_s))
+        self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
         """Settle a dead worker's work: the next worker continues its requests; the questions sent to it fail."""
         self._requests.on_death(cause, fate)
-        self._queries.fail_sent(
-            WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
-        )
+        self._queries.fail_sent(refusals.ended(cause))
 
     def _take_identity(self, identity: str) -> None:
         """Note which file is loaded. If it replaced another, that one's crashes no longer count and its streams
         fail."""
         if self._identity not in (None, identity):
-            self._requests.fail_begun(lambda: changed(self.name))
+            self._requests.fail_begun(lambda: refusals.changed(self.name))
             self._restarts = RestartPolicy(self._patience)
         self._identity = identity
-
-    def _on_violation(self, what: str) -> None:
-        self._condemn(f"broke the protocol: {what}", Fate.CRASHED)
 
     def _on_message(self, message: FromWorker) -> None:
         match message:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from edgeagent.types import (
     WorkerState,
     replace,
 )
-from tests.api.services import INFO, Answering
+from tests.api.services import INFO, Answering, OneModel
 from tests.backends.fake import Act, FakeBackend, Gate, failing, finished
 from tests.daemon.running import TOKEN, Running, exchange, running
 from tests.hub_server import HubServer, hub_server, sha256
@@ -305,9 +306,25 @@ class TestChat:
         assert isinstance(prompt, ChatPrompt)
         assert json.loads(prompt.template_kwargs) == kwargs
 
-    @pytest.mark.parametrize("keep_alive", [None, 0, -1, 300, 0.5, "5m", "-1s", "1h30m", "300", "-1", "1.5h", "0"])
-    async def test_keep_alive_changes_no_answer(self, daemon: Running, backend: FakeBackend, keep_alive: Any) -> None:
+    @pytest.mark.parametrize(
+        ("keep_alive", "seconds"),
+        [
+            *((None, None), (0, 0), (-1, math.inf), (300, 300), (0.5, 0.5), ("5m", 300), ("-1s", math.inf)),
+            *(("1h30m", 5400), ("300", 300), ("-1", math.inf), ("1.5h", 5400), ("0", 0)),
+        ],
+    )
+    async def test_keep_alive(self, daemon: Running, backend: FakeBackend, keep_alive: Any, seconds: Any) -> None:
         assert (await body_of(daemon, "chat", messages=HI, keep_alive=keep_alive))["done_reason"] == "stop"
+        assert backend.requests[0].keep_alive_s == seconds
+
+    async def test_how_long_a_model_is_kept_is_the_owners(self, daemon: Running, backend: FakeBackend) -> None:
+        page = {"user-agent": "Mozilla/5.0"}
+        body = {"model": "fake", "messages": HI, "keep_alive": -1, "stream": False}
+        reply = await daemon.http.post(f"{daemon.url}/api/chat", json=body, headers=page)
+        assert (reply.status_code, backend.requests[0].keep_alive_s) == (200, None)
+        body = {"model": "fake", "keep_alive": 0}
+        assert (await daemon.http.post(f"{daemon.url}/api/chat", json=body, headers=page)).status_code == 403
+        assert backend.unloaded == []
 
     @pytest.mark.parametrize(
         ("fields", "told"),
@@ -469,17 +486,19 @@ class TestLoading:
         ],
     )
     @pytest.mark.parametrize("keep_alive", [None, 0, "0s", "5m"])
-    async def test_nothing_to_say_means_load(
+    async def test_nothing_to_say_means_load_or_unload(
         self, daemon: Running, backend: FakeBackend, path: str, fields: Any, empty: Any, keep_alive: Any
     ) -> None:
         # One document, though a stream was not refused.
         reply = await post(daemon, path, model="fake", keep_alive=keep_alive, **fields)
         body = reply.json()
-        assert (reply.status_code, body["done"], body["done_reason"]) == (200, True, "load")
+        is_unload = keep_alive in (0, "0s")
+        assert (reply.status_code, body["done"]) == (200, True)
+        assert body["done_reason"] == ("unload" if is_unload else "load")
         assert body.items() >= empty.items()
-        # It stays loaded, and the answer says so.
-        assert ("edgeagent" in body) == (keep_alive in (0, "0s"))
-        assert backend.requests == []
+        assert backend.unloaded == (["fake"] if is_unload else [])
+        # A loaded model is asked only where its time is to be changed.
+        assert [request.keep_alive_s for request in backend.requests] == ([300] if keep_alive == "5m" else [])
 
     async def test_it_waits_for_a_model_that_is_loading(self, daemon: Running, backend: FakeBackend) -> None:
         gate = Gate()
@@ -563,6 +582,14 @@ class TestModels:
         [mine] = (await loaded.http.get(f"{loaded.url}/api/ps")).json()["models"]
         assert (mine["name"], mine["context_length"], mine["size_vram"]) == ("mine:latest", 4096, 0)
         assert datetime.fromisoformat(mine["expires_at"]) > datetime.fromisoformat("2100-01-01T00:00:00Z")
+
+    async def test_ps_says_when_an_unused_model_leaves(self, tmp_path: Path) -> None:
+        backend = OneModel(WorkerState.READY, info=INFO)
+        backend.status = replace(backend.status, unload_in_s=60.0)
+        async with running(backend, Config(state_dir=tmp_path)) as daemon:
+            [mine] = (await daemon.http.get(f"{daemon.url}/api/ps")).json()["models"]
+            left = datetime.fromisoformat(mine["expires_at"]) - datetime.now(UTC)
+            assert timedelta() < left <= timedelta(seconds=60)
 
     @pytest.mark.parametrize("key", ["model", "name"])
     async def test_show(self, loaded: Running, key: str) -> None:

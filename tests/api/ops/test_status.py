@@ -66,6 +66,22 @@ async def test_stop_answers_before_it_happens() -> None:
     assert daemon.reporter.events == ["stopping 0"]
 
 
+async def test_load_and_unload() -> None:
+    backend = FakeBackend(models=("a", "b"))
+    async with running(backend) as daemon:
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=b&keep_alive=5m")
+        assert (reply.status_code, reply.json()["status"], reply.json()["model"]) == (200, "loaded", "b")
+        assert [(each.prefill_only, each.keep_alive_s) for each in backend.requests] == [(True, 300)]
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/unload?model=b")
+        expected = {"status": "unloaded", "model": "b", "num_live_requests": 0}
+        assert (reply.status_code, reply.json(), backend.unloaded) == (200, expected, ["b"])
+        for path in ("load?model=c", "unload?model=c"):
+            reply = await daemon.http.post(f"{daemon.url}/edgeagent/{path}")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=b&keep_alive=soon")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "keep_alive")
+
+
 async def test_reload_names_the_model() -> None:
     backend = FakeBackend(models=("a", "b"))
     async with running(backend) as daemon:

@@ -1,0 +1,210 @@
+"""Models that requests name: each is loaded once, kept for a while, and leaves when there is no room."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import Config, LoadConfig
+from edgeagent.errors import BackendUnavailable, ModelNotFound
+from edgeagent.types import WorkerState
+from edgeagent.worker.parent.memory import Held, Memory
+from edgeagent.worker.parent.pool import Pool
+from tests.stub_worker import num_lives, stub_command
+from tests.worker.parent.test_pool import Files
+from tests.worker.support import QUICK, Record, eventually, request
+
+UNIT = 400 << 20
+"""The memory that each worker seems to hold; each is predicted to take half of it."""
+
+
+class Shelf:
+    """The models of a machine, by name, and its memory: room for `num_places` workers."""
+
+    def __init__(self, lives: Path, num_places: int = 10) -> None:
+        self.lives, self.num_places = lives, num_places
+        self.offered: list[str] = []
+
+    def resolve(self, name: str) -> Files:
+        return Files("mini" if name == "builtin" else name, self.lives.with_name(f"{name}.gguf"))
+
+    def offer(self, name: str) -> Files:
+        self.offered.append(name)
+        if not name.startswith("m"):
+            raise ModelNotFound(f"model {name!r} not found; did you mean m1?", param="model")
+        return self.resolve({"mx": "m1"}.get(name, name))
+
+    def read(self, pids: Collection[int]) -> Memory:
+        total = self.num_places * UNIT + (100 << 20)
+        held = {pid: Held(UNIT, 0) for pid in pids}
+        return Memory(total - len(pids) * UNIT, total, held)
+
+    def pool(self, *, starts: tuple[str, ...] = (), **load: object) -> Pool:
+        config = Config(load=LoadConfig.model_validate(load))
+        command = stub_command(self.lives, *starts)
+        return Pool(
+            config,
+            self.resolve,
+            lambda _: None,
+            offer=self.offer,
+            command=command,
+            patience=QUICK,
+            read=self.read,
+        )
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "lives")
+
+
+@pytest.fixture
+async def pool(shelf: Shelf) -> AsyncIterator[Pool]:
+    pool = shelf.pool()
+    await begin(pool)
+    yield pool
+    await pool.stop()
+
+
+async def begin(pool: Pool) -> None:
+    """Start a pool, and return once its own model is loaded."""
+    await pool.start()
+    await eventually(lambda: "mini" in loaded(pool))
+
+
+async def answer(pool: Pool, model: str, **fields: object) -> Record:
+    """Ask a model, and abandon the request as the backend does."""
+    record, request_id = Record(), f"{model}-{time.monotonic_ns()}"
+    name = await pool.locate(model)
+    pool.submit(request("answer 1", request_id, name, **fields), record)
+    await record.end()
+    pool.abandon(request_id)
+    return record
+
+
+def loaded(pool: Pool) -> set[str]:
+    return {status.name for status in pool.models() if status.state is WorkerState.READY}
+
+
+async def test_many_requests_load_a_model_once(pool: Pool, shelf: Shelf) -> None:
+    records = await asyncio.gather(*(answer(pool, name) for name in ("m1", "m1", "mx", "m1")))
+    assert [record.text for record in records] == ["0 "] * 4
+    assert num_lives(shelf.lives) == 2  # with the default model
+    assert shelf.offered == ["m1", "mx"]
+    assert pool.find_model("mx") == "m1"
+
+
+async def test_an_unknown_model_is_an_error_that_names_near_ones(pool: Pool) -> None:
+    with pytest.raises(ModelNotFound, match="did you mean m1"):
+        await pool.locate("qwen")
+    assert {status.name for status in pool.models()} == {"mini"}
+
+
+async def test_a_located_model_is_not_loaded_and_says_how_long_that_takes(pool: Pool) -> None:
+    status = pool.status(await pool.locate("m1"))
+    assert status.state is WorkerState.STOPPED
+    assert status.ready_in_s is not None and status.ready_in_s > 0
+
+
+async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "lives", num_places=3)
+    pool = shelf.pool()
+    await begin(pool)
+    for name in ("m1", "m2", "m1", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m1", "m3"}  # the configured model is pinned
+    await pool.stop()
+
+
+async def test_a_model_that_serves_stays_and_the_error_tells_the_numbers(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "lives", num_places=2)
+    pool = shelf.pool()
+    pool._eviction._max_wait_s = 0.0
+    await begin(pool)
+    serving = Record()
+    pool.submit(request("wait 1", "long", await pool.locate("m1")), serving)
+    await serving.until(lambda record: bool(record.text))
+    refused = await answer(pool, "m2")
+    assert isinstance(refused.error, BackendUnavailable)
+    assert "no room for m2" in refused.error.message and "m1 takes 0.2 GiB and is serving" in refused.error.message
+    assert loaded(pool) == {"mini", "m1"}
+    await pool.stop()
+
+
+async def test_at_most_so_many_models(shelf: Shelf) -> None:
+    pool = shelf.pool(max_models=2)
+    await begin(pool)
+    for name in ("m1", "m2", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m3"}
+    await pool.stop()
+
+
+async def test_without_keep_alive_a_model_leaves_at_the_end_of_its_request(shelf: Shelf) -> None:
+    pool = shelf.pool(keep_alive=0)
+    await begin(pool)
+    await answer(pool, "m1")
+    assert loaded(pool) == {"mini"}
+    await answer(pool, "m1")  # and comes back
+    assert num_lives(shelf.lives) == 3
+    await pool.stop()
+
+
+async def test_a_request_says_how_long_its_model_is_kept(pool: Pool) -> None:
+    await answer(pool, "m1", keep_alive_s=math.inf)
+    assert pool.status("m1").unload_in_s is None
+    await answer(pool, "m1", keep_alive_s=300.0)
+    assert 0 < (pool.status("m1").unload_in_s or 0) <= 300
+    await answer(pool, "m1", keep_alive_s=0.0)
+    assert loaded(pool) == {"mini"}
+
+
+async def test_unloading_waits_for_the_requests_and_a_request_loads_again(pool: Pool, shelf: Shelf) -> None:
+    serving = Record()
+    pool.submit(request("wait 1", "long", await pool.locate("m1")), serving)
+    await serving.until(lambda record: bool(record.text))
+    assert await pool.unload("m1") == 1
+    assert loaded(pool) == {"mini", "m1"}
+    pool.cancel("long")
+    await serving.end()
+    pool.abandon("long")
+    await eventually(lambda: loaded(pool) == {"mini"})
+    assert await pool.unload("mini") == 0
+    assert loaded(pool) == set()
+    assert (await answer(pool, "")).text == "0 "
+    assert num_lives(shelf.lives) == 3
+
+
+async def test_another_model_does_not_wait_behind_a_load(shelf: Shelf) -> None:
+    pool = shelf.pool(starts=("ok", "stall", "ok"))  # the second worker loads for ever
+    await begin(pool)
+    stalled = Record()
+    pool.submit(request("answer 1", "stalled", await pool.locate("m1")), stalled)
+    await eventually(lambda: num_lives(shelf.lives) == 2)
+    assert (await answer(pool, "m2")).text == "0 "
+    assert stalled.num_ends == 0
+    await pool.stop()
+
+
+async def test_preloaded_models_are_loaded_at_the_start_and_pinned(shelf: Shelf) -> None:
+    pool = shelf.pool(preload=("m1", "m2"), max_models=3)
+    await begin(pool)
+    await eventually(lambda: loaded(pool) == {"mini", "m1", "m2"})
+    assert all(status.is_pinned for status in pool.models())
+    await pool.stop()
+
+
+async def test_where_the_machine_is_short_of_memory_an_idle_model_leaves(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = shelf.pool()
+    await begin(pool)
+    await answer(pool, "m1")
+    monkeypatch.setattr("edgeagent.worker.parent.pool.read_pressure", lambda: "memory")
+    await eventually(lambda: loaded(pool) == {"mini"})
+    await pool.stop()
