@@ -75,7 +75,7 @@ class Engine:
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         drafters = drafters if drafters is not None and runner.memory_kind in CUTTABLE else Drafters()
         self._savers = [self._saver] if drafters.model is None else [self._saver, drafters.model.saver]
-        self._proposals = Proposals(drafters, self._cost_model)
+        self._proposals = Proposals(drafters, self._cost_model, itl_budget_s)
         self._verifier = Verifier(runner, self._cells, self._proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)

@@ -174,6 +174,12 @@ class Sampler:
         """Whether the same logits give the same tokens every time."""
         return self._is_greedy or self._params.seed is not None
 
+    @property
+    def kind(self) -> str:
+        """Words for how freely it draws: sequences of one kind take to guesses alike."""
+        freedom = "greedy" if self._is_greedy else f"temperature {math.ceil(2 * self._params.temperature) / 2:g}"
+        return freedom if self._constraint is None else f"{freedom}, constrained"
+
     def sample(self, logits: Floats) -> Sampled:
         """Draw the next token; only the random numbers' state changes. Raise InternalError on NaN."""
         token = self._draw(self._modified(logits))

@@ -64,6 +64,7 @@ class Acceptance:
 
     shared: SharedAcceptance
     num_idle_steps: int = 0  # since the last draft
+    is_judged: bool = False  # by a draft of this sequence
     _counts: _Counts = field(init=False)
     _chances: tuple[float, ...] | None = None
 
@@ -80,6 +81,7 @@ class Acceptance:
     def observe(self, num_drafted: int, num_stood: int) -> None:
         """Take in how many leading tokens of a draft stood. Those after the first refused one tell nothing."""
         num_judged = min(num_drafted, num_stood + 1)
+        self.is_judged = True
         self._counts.add(num_judged, num_stood, _SEQUENCE_MEMORY)
         self.shared.add(num_judged, num_stood)
         self._chances = None

@@ -1,5 +1,7 @@
 """Shares a step's draft tokens among sequences, so that the step gives the most expected tokens a second.
 
+No stream becomes much slower by others' drafts.
+
 A draft token is worth its chance to stand together with all before it (Leviathan et al. 2023, section 3); it costs its
 part of a draft step and a larger step of the target. Tokens are taken in the order of their chances, and the number of
 them with the best rate is chosen. All numbers are tried: kernels work in tiles, so the fourth token may be free where
@@ -8,11 +10,14 @@ the second was dear.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 # A draft that promises less gain than this is not made: predictions are no better.
 _MIN_GAIN = 1.02
+# The rate that each stream keeps, of the one without drafts: those for which nothing is drafted wait for longer steps.
+_MIN_SHARE = 0.8
 # Tokens with a smaller chance are not considered.
 _MIN_CHANCE = 0.02
 # The most draft tokens of a step.
@@ -30,11 +35,13 @@ class Offer:
     step_s: Items[float] = ()
 
 
-def allocate(offers: Items[Offer], target_s: Items[float], num_sequences: int) -> tuple[list[int], float]:
+def allocate(
+    offers: Items[Offer], target_s: Items[float], num_sequences: int, max_s: float = math.inf
+) -> tuple[list[int], float]:
     """Return how many tokens to draft for each offer, and how much more tokens a second that gives (1: no more).
 
     `target_s[n]` is the time of the target's step with n draft tokens; its length limits them. Each of `num_sequences`
-    that decode, with an offer or without, gets a token from the step.
+    that decode, with an offer or without, gets a token from the step. With drafts it takes `max_s` at most.
     """
     tokens = sorted(
         (-chance, position, index)
@@ -44,12 +51,16 @@ def allocate(offers: Items[Offer], target_s: Items[float], num_sequences: int) -
     )
     plain_rate = _rate(num_sequences, target_s[0])
     best_rate, chosen = _MIN_GAIN * plain_rate, tokens[:0]
-    # Tokens that cost no draft step may pay where the others do not.
+    # The second order gives each stream a token before one gets two, so that none falls behind. Tokens that cost no
+    # draft step may pay where the others do not.
+    orders = [tokens, sorted(tokens, key=lambda token: token[1])] if len(offers) > 1 else [tokens]
     free = [token for token in tokens if not offers[token[2]].step_s]
-    for some in (tokens, free) if 0 < len(free) < len(tokens) else (tokens,):
-        rate, count = _best_count(some[: len(target_s) - 1], offers, target_s, num_sequences)
+    if 0 < len(free) < len(tokens):
+        orders.append(free)
+    for order in orders:
+        rate, count = _best_count(order[: len(target_s) - 1], offers, target_s, num_sequences, max_s)
         if rate > best_rate:
-            best_rate, chosen = rate, some[:count]
+            best_rate, chosen = rate, order[:count]
     counts = [0] * len(offers)
     for _, _, index in chosen:
         counts[index] += 1
@@ -57,20 +68,30 @@ def allocate(offers: Items[Offer], target_s: Items[float], num_sequences: int) -
 
 
 def _best_count(
-    tokens: Items[tuple[float, int, int]], offers: Items[Offer], target_s: Items[float], num_sequences: int
+    tokens: Items[tuple[float, int, int]],
+    offers: Items[Offer],
+    target_s: Items[float],
+    num_sequences: int,
+    max_s: float,
 ) -> tuple[float, int]:
     """Return the best rate, and how many of the tokens, which are (-chance, position, offer), it takes."""
     expected, draft_s, best, num_best = float(num_sequences), 0.0, 0.0, 0
+    # Expected tokens of each stream; one without an offer gets one.
+    each = [1.0] * max(num_sequences, len(offers))
     widths = [0] * MAX_DRAFTED  # sequences by draft step
     for number, (minus_chance, position, index) in enumerate(tokens, 1):
         expected -= minus_chance
+        each[index] -= minus_chance
         step_s = offers[index].step_s
         if step_s:
             width = widths[position]
             draft_s += step_s[width + 1] - (step_s[width] if width else 0.0)
             widths[position] += 1
-        rate = _rate(expected, target_s[number] + draft_s)
-        if rate > best:
+        step = target_s[number] + draft_s
+        if step > max_s:
+            break  # more tokens take no less
+        rate = _rate(expected, step)
+        if rate > best and min(each) * target_s[0] >= _MIN_SHARE * step:
             best, num_best = rate, number
     return best, num_best
 

@@ -20,6 +20,8 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 
 # Where drafts do not pay, this part of the time is spent on trying whether they do by now.
 _SHARE_OF_TRIALS = 0.01
+# A sequence for which nothing was drafted yet may spend this part of its time on the first trial.
+_SHARE_OF_FIRST_TRIAL = 0.03
 # So many tokens are tried: fewer hardly pay, and more cost more than it is worth to know.
 _NUM_TRIED = 3
 # Steps of drafts until one is made without, so that its cost stays known.
@@ -68,13 +70,14 @@ class _State:
 class Proposals:
     """Proposes for each sequence from one source a step."""
 
-    def __init__(self, drafters: Drafters, costs: CostModel) -> None:
-        """`costs` are those of the target's steps."""
+    def __init__(self, drafters: Drafters, costs: CostModel, itl_budget_s: float = math.inf) -> None:
+        """`costs` are those of the target's steps. A step with its drafts takes `itl_budget_s` at most."""
+        self._itl_budget_s = itl_budget_s
         self._drafters = drafters
         self._costs = costs
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
-        self._shared: dict[str, SharedAcceptance] = {}
+        self._shared: dict[tuple[str, str], SharedAcceptance] = {}  # by source and kind of sampler
         self._states: dict[str, _State] = {}
         self._num_steps = 0
         self._trial_s = 0.0  # saved up for a trial
@@ -176,11 +179,13 @@ class Proposals:
         """Return how many tokens each candidate may draft in this step."""
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates)
-        counts, gain = allocate([candidate.offer for candidate in candidates], target_s, num_sequences)
+        counts, gain = allocate(
+            [candidate.offer for candidate in candidates], target_s, num_sequences, self._itl_budget_s
+        )
         if any(candidate.catch_up_s for candidate in candidates):
             self._decide_catching_up(candidates, counts, target_s[0] * (1.0 - 1.0 / gain))
             offers = [_NOTHING if candidate.catch_up_s else candidate.offer for candidate in candidates]
-            counts, _ = allocate(offers, target_s, num_sequences)
+            counts, _ = allocate(offers, target_s, num_sequences, self._itl_budget_s)
         for candidate, count in zip(candidates, counts, strict=True):
             candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
         if not any(counts) and candidates:
@@ -202,21 +207,29 @@ class Proposals:
                     self._states[sequence.id].is_awaited = True
 
     def _try_one(self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float]) -> None:
-        """Draft for the sequence that has gone without for longest, once enough time is saved up for it."""
+        """Draft for one sequence although that does not seem to pay, if it costs little of the time so far.
+
+        A sequence for which nothing was drafted yet goes first: it may be unlike the others. Then the one that has gone
+        without for longest.
+        """
         self._trial_s += _SHARE_OF_TRIALS * target_s[0] * (1 + _REST)
+        for index, candidate in enumerate(candidates):
+            spent_s = candidate.sequence.num_output * target_s[0]
+            if not candidate.acceptance.is_judged and _trial_s(candidate, target_s) <= _SHARE_OF_FIRST_TRIAL * spent_s:
+                self._begin_trial(candidate, counts, index)
+                return
         index = max(range(len(candidates)), key=lambda index: candidates[index].acceptance.num_idle_steps)
-        candidate, offer = candidates[index], candidates[index].offer
-        count = min(_NUM_TRIED, len(offer.chances))
-        draft_s = count * offer.step_s[1] if offer.step_s else 0.0
-        cost_s = target_s[count] - target_s[0] + draft_s + candidate.catch_up_s
-        if self._trial_s < cost_s:
-            return
-        self._trial_s -= cost_s
+        cost_s = _trial_s(candidates[index], target_s)
+        if self._trial_s >= cost_s:
+            self._trial_s -= cost_s
+            self._begin_trial(candidates[index], counts, index)
+
+    def _begin_trial(self, candidate: _Candidate, counts: list[int], index: int) -> None:
         if candidate.catch_up_s:
             self._states[candidate.sequence.id].is_awaited = True
         else:
             candidate.acceptance.num_idle_steps = 0
-            counts[index] = count
+            counts[index] = min(_NUM_TRIED, len(candidate.offer.chances))
 
     def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[_Candidate]:
         """Return what the sequence's own text suggests, if it does."""
@@ -241,10 +254,19 @@ class Proposals:
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:
         known = self._states[sequence.id].acceptances
         if source not in known:
-            shared = self._shared.setdefault(source, SharedAcceptance(self._max_tokens))
+            kind = (source, sequence.spec.sampler.kind)
+            shared = self._shared.setdefault(kind, SharedAcceptance(self._max_tokens))
             known[source] = Acceptance(shared)
         return known[source]
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
         # Proposed like any draft: the same text may have other tokens, and the sampler decides.
         return tuple(sequence.spec.sampler.forced()[: self._drafters.max_forced])
+
+
+def _trial_s(candidate: _Candidate, target_s: Items[float]) -> float:
+    """Return what it costs to try a draft."""
+    offer = candidate.offer
+    count = min(_NUM_TRIED, len(offer.chances), len(target_s) - 1)
+    draft_s = count * offer.step_s[1] if offer.step_s else 0.0
+    return target_s[count] - target_s[0] + draft_s + candidate.catch_up_s
