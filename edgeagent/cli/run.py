@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import typer
 
@@ -25,9 +26,10 @@ from edgeagent.cli.private_daemon import load_in_progress, private_daemon, wait_
 from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.last_use import LastUse
+from edgeagent.store.names import is_path
 from edgeagent.store.resolve import Library
 
 DEFAULT_MODEL = "default"
@@ -174,8 +176,24 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
 
 
 def _served_name(address: Address, model: str | None) -> str | None:
-    wanted = (model, Path(model).stem) if model else ()
-    return next((name for name in _served_names(address) if name in wanted), None)
+    """Return the name that a model has at a daemon; None where that daemon would not serve it."""
+    if model is None:
+        return None
+    entries = ask(address, "/v1/models")["data"]
+    if is_path(model):
+        # Clients name no paths. A model that is not loaded may be another file of the same name.
+        stem = Path(model).stem
+        return next((each["id"] for each in entries if each["id"] == stem and _is_in_use(each)), None)
+    if any(entry["id"] == model for entry in entries):
+        return model
+    try:
+        return str(ask(address, f"/v1/models/{quote(model)}")["id"])
+    except (ModelNotFound, InvalidRequest):
+        return None
+
+
+def _is_in_use(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("edgeagent", {}).get("state") != "stopped")
 
 
 def _served_names(address: Address) -> list[str]:

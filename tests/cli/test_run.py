@@ -13,6 +13,7 @@ import pytest
 
 from edgeagent.cli import main, run
 from edgeagent.client import Address
+from edgeagent.errors import ModelNotFound
 from edgeagent.runtime_file import Runtime
 from edgeagent.store.catalog import builtin_model
 from edgeagent.store.last_use import LastUse
@@ -27,11 +28,23 @@ def _no_daemon_but_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
 
-def _running(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub, *models: str) -> None:
+def _running(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub, *names: str, **states: str) -> None:
+    models = dict.fromkeys(names, "ready") | states
     daemon = Runtime(pid=1, started_at_s=0, port=1, url=stub.url, version="0", token="secret")
     monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
     monkeypatch.setattr(run, "wait_until_loaded", lambda address, progress: None)
-    monkeypatch.setattr(run, "ask", lambda address, path: {"data": [{"id": model} for model in models]})
+
+    def ask(address: Address, path: str) -> Any:
+        entries = [{"id": model, "edgeagent": {"state": state}} for model, state in models.items()]
+        if path == "/v1/models":
+            return {"data": entries}
+        assert path.startswith("/v1/models/")
+        spelled = path.removeprefix("/v1/models/").replace("%3A", "-")
+        if spelled not in models:
+            raise ModelNotFound("no model is called that")
+        return {"id": spelled}
+
+    monkeypatch.setattr(run, "ask", ask)
 
 
 def _startable(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub) -> list[list[str]]:
@@ -120,6 +133,20 @@ def test_the_running_daemon_is_used_for_a_model_it_serves(
     _running(monkeypatch, stub, "other", "tiny")
     assert main(["run", model, "Hi"]) == 0
     assert stub.received[0]["model"] == "tiny"
+
+
+def test_the_running_daemon_is_used_for_a_model_that_it_would_load(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under any name that the model has there; but a file of the same name may be another one."""
+    stub = start_stub(*(sending(text_events(response_id, "ok")) for response_id in ("resp_1", "resp_2", "resp_3")))
+    started = _startable(monkeypatch, stub)
+    _running(monkeypatch, stub, "other", **{"qwen3-4b": "stopped"})
+    for name in ("qwen3-4b", "qwen3:4b"):
+        assert main(["run", name, "Hi"]) == 0
+    assert [request["model"] for request in stub.received] == ["qwen3-4b", "qwen3-4b"] and not started
+    assert main(["run", "/models/qwen3-4b.gguf", "Hi"]) == 0
+    assert started == [["/models/qwen3-4b.gguf"]]
 
 
 def test_default_is_what_the_daemon_serves_or_would(start_stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,5 +296,5 @@ def test_a_word_is_looked_up_at_a_daemon_with_its_own_certificate(
     monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
     monkeypatch.setattr(run, "ask", ask)
     monkeypatch.setattr(run, "wait_until_loaded", lambda address, progress: None)
-    assert main(["run", "Hi there"]) == 0
+    assert main(["run", "builtin", "Hi there"]) == 0
     assert {address.certificate for address in asked} == {"own.pem"}

@@ -17,17 +17,24 @@ from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.resolve import Library
-from edgeagent.store.shelf import Shelf
+from edgeagent.store.shelf import Removal, Shelf
+from edgeagent.types import ModelStatus
 
 router = APIRouter(route_class=OllamaRoute)
 
 
 @router.delete("/api/delete")
 async def delete(request: Request) -> Response:
-    """Delete a model from this machine, or forget an alias or an imported model; a model that is loaded is refused."""
+    """Delete a model from this machine, or forget an alias or an imported model. A loaded model is unloaded first.
+
+    A model that answers requests is refused, and so is the one that the daemon serves by default.
+    """
     context = context_of(request)
     name = asked_model(await read_json_object(request))
-    await asyncio.to_thread(_delete, context.config, name, _loaded(context))
+    removal, in_use = await asyncio.to_thread(_plan, context.config, name, context.service.models())
+    for each in in_use:
+        await _unload(context, each)
+    await asyncio.to_thread(Shelf(context.config).remove, removal)
     return Response()
 
 
@@ -48,21 +55,23 @@ def _name(fields: dict[str, Any], key: str) -> str:
     return name
 
 
-def _delete(config: Config, name: str, loaded: Sequence[Path]) -> None:
+def _plan(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[str]]:
+    """Return what the removal will do, and the served models whose files go."""
     Library.of(config).refuse_path(name)
-    shelf = Shelf(config)
-    removal = shelf.plan(name)
+    removal = Shelf(config).plan(name)
     files = {path.resolve() for path in removal.files}
-    if any(path.resolve() in files for path in loaded):
-        raise InvalidRequest(f"{removal.name} is loaded; unload it first, or serve another model", param="model")
-    shelf.remove(removal)
+    known = ((status.name, status.info) for status in served)
+    return removal, [name for name, info in known if info is not None and Path(info.path).resolve() in files]
+
+
+async def _unload(context: Context, name: str) -> None:
+    if name == context.service.default_model():
+        raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
+    num_live = await context.service.unload(name)
+    if num_live:
+        raise InvalidRequest(f"{name} answers {num_live} requests; delete it when these have ended", param="model")
 
 
 def _copy(config: Config, source: str, alias: str) -> None:
     Library.of(config).refuse_path(source)
     Shelf(config).copy(source, alias)
-
-
-def _loaded(context: Context) -> list[Path]:
-    """Return the files of the models that workers have open."""
-    return [Path(status.info.path) for status in context.service.models() if status.info is not None]

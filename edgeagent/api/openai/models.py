@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
+from collections.abc import Sequence
 from http import HTTPStatus
 from importlib import metadata
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -12,7 +15,10 @@ from fastapi.responses import JSONResponse
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.wire.errors import error_body, error_headers, http_status
+from edgeagent.config import Config
 from edgeagent.errors import ModelNotFound
+from edgeagent.router.router import NO_MODEL
+from edgeagent.store.resolve import Library, LocalModel
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 router = APIRouter()
@@ -20,9 +26,14 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    """List the models that are served, loaded or not."""
+    """List the models that are served, loaded or not, and behind them those on this machine that a request loads."""
     context = context_of(request)
-    models = [_model_body(status, context) for status in context.service.models()]
+    served = context.service.models()
+    models = [_model_body(status, context) for status in served]
+    if context.config.load.on_demand and context.config.model != NO_MODEL:
+        models += [
+            _body_of_file(each, context) for each in await asyncio.to_thread(_not_served, context.config, served)
+        ]
     return JSONResponse({"object": "list", "data": models})
 
 
@@ -37,13 +48,35 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     return JSONResponse(_model_body(status, context))
 
 
+def _not_served(config: Config, served: Sequence[ModelStatus]) -> list[LocalModel]:
+    """Return the models on this machine that are none of the served ones. Reads files: call it in a thread."""
+    names = {status.name for status in served}
+    paths = {Path(status.info.path).resolve() for status in served if status.info is not None}
+    return [
+        model
+        for model in Library.of(config).models()
+        if model.header is not None and model.name not in names and model.paths[0].resolve() not in paths
+    ]
+
+
+def _body_of_file(model: LocalModel, context: Context) -> dict[str, object]:
+    details: dict[str, object] = {"state": WorkerState.STOPPED.value}
+    if model.header is not None and model.header.context_length:
+        details["context_length"] = model.header.context_length
+    return _body(model.name, details, context)
+
+
 def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:
     details: dict[str, object] = {"state": status.state.value}
     if status.info is not None:
         details["context_length"] = status.info.context_length
         details["supports_tools"] = status.info.supports_tools
+    return _body(status.name, details, context)
+
+
+def _body(name: str, details: dict[str, object], context: Context) -> dict[str, object]:
     return {
-        "id": status.name,
+        "id": name,
         "object": "model",
         "created": context.started_unix_s,
         "owned_by": "edgeagent",

@@ -23,15 +23,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Serving(Answering):
-    """Has the file `served.gguf` of the models' folder loaded."""
+    """Has the files `served.gguf` and `loaded.gguf` of the models' folder loaded; the first is the default."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(models=("served",))
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        super().__init__(models=("served", "loaded"))
+        self._folder = folder
+        self.num_answers = 0
 
     def models(self) -> list[ModelStatus]:
-        info = replace(INFO, path=str(self._path))
-        return [ModelStatus("served", WorkerState.READY, info=info)]
+        paths = {name: str(self._folder / f"{name}.gguf") for name in ("served", "loaded")}
+        return [ModelStatus(name, WorkerState.READY, info=replace(INFO, path=path)) for name, path in paths.items()]
+
+    async def unload(self, model: str) -> int:
+        await super().unload(model)
+        return self.num_answers
 
 
 @pytest.fixture
@@ -43,12 +48,12 @@ def store(tmp_path: Path) -> StoreConfig:
 async def daemon(tmp_path: Path, store: StoreConfig) -> AsyncIterator[Running]:
     folder = tmp_path / "models"
     folder.mkdir()
-    for name in ("served", "other"):
+    for name in ("served", "loaded", "other"):
         (folder / f"{name}.gguf").write_bytes(small_model())
     put(store, "model-Q4_0.gguf", small_model(1))
     put(store, "model-Q8_0.gguf", small_model(2))
     config = Config(model="served", state_dir=tmp_path, store=store)
-    async with running(Serving(folder / "served.gguf"), config) as daemon:
+    async with running(Serving(folder), config) as daemon:
         yield daemon
 
 
@@ -64,10 +69,10 @@ async def names(client: AsyncClient) -> set[str | None]:
 
 
 async def test_delete(client: AsyncClient, store: StoreConfig) -> None:
-    assert await names(client) == {"served:latest", "other:latest", f"{REPO}:Q4_0", f"{REPO}:Q8_0"}
+    assert await names(client) == {"served:latest", "loaded:latest", "other:latest", f"{REPO}:Q4_0", f"{REPO}:Q8_0"}
     assert (await client.delete(f"{REPO}:Q4_0")).status == "success"
     assert (await client.delete("other:latest")).status == "success"
-    assert await names(client) == {"served:latest", f"{REPO}:Q8_0"}
+    assert await names(client) == {"served:latest", "loaded:latest", f"{REPO}:Q8_0"}
     assert store.models_dir is not None and not (store.models_dir / "other.gguf").exists()
 
 
@@ -89,14 +94,26 @@ async def test_show_by_any_name(client: AsyncClient) -> None:
 async def test_a_loaded_model_has_its_copies_and_is_loaded_once(client: AsyncClient) -> None:
     await client.copy("served", "mine")
     assert "mine:latest" in await names(client)
-    assert [model.model for model in (await client.ps()).models] == ["served:latest"]
+    assert [model.model for model in (await client.ps()).models] == ["served:latest", "loaded:latest"]
 
 
-async def test_a_loaded_model_is_not_deleted(client: AsyncClient, store: StoreConfig) -> None:
-    with pytest.raises(ResponseError, match="served is loaded; unload it first") as refusal:
+async def test_the_default_model_is_not_deleted(client: AsyncClient, store: StoreConfig) -> None:
+    with pytest.raises(ResponseError, match="served is the model that this daemon serves") as refusal:
         await client.delete("served")
     assert refusal.value.status_code == 400
     assert store.models_dir is not None and (store.models_dir / "served.gguf").exists()
+
+
+async def test_a_loaded_model_is_unloaded_first(client: AsyncClient, daemon: Running, store: StoreConfig) -> None:
+    service = daemon.service
+    assert isinstance(service, Serving) and store.models_dir is not None
+    service.num_answers = 2
+    with pytest.raises(ResponseError, match="loaded answers 2 requests"):
+        await client.delete("loaded")
+    assert (store.models_dir / "loaded.gguf").exists()
+    service.num_answers = 0
+    await client.delete("loaded")
+    assert service.unloaded == ["loaded", "loaded"] and not (store.models_dir / "loaded.gguf").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from openai import AsyncOpenAI, NotFoundError
 from websockets.asyncio.client import connect
 
 from edgeagent.api.ops import probe
-from edgeagent.config import Config, StoreConfig
+from edgeagent.config import Config, LoadConfig, StoreConfig
 from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
 from edgeagent.store.cache import HubCache
 from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
 from tests.api.services import INFO, OneModel
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.daemon.running import running
+from tests.store.gguf_bytes import small_model
 
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"),
@@ -32,7 +33,7 @@ async def test_the_list_of_models() -> None:
         AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client,
     ):
         models = [model async for model in await client.models.list()]
-        assert [(model.id, model.object, model.owned_by) for model in models] == [
+        assert [(model.id, model.object, model.owned_by) for model in models[:2]] == [
             ("fake", "model", "edgeagent"),
             ("org/repo:Q4", "model", "edgeagent"),
         ]
@@ -79,9 +80,27 @@ async def test_a_model_that_the_service_does_not_know_is_not_found_on_every_rout
             assert (error["status"], error["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_models_on_this_machine_are_listed_behind_those_served(tmp_path: Path) -> None:
+    store = StoreConfig(models_dir=tmp_path)
+    for name in ("fake", "other"):
+        (tmp_path / f"{name}.gguf").write_bytes(small_model())
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    async with (
+        running(FakeBackend(), Config(model="fake", state_dir=tmp_path, store=store)) as daemon,
+        AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        assert [model.id async for model in client.models.list()] == ["fake", "builtin", "other"]
+        data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+        assert data[2]["edgeagent"] == {"state": "stopped", "context_length": 512}
+    for config in (Config(model="none"), Config(model="fake", load=LoadConfig(on_demand=False))):
+        async with running(FakeBackend(), config) as daemon:
+            data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+            assert [model["id"] for model in data] == ["fake"]
+
+
 async def test_what_a_loaded_model_says() -> None:
     async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
-        [model] = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+        model, *_ = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
         assert model["edgeagent"] == {"state": "ready", "context_length": 4096, "supports_tools": True}
 
 
