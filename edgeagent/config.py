@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import platformdirs
 from pydantic import (
@@ -18,8 +18,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -46,6 +48,14 @@ def _split_commas(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _duration(value: object) -> object:
+    """Return a duration as text; raise ValueError for what is none."""
+    if isinstance(value, int | float | str):
+        seconds_of(value)
+    return str(value) if isinstance(value, int | float) else value
+
+
+Duration = Annotated[str, BeforeValidator(_duration)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
 LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
@@ -211,24 +221,30 @@ class LoadConfig(Section):
 
     on_demand: bool = True
     """Load a model that is on this machine when a request names it; otherwise only the configured ones are served."""
-    keep_alive: str = "10m"
+    keep_alive: Duration = "10m"
     """How long a model that a request loaded stays loaded without use: 90, 5m, 1h; 0 not at all, -1 forever."""
     max_models: Annotated[int, Field(ge=0)] = 0
     """Models that are loaded at a time (0: as many as fit into memory). The least recently used makes room."""
     preload: Strings = ()
     """Further models to load at the start and to keep loaded, as for --model."""
 
-    @field_validator("keep_alive", mode="before")
-    @classmethod
-    def _is_duration(cls, value: object) -> object:
-        if isinstance(value, int | float | str):
-            seconds_of(value)
-        return str(value) if isinstance(value, int | float) else value
-
     @property
     def keep_alive_s(self) -> float:
         """The seconds of `keep_alive`."""
         return seconds_of(self.keep_alive)
+
+
+class ModelConfig(Section):
+    """How one model is loaded, where that differs from the others."""
+
+    keep_alive: Duration | None = None
+    """How long it stays loaded without use."""
+    preload: bool = False
+    """Load it at the start and keep it loaded."""
+    draft: str = "auto"
+    """What drafts tokens ahead, as for the default model."""
+    engine: dict[str, Any] = {}
+    """Options of [engine] that are other for this model."""
 
 
 class CacheConfig(Section):
@@ -325,6 +341,27 @@ class Config(BaseSettings):
     store: StoreConfig = StoreConfig()
     log: LogConfig = LogConfig()
     trace: TraceConfig = TraceConfig()
+    models: dict[str, ModelConfig] = {}
+    """Further options of single models, by name; only in the file: [models."qwen3:4b"]."""
+
+    @model_validator(mode="after")
+    def _have_engine_options(self) -> Config:
+        for name in self.models:
+            self.engine_of(name)
+        return self
+
+    def engine_of(self, name: str) -> EngineConfig:
+        """Return the engine's options of a model that is a key of `models`, or of any other."""
+        own = self.models.get(name)
+        if own is None:
+            return self.engine_with_drafts
+        try:
+            engine = EngineConfig.model_validate(self.engine_with_drafts.model_dump() | own.engine)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ValueError(f'[models."{name}"] engine.{where}: {problem["msg"]}') from None
+        return engine.model_copy(update={"draft_ngrams": True}) if own.draft == "ngram" else engine
 
     @property
     def draft_model(self) -> str | None:

@@ -22,6 +22,8 @@ from edgeagent.config import ENV_PREFIX, Config, Section
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
+TABLES = frozenset({"models"})
+"""What only the file can set: tables under names that the owner chooses."""
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
 
@@ -61,10 +63,12 @@ class Option:
 
 
 def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
-    """Yield every option in the order of declaration."""
+    """Yield every option in the order of declaration; a table that only the file can have is none."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from declared_options(field.annotation, f"{name}.", field.annotation.flag_prefix)
+            continue
+        if name in TABLES:
             continue
         limits = {type(limit).__name__: limit for limit in field.metadata}
         yield Option(
@@ -146,7 +150,7 @@ def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     for name in values:
-        if name not in options:
+        if name not in options and name not in TABLES:
             meant = _meant(name, options)
             hint = f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
             raise ConfigError(f"{path}:{_line_of(name, text)}: there is no option {name!r}{hint}")
@@ -156,7 +160,7 @@ def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -
 def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in options:
+        if isinstance(value, Mapping) and name not in options and name not in TABLES:
             yield from _flatten(value, options, f"{name}.")
         else:
             yield name, value

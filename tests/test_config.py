@@ -239,6 +239,7 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
             option.variable, option.choices[0] if option.choices else samples.get(type(option.default).__name__, "33")
         )
     monkeypatch.setenv("EDGEAGENT_ENGINE__DRAFT_TOKENS", "7")
+    monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7m")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_SERVER__MAX_BODY_BYTES", "4096")
     monkeypatch.setenv("EDGEAGENT_SERVER__MAX_FRAME_BYTES", "4096")
@@ -249,3 +250,31 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_default_file_is_the_users_own() -> None:
     assert default_config_file().name == "config.toml"
     assert "edgeagent" in default_config_file().parts[-2]
+
+
+def test_the_file_has_options_of_single_models(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        "[engine]\nctx = 100\nparallel = 2\n"
+        '[models."qwen3:4b"]\nkeep_alive = "1h"\npreload = true\nengine = {ctx = 200}\n'
+    )
+    config = load_config({}, file).config
+    assert (config.engine_of("qwen3:4b").ctx, config.engine_of("qwen3:4b").parallel) == (200, 2)
+    own = config.models["qwen3:4b"]
+    assert (config.engine_of("other").ctx, own.keep_alive, own.preload) == (100, "1h", True)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("engine = {ctx = -1}", r'\[models."a"\] engine.ctx'),
+        ("engine = {cxt = 1}", r'\[models."a"\] engine.cxt'),
+        ('keep_alive = "soon"', "soon"),
+        ("pinned = true", "models.a.pinned"),
+    ],
+)
+def test_a_wrong_option_of_a_single_model_is_named(tmp_path: Path, table: str, told: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[models.a]\n{table}\n")
+    with pytest.raises(ConfigError, match=told):
+        load_config({}, file)

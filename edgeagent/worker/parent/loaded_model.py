@@ -84,6 +84,11 @@ class LoadedModel:
         self.has_room = True
         return load
 
+    def pin(self) -> None:
+        """Keep it loaded from now on."""
+        self.is_pinned = True
+        self._usual_keep_alive_s = self.keep_alive_s = math.inf
+
     def renew(self) -> Supervisor:
         """Return the supervisor, to be stopped, and put one without a worker in its place."""
         old = self.supervisor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class Preparation:
         self.folder = GivenFolder()
         self.weights_bytes = 0
         """The size of all files, once they were weighed."""
+        self.keep_alive_s = math.inf
+        """How long the model stays loaded without use."""
         self.needed_bytes = 0
         """The memory that the model should take, once its files were checked."""
 

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from edgeagent.config import Config, EngineConfig
-from edgeagent.errors import BackendUnavailable, InvalidRequest, ModelNotFound
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.fit import Header
+from edgeagent.worker.parent import own_options
 from edgeagent.worker.parent.eviction import Eviction
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.live_requests import Sink
@@ -130,16 +132,13 @@ class Pool:
         if self._default is not None:
             return
         files = await asyncio.to_thread(self._resolve, self._config.model)
-        draft_path = self._partner(files)
-        if self._config.draft_model is not None:
-            draft_path = (await asyncio.to_thread(self._resolve, self._config.draft_model)).path
-        preparation = await asyncio.to_thread(self._prepare, files, draft_path)
+        preparation = await asyncio.to_thread(self._prepare, files, self._config.model)
         model = self._add(self._config.model, preparation, is_pinned=True)
         self._default = model.name
         self._aliases |= dict.fromkeys(_DEFAULT_NAMES, model.name)
         model.supervisor.start()
         self._tasks.add(asyncio.create_task(self._look_after()))
-        self._tasks |= {asyncio.create_task(self._preload(name)) for name in self._config.load.preload}
+        self._tasks |= {asyncio.create_task(self._preload(name)) for name in own_options.preloaded(self._config)}
         await model.checked.wait()
 
     async def stop(self) -> None:
@@ -224,7 +223,7 @@ class Pool:
         """Find a model that a request named, and know it from then on."""
         assert self._offer is not None
         async with self._num_searches:
-            is_configured = name in self._config.load.preload
+            is_configured = name in own_options.preloaded(self._config)
             preparation = await asyncio.to_thread(self._found, name, self._resolve if is_configured else self._offer)
         return self._add(name, preparation, is_pinned=is_configured).name
 
@@ -242,17 +241,30 @@ class Pool:
         except (ModelNotFound, InvalidRequest) as error:  # the latter for a name that no model can have
             why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
             raise ModelNotFound(why, param="model") from None
-        return self._prepare(found, self._partner(found))
+        return self._prepare(found, name)
 
-    def _partner(self, found: FoundModel) -> Path | None:
-        """Return the draft model that belongs to a model, unless the owner wants none."""
-        return None if self._config.draft in ("none", "ngram") else found.draft_path
-
-    def _prepare(self, found: FoundModel, draft_path: Path | None) -> Preparation:
-        """Return a model's files, weighed. It reads the disk: call it in a thread."""
-        preparation = Preparation(found.name, found.path, draft_path, self._config.engine_with_drafts, self._checks)
+    def _prepare(self, found: FoundModel, asked: str) -> Preparation:
+        """Return a model's files, weighed, and the owner's options for it. It reads the disk: call it in a thread."""
+        table = self._table_of(found, asked)
+        draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
+        draft_path = found.draft_path if draft == "auto" else None
+        if draft not in ("auto", "none", "ngram"):
+            draft_path = self._resolve(draft).path
+        preparation = Preparation(found.name, found.path, draft_path, self._config.engine_of(table), self._checks)
+        preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
+
+    def _table_of(self, found: FoundModel, asked: str) -> str:
+        """Return the name under which the owner's file has options of a model, in any spelling; empty for none."""
+        for name in (asked, found.name):
+            if name in self._config.models:
+                return name
+        for name in self._config.models:
+            with suppress(EdgeAgentError):  # a name of a model that is not here yet
+                if self._resolve(name).path == found.path:
+                    return name
+        return ""
 
     def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
         """Return the model that a name was found to stand for: one that is known, or else a new one."""
@@ -267,8 +279,10 @@ class Pool:
                 self._workers,
                 load_time,
                 is_pinned=is_pinned,
-                keep_alive_s=self._config.load.keep_alive_s,
+                keep_alive_s=preparation.keep_alive_s,
             )
+        elif is_pinned:
+            known.pin()  # a client named it first, by another name
         if len(self._aliases) >= _MAX_NAMES:  # clients may spell a name in many ways
             self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), self.default_model())
         self._aliases[asked] = known.name

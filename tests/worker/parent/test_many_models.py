@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.config import Config, LoadConfig
+from edgeagent.config import Config, LoadConfig, ModelConfig
 from edgeagent.errors import BackendUnavailable, ModelNotFound
 from edgeagent.types import WorkerState
 from edgeagent.worker.parent.memory import Held, Memory
@@ -31,21 +31,24 @@ class Shelf:
         self.offered: list[str] = []
 
     def resolve(self, name: str) -> Files:
-        return Files("mini" if name == "builtin" else name, self.lives.with_name(f"{name}.gguf"))
+        name = {"builtin": "mini", "mx": "m1"}.get(name, name)
+        return Files(name, self.lives.with_name(f"{name}.gguf"))
 
     def offer(self, name: str) -> Files:
         self.offered.append(name)
         if not name.startswith("m"):
             raise ModelNotFound(f"model {name!r} not found; did you mean m1?", param="model")
-        return self.resolve({"mx": "m1"}.get(name, name))
+        return self.resolve(name)
 
     def read(self, pids: Collection[int]) -> Memory:
         total = self.num_places * UNIT + (100 << 20)
         held = {pid: Held(UNIT, 0) for pid in pids}
         return Memory(total - len(pids) * UNIT, total, held)
 
-    def pool(self, *, starts: tuple[str, ...] = (), **load: object) -> Pool:
-        config = Config(load=LoadConfig.model_validate(load))
+    def pool(
+        self, *, starts: tuple[str, ...] = (), models: dict[str, ModelConfig] | None = None, **load: object
+    ) -> Pool:
+        config = Config(load=LoadConfig.model_validate(load), models=models or {})
         command = stub_command(self.lives, *starts)
         return Pool(
             config,
@@ -196,6 +199,22 @@ async def test_preloaded_models_are_loaded_at_the_start_and_pinned(shelf: Shelf)
     await begin(pool)
     await eventually(lambda: loaded(pool) == {"mini", "m1", "m2"})
     assert all(status.is_pinned for status in pool.models())
+    await pool.stop()
+
+
+async def test_a_model_has_options_of_its_own_under_any_of_its_names(shelf: Shelf) -> None:
+    own = ModelConfig(engine={"ctx": 77}, keep_alive="1h", draft="m9")
+    pool = shelf.pool(models={"mx": own, "m2": ModelConfig(preload=True)}, keep_alive="5m")
+    await begin(pool)
+    await eventually(lambda: "m2" in loaded(pool))
+    for name in ("m1", "m3"):
+        await answer(pool, name)
+    assert [pool.engine(name).ctx for name in ("mini", "m1", "m2", "m3")] == [0, 77, 0, 0]
+    assert 3000 < (pool.status("m1").unload_in_s or 0) <= 3600
+    assert 0 < (pool.status("m3").unload_in_s or 0) <= 300
+    assert pool.status("m2").is_pinned
+    draft = pool._models["m1"].preparation.draft_path
+    assert draft is not None and draft.name == "m9.gguf"
     await pool.stop()
 
 

@@ -1,0 +1,25 @@
+"""The owner's options for single models: the tables [models."NAME"], by their names. Any other name has none."""
+
+from __future__ import annotations
+
+from edgeagent.config import Config
+from edgeagent.durations import seconds_of
+
+
+def keep_alive_s(config: Config, name: str) -> float:
+    """Return the seconds that a model stays loaded without use."""
+    own = config.models.get(name)
+    return config.load.keep_alive_s if own is None or own.keep_alive is None else seconds_of(own.keep_alive)
+
+
+def draft(config: Config, name: str, *, is_default: bool) -> str:
+    """Return what drafts for a model. A draft model that --draft names is the default model's."""
+    own = config.models.get(name)
+    if own is not None and own.draft != "auto":
+        return own.draft
+    return config.draft if is_default or config.draft_model is None else "auto"
+
+
+def preloaded(config: Config) -> tuple[str, ...]:
+    """Return the names of the further models that are loaded at the start and stay."""
+    return (*config.load.preload, *(name for name, own in config.models.items() if own.preload))
