@@ -241,6 +241,7 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGEAGENT_ENGINE__DRAFT_TOKENS", "7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7m")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
+    monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7")
     monkeypatch.setenv("EDGEAGENT_SERVER__MAX_BODY_BYTES", "4096")
     monkeypatch.setenv("EDGEAGENT_SERVER__MAX_FRAME_BYTES", "4096")
     sources = load_config().provenance

@@ -104,7 +104,7 @@ def run(
         "max_output_tokens": max_tokens,
         "edgeagent": None if route is None else {"route": route},
     }
-    with _daemon(model, settings, config) as (address, name), asyncio.Runner() as runner:
+    with _daemon(model, settings, config, leaves_traces=not no_store) as (address, name), asyncio.Runner() as runner:
         client = Client(lambda: address)
         fields = {"model": name, **options, "store": False if no_store else None}
         chat = Chat(client, runner, fields, partial(load_in_progress, address))
@@ -156,8 +156,13 @@ def _whole(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterator[tuple[Address, str | None]]:
-    """Yield a daemon that serves the model, and the name it has there (None: the daemon's default)."""
+def _daemon(
+    model: str | None, settings: Config, config: Path | None, *, leaves_traces: bool
+) -> Iterator[tuple[Address, str | None]]:
+    """Yield a daemon that serves the model, and the name it has there (None: the daemon's default).
+
+    Where one is started for the occasion, the date is noted as the model's last load if `leaves_traces`.
+    """
     found = find_daemon(settings.state_dir)
     if found is not None:
         address = address_of(found)
@@ -170,8 +175,9 @@ def _daemon(model: str | None, settings: Config, config: Path | None) -> Iterato
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
     with PassingLine() as line, private_daemon(flags, line.show, owner=settings.state_dir) as address:
         line.show("")
-        with contextlib.suppress(EdgeAgentError):
-            LastUse(settings.state_dir).note(Library.of(settings).find(flags[0]).paths[0])
+        if leaves_traces:
+            with contextlib.suppress(EdgeAgentError):
+                LastUse(settings.state_dir).note(Library.of(settings).find(flags[0]).paths[0])
         yield address, None
 
 

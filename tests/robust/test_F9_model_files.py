@@ -168,7 +168,7 @@ async def outcome(path: Path) -> str:
     """Load a file as the daemon does, and use it; return what came of it."""
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     pool = Pool(config, lambda _: Files(path), validate_model, patience=PATIENCE)
-    backend = LocalBackend(config.engine, pool)
+    backend = LocalBackend(pool)
     async with asyncio.timeout(LIMIT_S):
         await backend.start()
         try:
