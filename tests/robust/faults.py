@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -203,11 +204,15 @@ def _is_health(answer: httpx.Response) -> bool:
 
 
 def _held() -> tuple[int, ...]:
-    """Return how many tasks, threads, child processes and descriptors (where the platform counts them) there are."""
+    """Return how many tasks, threads, child processes and descriptors (where the platform counts them) there are.
+
+    asyncio's pool keeps its threads for later work, a few of them, so they do not count.
+    """
     gc.collect()
     process = psutil.Process()
+    num_pooled = sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
     num_descriptors = process.num_fds() if hasattr(process, "num_fds") else 0
-    return len(asyncio.all_tasks()), process.num_threads(), len(process.children()), num_descriptors
+    return len(asyncio.all_tasks()), process.num_threads() - num_pooled, len(process.children()), num_descriptors
 
 
 async def _wait_for(before: tuple[int, ...]) -> None:
