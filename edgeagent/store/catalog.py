@@ -137,10 +137,10 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
 
 
 def find_entry(name: CatalogName, known: Collection[str] = ()) -> CatalogMatch:
-    """Do as `match_entry`; raise ModelNotFound with near names, those `known` beside the catalog's among them."""
+    """Do as `match_entry`; raise ModelNotFound with near names, those `known` before the catalog's."""
     match = match_entry(name)
     if match is None:
-        near = near_names(str(name), {"builtin", *load_catalog(), *known})
+        near = near_names(str(name), [*sorted(known), "builtin", *sorted(load_catalog())])
         raise ModelNotFound(f"no model is called {name}; {near}", param="model")
     return match
 

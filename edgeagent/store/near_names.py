@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 _LIKENESS = 0.6
 _MAX_NEAR = 3
@@ -11,7 +11,7 @@ _MAX_KNOWN = 30
 
 
 def near_names(name: str, known: Collection[str]) -> str:
-    """Return a phrase for an error's text."""
+    """Return a phrase for an error's text. Where no name is near, the first of `known` are told, in their order."""
     by_folded = {each.lower().replace(":", "-"): each for each in sorted(known)}
     whole = name.lower().replace(":", "-")
     stem = name.lower().partition(":")[0]
@@ -21,6 +21,6 @@ def near_names(name: str, known: Collection[str]) -> str:
     near = near or [each for each in by_folded if stem[:4] and each.startswith(stem[:4])][:_MAX_NEAR]
     if near:
         return f"near names: {', '.join(by_folded[each] for each in near)}"
-    shown = sorted(known)
+    shown = sorted(known) if isinstance(known, Set) else list(dict.fromkeys(known))
     rest = f" and {len(shown) - _MAX_KNOWN} more" if len(shown) > _MAX_KNOWN else ""
     return f"known names: {', '.join(shown[:_MAX_KNOWN])}{rest}, and a path to a .gguf or org/repo[:QUANT]"

@@ -79,6 +79,9 @@ def test_an_entry_s_place_on_the_hub() -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ModelNotFound, match=r"no model is called zzz; known names: .*builtin, .* more, and a path"):
         find_entry(CatalogName("zzz"))
+    # One's own come first.
+    with pytest.raises(ModelNotFound, match="known names: another, mine, builtin"):
+        find_entry(CatalogName("zzz"), {"mine", "another"})
 
 
 @pytest.mark.parametrize(
