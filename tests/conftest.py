@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Settle the day's share and the CAs; let a process of several meet the others in their temporary folder."""
     rotation.set_seed(config)
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A job in a shell's background ignores Ctrl-C, and so would every program that a test starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all tests are there: hardly anything that collecting them makes is garbage
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
