@@ -65,6 +65,8 @@ ARCHITECTURES = {
     MemoryKind.RECURRENT: "mamba",
     MemoryKind.HYBRID: "jamba",
 }
+MEMORIES = tuple(ARCHITECTURES)
+"""The kinds of memory of models that generate."""
 
 
 def byte_alphabet() -> list[str]:

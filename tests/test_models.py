@@ -13,7 +13,7 @@ from llama_cpp import llama_cpp as llama
 
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
-from tests.models import WINDOW, make_tiny_model
+from tests.models import MEMORIES, WINDOW, make_tiny_model
 
 PROMPT = b"<|im_start|>user\nHello you<|im_end|>\n"
 
@@ -63,7 +63,7 @@ def greedy(path: Path, num_tokens: int, chunk: int) -> tuple[list[int], np.ndarr
             pending = [[output[-1]]]
 
 
-@pytest.mark.parametrize("kind", MemoryKind)
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_output_is_varied_and_independent_of_chunks(tiny_model: TinyModel, kind: MemoryKind) -> None:
     output, logits = greedy(tiny_model(kind), 80, chunk=64)
     again, logits_again = greedy(tiny_model(kind), 80, chunk=3)
@@ -73,7 +73,7 @@ def test_output_is_varied_and_independent_of_chunks(tiny_model: TinyModel, kind:
     assert 2.0 < logits.std() < 4.0
 
 
-@pytest.mark.parametrize("kind", MemoryKind)
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_memory_is_of_its_kind(tiny_model: TinyModel, kind: MemoryKind) -> None:
     with loaded(tiny_model(kind)) as (model, _):
         assert llama.llama_model_is_recurrent(model) == (kind is MemoryKind.RECURRENT)

@@ -20,6 +20,7 @@ from edgeagent.types import (
     GenerateRequest,
     ModelStatus,
     RemoteStatus,
+    Rerank,
     RouteMode,
     Step,
     TextAnswer,
@@ -131,7 +132,7 @@ class LiveRequests:
 
         Embeddings take longer and count as requests: raise BackendUnavailable while draining.
         """
-        if not isinstance(query, Embed):
+        if not isinstance(query, Embed | Rerank):
             return await self._service.ask(model, query)
         self._refuse_if_draining()
         self._num_total += 1

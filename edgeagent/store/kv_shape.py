@@ -1,7 +1,7 @@
 """How many numbers a model keeps for each token of context, told from its GGUF header. Knows no types and no memory.
 
 The rules are those of llama.cpp's KV cache. Where a model's memory is not plain attention, or a key is missing, the
-answer is 0 (unknown): a caller that refuses what is too large must never refuse what would have fitted.
+answer is 0 (none, or unknown): a caller that refuses what is too large must never refuse what would have fitted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.store.gguf_tables import Array, Metadata
+from edgeagent.store.memory_kind import is_encoder
 
 # Keys of models in which some layers, or all, keep a state of fixed size instead.
 _STATE_KEYS = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "full_attention_interval", "token_shift_count")
@@ -25,6 +26,8 @@ class KvShape:
 
 def read_kv_shape(metadata: Metadata, architecture: str) -> KvShape:
     """Return the shape of a model's KV cache, from below."""
+    if is_encoder(metadata, architecture):
+        return KvShape()
     prefix = f"{architecture}."
     if any(key.startswith(tuple(f"{prefix}{state}" for state in _STATE_KEYS)) for key in metadata):
         return KvShape()

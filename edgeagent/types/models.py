@@ -18,6 +18,7 @@ class MemoryKind(StrEnum):
     SLIDING_WINDOW = "sliding_window"
     RECURRENT = "recurrent"
     HYBRID = "hybrid"
+    NONE = "none"
 
 
 class DeviceInfo(Struct, frozen=True):
@@ -34,7 +35,7 @@ class ModelInfo(Struct, frozen=True):
     """A loaded model. `sampling` holds the model's defaults, complete but for the seed.
 
     `sandbox` names what its process may not do, in words. `embedding_length`: numbers in a vector, 0 where it gives
-    none.
+    none. `can_generate`: it answers prompts; else it only embeds texts, or with `can_rank` only ranks documents.
     """
 
     name: str
@@ -63,6 +64,8 @@ class ModelInfo(Struct, frozen=True):
     supports_infill: bool = False
     embedding_length: int = 0
     choices: tuple[Choice, ...] = ()
+    can_generate: bool = True
+    can_rank: bool = False
 
 
 class CacheStatus(Struct, frozen=True):

@@ -48,7 +48,14 @@ class Embed(Struct, frozen=True, tag="embed"):
     dimensions: int | None = None
 
 
-TextQuery = Tokenize | Detokenize | RenderPrompt | PurgeCache | Embed
+class Rerank(Struct, frozen=True, tag="rerank"):
+    """How relevant each document is to a query, in the order of the documents."""
+
+    query: str
+    documents: tuple[str, ...]
+
+
+TextQuery = Tokenize | Detokenize | RenderPrompt | PurgeCache | Embed | Rerank
 
 
 class Embedding(Struct, frozen=True):
@@ -58,10 +65,19 @@ class Embedding(Struct, frozen=True):
     num_tokens: int
 
 
+class Score(Struct, frozen=True):
+    """A document's relevance, 0 to 1, and how many tokens it had with the query."""
+
+    relevance: float
+    num_tokens: int
+
+
 class TextAnswer(Struct, frozen=True):
-    """What a TextQuery asked for: tokens, with the bytes of each where asked, or text, or both; or embeddings."""
+    """What a TextQuery asked for: tokens, with the bytes of each where asked, or text, or both; or embeddings; or
+    scores."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
     pieces: tuple[bytes, ...] = ()
     embeddings: tuple[Embedding, ...] = ()
+    scores: tuple[Score, ...] = ()

@@ -17,7 +17,7 @@ from edgeagent.engine.trial import try_out
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind, SamplingParams
 from tests.conftest import TinyModel
-from tests.models import make_tiny_model
+from tests.models import MEMORIES, make_tiny_model
 
 CONFIG = EngineConfig(threads=1, ctx=512)
 
@@ -35,7 +35,7 @@ def damage(path: Path, tensor: str, value: float) -> None:
     reader.data.flush()
 
 
-@pytest.mark.parametrize("kind", MemoryKind)
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_a_good_model_is_left_as_it_was(tiny_model: TinyModel, kind: MemoryKind) -> None:
     model, runner = opened(tiny_model(kind))
     tried: list[str] = []

@@ -15,8 +15,10 @@ from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import PromptReady, Worker
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel
+from tests.models import MEMORIES
 
 NUM_PROMPT = 300
 # No stream's latency cuts a chunk: all runs have the same batches.
@@ -27,7 +29,8 @@ class Run:
     """Three requests on a worker; `b` is cancelled during or behind the fourth decode with a prompt's tokens in it."""
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
-        self.host = Host(Load("tiny", str(model), None, CONFIG.model_dump_json().encode()), lambda _: None)
+        load = Load("tiny", str(model), None, CONFIG.model_dump_json().encode())
+        self.host = Host(load, open_model(load))
         self.frames: SimpleQueue[FromWorker] = SimpleQueue()
         self.worker = Worker(self.host, self.frames)
         self.num_long = 0
@@ -83,7 +86,7 @@ class Run:
         return scores
 
 
-@pytest.mark.parametrize("kind", list(MemoryKind), ids=str)
+@pytest.mark.parametrize("kind", MEMORIES, ids=str)
 def test_the_others_lose_nothing(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind) -> None:
     runs = []
     for cancels_during in (True, False):

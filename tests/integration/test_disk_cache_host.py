@@ -27,8 +27,9 @@ from edgeagent.types import (
 from edgeagent.worker.child import host
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import DiskCache, Load
-from tests.models import make_tiny_model
+from tests.models import MEMORIES, make_tiny_model
 
 PROMPT = "The cat sat on the mat and the dog on the log, and they were there all day. " * 8
 
@@ -47,7 +48,7 @@ class Machine:
         load = Load(
             "tiny", str(model), None if draft is None else str(draft), config.model_dump_json().encode(), disk=disk
         )
-        self._host = Host(load, lambda _: None, store=start_block_store(disk))
+        self._host = Host(load, open_model(load), store=start_block_store(disk))
         self.notes = self._host.notes
         self._num_requests = 0
         self.first: list[int] = []  # the tokens of the first prompt
@@ -93,7 +94,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("kind", list(MemoryKind))
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: str) -> None:
     if kv_type != "f16" and kind is MemoryKind.RECURRENT:
         pytest.skip("it has no KV cells to quantize")

@@ -33,7 +33,7 @@ from tests.conftest import TinyModel
 from tests.fakes import FakeClock, FakeTier
 from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
 from tests.integrity import check_integrity
-from tests.models import make_tiny_model
+from tests.models import MEMORIES, make_tiny_model
 from tests.peer.shelf import TWINS, make_model
 
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
@@ -81,14 +81,14 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> ExactModel:
 
 KINDS_AND_CELLS = [
     pytest.param((kind, config), id=f"{kind}-{config.kv_type_k}")
-    for kind in MemoryKind
+    for kind in MEMORIES
     for config in (CONFIG, F16, Q8)
     if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
 ]
 # What a CPU may be chosen to compute.
 PLAIN = F16.model_copy(update={"flash_attention": "off"})
 KINDS_AND_CELLS += [
-    pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MemoryKind if kind is not MemoryKind.RECURRENT
+    pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MEMORIES if kind is not MemoryKind.RECURRENT
 ]
 KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
 # What the tiny models of each kind do not have: norms of queries and keys, windows in five of six layers, states that

@@ -20,8 +20,10 @@ from edgeagent.store.catalog import builtin_model
 from edgeagent.types import GenerateRequest, JsonSchemaFormat, MemoryKind, SamplingParams, TokenPrompt
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
 from tests.conftest import TinyModel
+from tests.models import MEMORIES
 
 # Long enough to be computed in several micro-batches; 129 and 257 would leave their last token alone in one.
 LENGTHS = [40, 129, 257, 300, 513, 600]
@@ -55,7 +57,8 @@ class Life:
         disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, 1.0)
         config = EngineConfig(threads=threads, ctx=2048, flash_attention="off").model_dump_json().encode()
         store = None if disk is None else start_block_store(disk)
-        self._host = Host(Load("tiny", str(model), None, config, disk=disk), lambda _: None, store=store)
+        load = Load("tiny", str(model), None, config, disk=disk)
+        self._host = Host(load, open_model(load), store=store)
         self._num_requests = 0
         self._is_over = False
 
@@ -137,7 +140,7 @@ def test_gone_on_with_from_any_token(begin: Begin, num_prompt: int, kind: str) -
         assert rest.logprobs == whole.logprobs[len(delivered.tokens) :]
 
 
-@pytest.mark.parametrize("kind", MemoryKind)
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
     request = ask_for(300, max_tokens=60)
     whole = begin(kind=kind).ask(request)

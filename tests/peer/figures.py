@@ -29,6 +29,7 @@ from edgeagent.runtime_file import find_daemon
 from edgeagent.types import GenerateRequest, SamplingParams, TokenPrompt
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import PromptReady, Worker
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, Load, Submit
 
 DEPTH = 512
@@ -61,7 +62,8 @@ class Timed:
 
 def load(model: Path, threads: int) -> tuple[Host, Worker]:
     config = EngineConfig(threads=threads, ctx=4096)
-    host = Host(Load("m", str(model), None, config.model_dump_json().encode()), lambda _: None)
+    load = Load("m", str(model), None, config.model_dump_json().encode())
+    host = Host(load, open_model(load))
     return host, Worker(host, SimpleQueue())
 
 

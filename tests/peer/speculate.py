@@ -25,6 +25,7 @@ from edgeagent.engine.sampling.sampler import Sampled, Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
 from tests.peer.build import binary, default_folder
 from tests.peer.servers import Child, free_port
@@ -81,7 +82,7 @@ class Ours:
             draft_ngrams=ngrams,
         )  # fmt: skip
         load = Load("pair", str(target), None if draft is None else str(draft), config.model_dump_json().encode())
-        self.host = Host(load, lambda _: None)
+        self.host = Host(load, open_model(load))
 
     def rate(self, scene: Scene, seed: int) -> float:
         """Return the tokens a second of all streams together once each has its first token."""

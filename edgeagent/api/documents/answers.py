@@ -205,6 +205,29 @@ class Embeddings(OpenAnswer):
     usage: EmbeddingUsage
 
 
+class RankedText(OpenAnswer):
+    """A document's text."""
+
+    text: str
+
+
+class RankedDocument(OpenAnswer):
+    """A document's place in the list that was sent, and its relevance, 0 to 1; its text where that was asked for."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class Ranking(OpenAnswer):
+    """The documents, the most relevant first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
 class ResponseDeleted(OpenAnswer):
     """A stored response is forgotten."""
 

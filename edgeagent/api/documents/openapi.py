@@ -14,6 +14,7 @@ from edgeagent import __version__
 from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
 from edgeagent.api.documents.components import Components, Json
 from edgeagent.api.gate.access import NEEDS
+from edgeagent.api.llama_server import rerank
 from edgeagent.api.llama_server import text_tools as text_routes
 from edgeagent.api.ollama import embed_body
 from edgeagent.api.ops import cache as cache_routes
@@ -54,6 +55,7 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, answers.ChatCompletion, SSE),
     "POST /v1/completions": Operation("openai", bodies.CompletionRequest, answers.TextCompletion, SSE),
     "POST /v1/embeddings": Operation("openai", bodies.EmbeddingsRequest, answers.Embeddings),
+    "POST /v1/rerank": Operation("llama-server", rerank.RerankBody, answers.Ranking),
     "GET /v1/models": Operation("openai", answer=answers.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
     "POST /v1/models/pull": Operation("openai", model_pulls.PullBody, answers_daemon.ModelPull, SSE),

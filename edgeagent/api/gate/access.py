@@ -41,6 +41,7 @@ NEEDS: dict[str, Scope | None] = {
     "/v1/chat/completions": Scope.INFER,
     "/v1/completions": Scope.INFER,
     "/v1/embeddings": Scope.INFER,
+    "/v1/rerank": Scope.INFER,
     "/tokenize": Scope.INFER,
     "/detokenize": Scope.INFER,
     "/apply-template": Scope.INFER,

@@ -231,7 +231,7 @@ def _capabilities(model: ListedModel) -> list[str]:
     if info is None:
         return ["embedding" if header is not None and header.memory_kind == "encoder" else "completion"]
     offered = {
-        "completion": True,
+        "completion": info.can_generate,
         "tools": info.supports_tools,
         "insert": info.supports_infill,
         "thinking": info.supports_reasoning,

@@ -1,4 +1,7 @@
-"""Whether a token can be generated: asked by generating one, on the path that every request takes."""
+"""Whether a token can be generated: asked by generating one, on the path that every request takes.
+
+A default model that only embeds or ranks texts is asked for that instead.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,24 @@ from contextvars import copy_context
 
 from edgeagent.api.gate.grants import GRANT
 from edgeagent.api.service import Service
-from edgeagent.errors import EdgeAgentError, LocalUnavailable, RequestTimeout
-from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextPrompt, WorkerState
+from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
+from edgeagent.types import (
+    CachePolicy,
+    Embed,
+    GenerateRequest,
+    ModelInfo,
+    Rerank,
+    RouteMode,
+    SamplingParams,
+    TextPrompt,
+    WorkerState,
+)
 
 READY_CACHE_S = 10.0
 # A failure is probed again sooner: it may have passed.
 NOT_READY_CACHE_S = 1.0
 PROBE_TIMEOUT_S = 10.0
+_TEXT = "Hello"
 
 
 class Probe:
@@ -41,7 +55,7 @@ class Probe:
         error: EdgeAgentError | None = None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self._generate()
+                await self._use()
         except TimeoutError:
             error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
         except LocalUnavailable as failure:
@@ -56,11 +70,27 @@ class Probe:
     def _is_a_model_ready(self) -> bool:
         return any(status.state is WorkerState.READY for status in self._service.models())
 
-    async def _generate(self) -> None:
+    async def _use(self) -> None:
+        model = self._service.default_model()
+        info = self._info(model)
+        if info is None or info.can_generate:
+            try:
+                await self._generate(model)
+                return
+            except NotSupported:
+                info = self._info(model)  # it is known now that the model is loaded
+                if info is None or info.can_generate:
+                    raise
+        await self._service.ask(model, Rerank(_TEXT, (_TEXT,)) if info.can_rank else Embed((TextPrompt(_TEXT),)))
+
+    def _info(self, model: str) -> ModelInfo | None:
+        return next((status.info for status in self._service.models() if status.name == model), None)
+
+    async def _generate(self, model: str) -> None:
         request = GenerateRequest(
             id=f"probe-{secrets.token_hex(8)}",
-            model=self._service.default_model(),
-            prompt=TextPrompt("Hello"),
+            model=model,
+            prompt=TextPrompt(_TEXT),
             sampling=SamplingParams(temperature=0.0),
             max_tokens=1,
             cache=CachePolicy(read=False, write=False),

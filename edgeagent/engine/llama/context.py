@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy as np
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
+from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
-from edgeagent.engine.llama.bindings import abort_flags, last_error, lib
+from edgeagent.engine.llama.bindings import last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import DEFAULT_MAX_CONTEXT, Model
 from edgeagent.engine.llama.payload_pool import PayloadPool
@@ -92,7 +92,7 @@ class LlamaRunner:
         self.max_batch = int(lib.llama_n_batch(self._context))
         self._payloads = PayloadPool()
         self._make_batch()
-        self._install_abort_flag()
+        self._abort_flag = AbortFlag(self._context)
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
         params = lib.llama_context_default_params()
@@ -134,16 +134,6 @@ class LlamaRunner:
         self._row = ctypes.c_float * self.num_vocab
         self._views: dict[int, Logits] = {}
 
-    def _install_abort_flag(self) -> None:
-        # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
-        # each time. libc's strlen on a two-byte buffer reads the flag instead: "" is false, "\1" is true.
-        self._abort_flag = ctypes.create_string_buffer(2)
-        abort_flags.append(self._abort_flag)
-        libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
-        callback = ctypes.cast(libc.strlen, lib.ggml_abort_callback)
-        self._abort_callback = callback
-        lib.llama_set_abort_callback(self._context, callback, ctypes.cast(self._abort_flag, ctypes.c_void_p))
-
     def set_num_threads(self, num_threads: int) -> None:
         """Use this many threads from the next decode on.
 
@@ -157,15 +147,15 @@ class LlamaRunner:
         if self._context:
             lib.llama_free(self._context)
             self._context = None
-            abort_flags[:] = [flag for flag in abort_flags if flag is not self._abort_flag]
+            self._abort_flag.forget()
 
     def request_abort(self) -> None:
         """Make the running decode stop at its next graph node (CPU only). Any thread may call it."""
-        self._abort_flag[0] = b"\1"
+        self._abort_flag.set()
 
     def clear_abort(self) -> None:
         """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
-        self._abort_flag[0] = b"\0"
+        self._abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).

@@ -39,8 +39,8 @@ class Pooling(StrEnum):
 
 # llama_pooling_type: 1 mean, 2 cls, 3 last. If a file names none (or 0), the last token's, which attends to the whole
 # text: Ollama does the same (llamarunner falls back to the last token's embedding); llama-server refuses to choose.
-_POOLINGS = {"1": Pooling.MEAN, "2": Pooling.FIRST, "3": Pooling.LAST}
-_RANKING = "4"
+_POOLINGS = {1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}
+_RANKING = 4
 
 
 def choose_pooling(model: Model) -> Pooling | None:
@@ -48,12 +48,9 @@ def choose_pooling(model: Model) -> Pooling | None:
 
     These are ranking models, and models whose tokens attend to later tokens.
     """
-    architecture = model.metadata("general.architecture")
-    kind = model.metadata(f"{architecture}.pooling_type") or ""
-    is_causal = model.metadata(f"{architecture}.attention.causal") != "false"
-    if kind == _RANKING or not is_causal or model.has_encoder:
+    if model.pooling == _RANKING or not model.is_causal or model.has_encoder:
         return None
-    return _POOLINGS.get(kind, Pooling.LAST)
+    return _POOLINGS.get(model.pooling, Pooling.LAST)
 
 
 class Embedder:
@@ -107,7 +104,7 @@ class Embedder:
         self._note_rate(len(chunk) / max(self._clock() - started_s, 1e-6))
         self.num_chunks += 1
         self._num_done += len(chunk)
-        return _normalised(self._sum) if is_last else None
+        return normalized(self._sum) if is_last else None
 
     def close(self) -> None:
         """Free the memory; the next text allocates it again."""
@@ -182,7 +179,7 @@ class Embedder:
                 self._sum += rows.sum(axis=0, dtype=np.float64)
 
 
-def _normalised(vector: NDArray[np.float64]) -> Rows:
+def normalized(vector: NDArray[np.float64]) -> Rows:
     """Return a vector normalized to length 1 (a mean and a sum have the same direction); a zero vector is unchanged."""
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length):
@@ -194,4 +191,4 @@ def shortened(vector: Rows, dimensions: int | None) -> Rows:
     """Return a vector's first numbers, normalized again (None: all of them)."""
     if dimensions is None or dimensions == len(vector):
         return vector
-    return _normalised(vector[:dimensions].astype(np.float64))
+    return normalized(vector[:dimensions].astype(np.float64))

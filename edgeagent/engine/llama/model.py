@@ -170,14 +170,18 @@ class Model:
         With `parse_special`, control tokens' texts become those tokens. With `add_bos`, BOS comes first where the
         model wants one.
         """
+        tokens = self._tokenize(text, parse_special=parse_special)
+        bos = self.bos_token if add_bos else None
+        return tokens if bos is None else [bos, *tokens]
+
+    def _tokenize(self, text: str, *, parse_special: bool, frame: bool = False) -> list[int]:
         encoded = text.encode("utf-8", errors="replace")
         capacity = len(encoded) + 8
         for _ in range(2):
             buffer = (ctypes.c_int32 * capacity)()
-            count = lib.llama_tokenize(self._vocab, encoded, len(encoded), buffer, capacity, False, parse_special)
+            count = lib.llama_tokenize(self._vocab, encoded, len(encoded), buffer, capacity, frame, parse_special)
             if count >= 0:
-                bos = self.bos_token if add_bos else None
-                return list(buffer[:count]) if bos is None else [bos, *buffer[:count]]
+                return list(buffer[:count])
             capacity = -count
         raise InternalError(f"llama.cpp could not tokenize a text of {len(encoded)} bytes")
 
@@ -232,6 +236,21 @@ class Model:
         """The token to end a text with, if the model wants one, as some embedding models do."""
         token = lib.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_eos(self._vocab) else None
+
+    @property
+    def separator_token(self) -> int | None:
+        """The token between two texts that are read together, if the model wants one."""
+        token = lib.llama_vocab_sep(self._vocab)
+        return int(token) if token >= 0 and lib.llama_vocab_get_add_sep(self._vocab) else None
+
+    @cached_property
+    def frame_tokens(self) -> tuple[list[int], list[int]]:
+        """The tokens that the model's tokenizer puts before a whole text, and those that it puts behind it."""
+        body, framed = self._tokenize("a", parse_special=False), self._tokenize("a", parse_special=False, frame=True)
+        for start in range(len(framed) - len(body) + 1):
+            if framed[start : start + len(body)] == body:
+                return framed[:start], framed[start + len(body) :]
+        return [], []
 
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
@@ -318,6 +337,22 @@ class Model:
         buffer = ctypes.create_string_buffer(256)
         lib.llama_model_desc(self._handle, buffer, len(buffer))
         return buffer.value.decode(errors="replace")
+
+    @property
+    def pooling(self) -> int:
+        """How the vectors of a text's tokens become one, a llama_pooling_type; 0 where the file does not say."""
+        value = self._architecture_value("pooling_type") or ""
+        return int(value) if value.isdecimal() and len(value) < _MAX_DIGITS else 0
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to earlier tokens only."""
+        # llama.cpp knows it of EmbeddingGemma, whose files do not say so.
+        is_known = self.metadata("general.architecture") == "gemma-embedding"
+        return not is_known and self._architecture_value("attention.causal") != "false"
+
+    def _architecture_value(self, name: str) -> str | None:
+        return self.metadata(f"{self.metadata('general.architecture')}.{name}")
 
     @property
     def has_encoder(self) -> bool:

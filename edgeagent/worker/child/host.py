@@ -16,7 +16,7 @@ from edgeagent.engine.cache.lookup import BlockCache, make_blocks
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.llama.bindings import commit, devices, system_description
+from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
 from edgeagent.engine.llama.fingerprint import describe_unused, make_fingerprint
@@ -49,7 +49,6 @@ from edgeagent.worker.child.continuation import read_continuation
 from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader
-from edgeagent.worker.fit import check_memory
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
@@ -64,21 +63,22 @@ class Host:
     def __init__(
         self,
         load: Load,
-        on_progress: Callable[[float], None],
+        model: Model,
         sandbox: tuple[str, ...] = (),
         store: BlockStore | None = None,
         on_try: Callable[[str], None] = lambda _: None,
         make: MakeTemplate = open_here,
+        started_s: float | None = None,
     ) -> None:
-        """Load the model. Raise ModelLoadFailed with what to do about it.
+        """Make a model ready. Raise ModelLoadFailed with what to do about it.
 
         `sandbox` is shown in the status; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
-        part of which file is tried next, in words; `make` makes a chat template from an Open.
+        part of which file is tried next, in words; `make` makes a chat template from an Open; `started_s` is the
+        time.monotonic when the load began, None: now.
         """
-        started_s = time.monotonic()
+        started_s = time.monotonic() if started_s is None else started_s
         config = EngineConfig.model_validate_json(load.engine_config)
-        check_memory(load.num_cells, load.kv_bytes_per_token, devices(), load.num_trained)
-        self.model = Model(Path(load.path), config, on_progress)
+        self.model = model
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         chosen = choose(

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.engine.verification import Output
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, NotSupported
 from edgeagent.text.output import OutputStream
 from edgeagent.types import (
     Delta,
@@ -24,6 +24,7 @@ from edgeagent.types import (
     PromptProgress,
     PromptText,
     PurgeCache,
+    Rerank,
     Started,
     TextAnswer,
     TextDelta,
@@ -128,9 +129,25 @@ class Worker:
         self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
         return True
 
-    def read_texts(self, ask_id: str, query: Embed) -> None:
-        """Tokenize an Embed on another thread."""
+    def submit(self, message: Submit) -> None:
+        """Queue a request, for this thread and for the preparer's; any thread may call it."""
+        self.commands.put(message)
+        self.to_prepare.put(message)
+
+    def ask(self, message: Ask) -> None:
+        """Expect the tokens of a question's texts; any thread may call it."""
+        if isinstance(message.query, Embed):
+            self.commands.put(message)
+
+    def drop(self, message: Drop) -> None:
+        """Forget a question; any thread may call it."""
+        self.commands.put(message)
+
+    def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
+        """Tokenize an Embed on another thread; raise NotSupported for a Rerank."""
         try:
+            if isinstance(query, Rerank):
+                raise NotSupported("This model ranks no documents: it generates text. Serve a reranker.", param="model")
             self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
         except BaseException:
             self.commands.put(Drop(ask_id))

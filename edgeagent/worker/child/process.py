@@ -26,14 +26,18 @@ from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.short_collections import keep_collections_short
-from edgeagent.types import Embed, PurgeCache, WorkerStatus
+from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
+from edgeagent.worker.child.encoder.host import EncoderHost
+from edgeagent.worker.child.encoder.loop import EncoderWorker
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import PromptReady, PromptRefused, Worker
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.exit_cause import describe_left_out
 from edgeagent.worker.protocol import (
@@ -61,7 +65,14 @@ _IDLE_S = 1.0
 class _Reader(threading.Thread):
     """Reads frames from stdin and answers pings. It ends the process when the stream ends, since the daemon is gone."""
 
-    def __init__(self, stream: BinaryIO, host: Host, worker: Worker, questions: Questions, frames: Frames) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        host: Host | EncoderHost,
+        worker: Worker | EncoderWorker,
+        questions: Questions,
+        frames: Frames,
+    ) -> None:
         super().__init__(name="reader", daemon=True)
         self._stream = stream
         self._host = host
@@ -84,19 +95,18 @@ class _Reader(threading.Thread):
                     # The main thread may be in a decode; nothing that it holds needs a clean-up.
                     os._exit(0)
                 case Submit():
-                    self._worker.commands.put(message)
-                    self._worker.to_prepare.put(message)
+                    self._worker.submit(message)
                 case Cancel() | Stop():
                     self._worker.interrupt(message)
                 case Ask(query=PurgeCache()):
                     self._worker.interrupt(message)
                 case Ask(query=query):
-                    if isinstance(query, Embed):
-                        self._worker.commands.put(message)
+                    if isinstance(query, Embed | Rerank):
+                        self._worker.ask(message)
                     self._questions.ask(message)
                 case Drop(ask_id):
                     self._questions.drop(ask_id)
-                    self._worker.commands.put(message)
+                    self._worker.drop(message)
                 case Ping(nonce):
                     self._frames.put(Pong(nonce, self._status()))
                 case Load():
@@ -194,7 +204,7 @@ def _enclose(load: Load) -> tuple[str, ...]:
 
 def _load(
     message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames, make: MakeTemplate
-) -> Host:
+) -> Host | EncoderHost:
     last = -1.0
 
     def report(fraction: float) -> None:
@@ -206,7 +216,20 @@ def _load(
     def report_trial(trying: str) -> None:
         frames.put(LoadProgress(last, trying))
 
-    return Host(message, report, sandbox, store, report_trial, make)
+    started_s = time.monotonic()
+    model = open_model(message, report)
+    if needs_whole_texts(model):
+        return EncoderHost(message, model, sandbox, report_trial, started_s)
+    return Host(message, model, sandbox, store, report_trial, make, started_s)
+
+
+def _start(host: Host | EncoderHost, frames: Frames) -> Worker | EncoderWorker:
+    """Return what runs on the main thread; a model that generates gets a thread that prepares its prompts."""
+    if isinstance(host, EncoderHost):
+        return EncoderWorker(host, frames)
+    worker = Worker(host, frames)
+    _Preparer(host, worker).start()
+    return worker
 
 
 def main() -> int:
@@ -236,12 +259,11 @@ def main() -> int:
         writer.frames.put(None)
         writer.join()
         return 1
-    worker = Worker(host, outlet)
+    worker = _start(host, outlet)
     keep_collections_short()
     if store is not None:
         store.yield_to(lambda: worker.status.num_running > 0)
     writer.frames.put(Ready(host.info, host.notes, host.to_keep))
-    _Preparer(host, worker).start()
     questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
     questions.start()
     _Reader(sys.stdin.buffer, host, worker, questions, writer.frames).start()

@@ -23,6 +23,7 @@ from edgeagent.types import (
     Prompt,
     PurgeCache,
     RenderPrompt,
+    Rerank,
     TextAnswer,
     TextPrompt,
     TextQuery,
@@ -227,6 +228,16 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
 
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
     """Answer a question about text; raise InvalidRequest for unknown token ids."""
+    if not isinstance(query, RenderPrompt):
+        return answer_text_query(model, vocabulary, query)
+    template.renew()
+    rendered = template.render(query.prompt)
+    return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
+
+
+def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> TextAnswer:
+    """Answer a question about the tokens of a text; raise InvalidRequest for unknown token ids, NotSupported for a
+    conversation."""
     match query:
         case Tokenize(text, add_bos, parse_special, with_pieces):
             tokens = tuple(vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos))
@@ -234,11 +245,9 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Templat
         case Detokenize(tokens):
             check_tokens(model, tokens, "tokens")
             return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
-        case RenderPrompt(prompt):
-            template.renew()
-            rendered = template.render(prompt)
-            return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
-        case PurgeCache() | Embed():
+        case RenderPrompt():
+            raise NotSupported("This model has no conversations: it only embeds or ranks texts.", param="model")
+        case PurgeCache() | Embed() | Rerank():
             raise InternalError("that is the engine's to answer, not the tokenizer's")
 
 

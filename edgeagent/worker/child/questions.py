@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import Embed, TextAnswer, TextQuery
+from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, Ask, failed
 
@@ -24,18 +24,18 @@ _MAX_CHARS = 64 << 10
 class Questions(threading.Thread):
     """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question.
 
-    For an Embed, `embed` makes the tokens here and hands them to the engine, which answers.
+    For an Embed or a Rerank, `compute` makes the tokens here and hands them to the main thread, which answers.
     """
 
     def __init__(
         self,
         make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]],
         frames: Frames,
-        embed: Callable[[str, Embed], None],
+        compute: Callable[[str, Embed | Rerank], None],
     ) -> None:
         super().__init__(name="questions", daemon=True)
         self._make_answerer = make_answerer
-        self._embed = embed
+        self._compute = compute
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
         self._live: set[str] = set()  # several threads use it; each operation on it is atomic
@@ -61,8 +61,8 @@ class Questions(threading.Thread):
         if ask.id not in self._live:
             return
         try:
-            if isinstance(ask.query, Embed):
-                self._embed(ask.id, ask.query)
+            if isinstance(ask.query, Embed | Rerank):
+                self._compute(ask.id, ask.query)
                 return
             *parts, last = _split(answer(ask.query))
             for part in parts:

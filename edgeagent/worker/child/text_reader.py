@@ -24,7 +24,7 @@ class TextReader:
         """Return the tokens of each text; raise InvalidRequest, ContextLengthExceeded or NotSupported."""
         if self._length == 0:
             raise NotSupported(
-                "This model gives no embeddings: it ranks, or needs a text all at once. Serve another model.",
+                "This model gives no embeddings: it ranks documents, for /v1/rerank. Choose another model.",
                 param="model",
             )
         if query.dimensions is not None and query.dimensions > self._length:
@@ -50,11 +50,11 @@ class TextReader:
                 check_tokens(self._model, tokens, name)
                 body = list(tokens)
             case TextPrompt(text):
-                bos, eos = self._model.bos_token, self._model.eos_token
+                head, tail = self._model.frame_tokens
                 body = self._vocabulary.tokenize(text, parse_special=True)
                 # A client that writes these tokens itself must not get them twice.
-                head = [] if bos is None or body[:1] == [bos] else [bos]
-                tail = [] if eos is None or body[-1:] == [eos] else [eos]
+                head = [] if body[: len(head)] == head else head
+                tail = [] if tail and body[-len(tail) :] == tail else tail
         if not head and not body and not tail:
             raise InvalidRequest(f"{name} is empty; it must have at least one token.", param=name)
         num_tokens = len(head) + len(body) + len(tail)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import chain, count
 
 from edgeagent.errors import EdgeAgentError, Overloaded, from_code
-from edgeagent.types import Embed, TextAnswer, TextQuery
+from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery
 from edgeagent.worker.protocol import AnswerPart, Ask, Failed, ProtocolError
 
 MAX_QUERIES = 64
@@ -30,8 +30,8 @@ class Query:
 
     @property
     def is_embed(self) -> bool:
-        """Whether it is for embeddings."""
-        return isinstance(self.ask.query, Embed)
+        """Whether it is for embeddings, or for ranks, which take as long."""
+        return isinstance(self.ask.query, Embed | Rerank)
 
 
 class Queries:
@@ -125,4 +125,5 @@ def _join(parts: list[TextAnswer]) -> TextAnswer:
         tuple(chain.from_iterable(part.tokens for part in parts)),
         tuple(chain.from_iterable(part.pieces for part in parts)),
         tuple(chain.from_iterable(part.embeddings for part in parts)),
+        tuple(chain.from_iterable(part.scores for part in parts)),
     )

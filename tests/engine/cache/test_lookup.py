@@ -19,6 +19,7 @@ from edgeagent.engine.cache.slots import Source
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeClock, FakeRunner, FakeTier
+from tests.models import MEMORIES
 
 TOKENS = array("i", range(64))
 KEYS = Keyring(b"model", b"s" * 32)
@@ -101,7 +102,7 @@ def test_a_part_that_is_worth_restoring_is_found(num_before: int, shared: int) -
     assert [reference.num_tokens for reference in references] == whole + part
 
 
-@pytest.mark.parametrize("kind", list(MemoryKind))
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
     blocks = no_tier_below(kind)
     assert blocks.add(blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.IDLE)

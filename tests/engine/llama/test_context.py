@@ -16,13 +16,14 @@ from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Slice
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
+from tests.models import MEMORIES
 
 CONFIG = EngineConfig(threads=1, batch=48, parallel=2, ctx=256, flash_attention="on")
 TOKENS = [20 + 7 * i % 200 for i in range(40)]
 CUTTABLE = {MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW}
 
 
-@pytest.fixture(params=list(MemoryKind), ids=str)
+@pytest.fixture(params=MEMORIES, ids=str)
 def runner(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[LlamaRunner]:
     model = Model(tiny_model(request.param), CONFIG)
     made = LlamaRunner(model, CONFIG)

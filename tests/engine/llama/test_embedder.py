@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
-from tests.models import make_tiny_model
+from tests.models import MEMORIES, make_tiny_model
 
 CONFIG = EngineConfig(threads=1, flash_attention="on")
 TOKENS = [20 + 7 * i % 200 for i in range(150)]
@@ -86,7 +87,7 @@ def embed(embedder: Embedder, tokens: list[int], chunk: int = MAX_CHUNK) -> Rows
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize("kind", MemoryKind, ids=str)
+@pytest.mark.parametrize("kind", MEMORIES, ids=str)
 def test_a_vector_does_not_depend_on_its_chunks(
     make_of: MakeOf, exact_model: TinyModel, kind: MemoryKind, pooling: Pooling
 ) -> None:
@@ -145,33 +146,30 @@ def test_where_llama_cpp_has_no_vectors_the_text_fails_and_the_next_does_not(
     assert np.array_equal(embed(embedder, TOKENS[:8]), expected)
 
 
+@dataclass(frozen=True)
 class _Card:
     """A model of which only the metadata is asked."""
 
-    has_encoder = False
-
-    def __init__(self, **metadata: str) -> None:
-        self._metadata = {"general.architecture": "x", **{f"x.{key}": value for key, value in metadata.items()}}
-
-    def metadata(self, key: str) -> str | None:
-        return self._metadata.get(key)
+    pooling: int = 0
+    is_causal: bool = True
+    has_encoder: bool = False
 
 
 @pytest.mark.parametrize(
-    ("metadata", "pooling"),
+    ("card", "pooling"),
     [
-        ({}, Pooling.LAST),
-        ({"pooling_type": "0"}, Pooling.LAST),
-        ({"pooling_type": "1"}, Pooling.MEAN),
-        ({"pooling_type": "2"}, Pooling.FIRST),
-        ({"pooling_type": "3"}, Pooling.LAST),
-        ({"pooling_type": "4"}, None),
-        ({"pooling_type": "1", "attention.causal": "false"}, None),
-        ({"attention.causal": "true"}, Pooling.LAST),
+        (_Card(0), Pooling.LAST),
+        (_Card(1), Pooling.MEAN),
+        (_Card(2), Pooling.FIRST),
+        (_Card(3), Pooling.LAST),
+        (_Card(4), None),
+        (_Card(99), Pooling.LAST),
+        (_Card(1, is_causal=False), None),
+        (_Card(1, has_encoder=True), None),
     ],
 )
-def test_the_file_says_how_to_pool(metadata: dict[str, str], pooling: Pooling | None) -> None:
-    assert choose_pooling(cast(Model, _Card(**metadata))) is pooling
+def test_the_file_says_how_to_pool(card: _Card, pooling: Pooling | None) -> None:
+    assert choose_pooling(cast(Model, card)) is pooling
 
 
 def test_dimensions_cut_and_keep_the_length() -> None:

@@ -15,11 +15,12 @@ from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.choices import Work
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
+from tests.models import MEMORIES
 
 CONFIG = EngineConfig(threads=1, batch=64, parallel=2, ctx=512)
 
 
-@pytest.fixture(params=list(MemoryKind), ids=str)
+@pytest.fixture(params=MEMORIES, ids=str)
 def model(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Model]:
     made = Model(tiny_model(request.param), CONFIG)
     yield made

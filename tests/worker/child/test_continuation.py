@@ -28,6 +28,7 @@ from edgeagent.types import (
     replace,
 )
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
@@ -64,7 +65,8 @@ class Runner:
 
     def __init__(self, path: Path) -> None:
         config = EngineConfig(threads=1, ctx=512).model_dump_json().encode()
-        self.host = Host(Load("tiny", str(path), None, config), lambda _: None)
+        load = Load("tiny", str(path), None, config)
+        self.host = Host(load, open_model(load))
         self._num_requests = 0
 
     def prepare(self, prompt: Prompt, delivered: Delivered, **fields: object) -> Prepared:

@@ -22,6 +22,7 @@ from edgeagent.types import (
     TokenPrompt,
 )
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
 from tests.integrity import check_integrity
@@ -33,7 +34,8 @@ CONTEXT = 512
 def load(path: Path, draft: Path | None = None, **engine: object) -> Host:
     config = EngineConfig(threads=1, ctx=CONTEXT, **engine)  # type: ignore[arg-type]
     draft_path = None if draft is None else str(draft)
-    return Host(Load("tiny", str(path), draft_path, config.model_dump_json().encode()), lambda _: None)
+    load = Load("tiny", str(path), draft_path, config.model_dump_json().encode())
+    return Host(load, open_model(load))
 
 
 def request(prompt: Prompt, request_id: str = "a", **fields: object) -> GenerateRequest:

@@ -19,6 +19,10 @@ class _Model(FakeVocabulary):
     eos_token: int | None = None
     context_length_trained = 9
 
+    @property
+    def frame_tokens(self) -> tuple[list[int], list[int]]:
+        return ([token] if token is not None else [] for token in (self.bos_token, self.eos_token))  # type: ignore[return-value]
+
 
 @pytest.fixture
 def model() -> _Model:

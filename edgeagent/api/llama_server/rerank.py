@@ -1,0 +1,95 @@
+"""POST /v1/rerank, in the shape that Jina's and Cohere's clients, llama-server and vLLM share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from edgeagent.api.context import context_of
+from edgeagent.api.wire.fields import MAX_INT32, Body, between, validate
+from edgeagent.api.wire.json_body import read_body
+from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.errors import InternalError, InvalidRequest
+from edgeagent.types import Rerank, Score
+
+MAX_DOCUMENTS = 2048
+MAX_CHARS = 1 << 20
+"""Of all documents together, with the query once for each."""
+
+router = APIRouter()
+
+Fields = dict[str, Any]
+Model = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class Document(Body):
+    """A document as an object; other fields are ignored."""
+
+    text: str
+
+
+class RerankBody(Body):
+    """A query and the documents to rank. return_documents: the answer repeats their texts."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+    model: Model | None = None
+    top_n: Annotated[int, between(1, MAX_INT32)] | None = None
+    return_documents: bool | None = None
+
+    def texts(self) -> tuple[str, ...]:
+        """Return the documents' texts."""
+        return tuple(document if isinstance(document, str) else document.text for document in self.documents)
+
+
+KNOWN = KnownFields.of(RerankBody, "user")
+
+
+def read_rerank(fields: Fields) -> tuple[RerankBody, Rerank]:
+    """Return the body, checked, and its question; raise InvalidRequest."""
+    body = validate(RerankBody, fields)
+    texts = body.texts()
+    num_chars = sum(map(len, texts)) + len(texts) * len(body.query)
+    if num_chars > MAX_CHARS:
+        raise InvalidRequest(
+            f"documents have {num_chars} characters, with the query once for each; at most {MAX_CHARS} at a time",
+            param="documents",
+        )
+    return body, Rerank(body.query, texts)
+
+
+@router.post("/v1/rerank")
+async def rerank(request: Request) -> JSONResponse:
+    """Return the documents' relevance, the most relevant first; cancelled if the client disconnects."""
+    service = context_of(request).service
+    body, query = await read_body(request, read_rerank, KNOWN)
+    model = body.model or service.default_model()
+    scores = (await unless_disconnected(request.receive, service.ask(model, query))).scores
+    if len(scores) != len(query.documents):
+        raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")
+    num_tokens = sum(score.num_tokens for score in scores)
+    return JSONResponse(
+        {
+            "object": "list",
+            "model": model,
+            "results": _results(body, query.documents, scores),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
+
+
+def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[Fields]:
+    """Return the best documents; of equal ones the earlier comes first."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index].relevance, index))
+    results: list[Fields] = []
+    for index in order[: body.top_n]:
+        result: Fields = {"index": index, "relevance_score": scores[index].relevance}
+        if body.return_documents:
+            result["document"] = {"text": documents[index]}
+        results.append(result)
+    return results

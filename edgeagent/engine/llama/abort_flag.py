@@ -1,0 +1,33 @@
+"""The flag by which another thread interrupts a llama.cpp context's computation."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from edgeagent.engine.llama.bindings import abort_flags, lib
+
+
+class AbortFlag:
+    """One context's flag. `set` may be called from any thread; the others from the thread that computes."""
+
+    def __init__(self, context: object) -> None:
+        # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
+        # each time. libc's strlen on a two-byte buffer reads the flag instead: "" is false, "\1" is true.
+        self._flag = ctypes.create_string_buffer(2)
+        abort_flags.append(self._flag)
+        libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+        self._callback = ctypes.cast(libc.strlen, lib.ggml_abort_callback)  # llama.cpp holds the pointer
+        lib.llama_set_abort_callback(context, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
+
+    def set(self) -> None:
+        """Interrupt the running computation, and the next ones, until `clear`."""
+        self._flag[0] = b"\1"
+
+    def clear(self) -> None:
+        """Let computations run again."""
+        self._flag[0] = b"\0"
+
+    def forget(self) -> None:
+        """Note that the context is freed."""
+        abort_flags[:] = [flag for flag in abort_flags if flag is not self._flag]

@@ -1,0 +1,194 @@
+"""Computes the vectors or the ranks of whole texts, for models whose tokens attend to later ones.
+
+Such a text cannot be computed in chunks. Several short ones are computed at once, since a batch reads each weight once.
+It knows token ids, not text. The context is made when it is needed, as large as the longest text so far.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import psutil
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.abort_flag import AbortFlag
+from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.context import FLASH_ATTENTION, KV_TYPES
+from edgeagent.engine.llama.embedder import Rows, normalized
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import DecodeCancelled
+from edgeagent.errors import BackendUnavailable, InternalError
+
+_MAX_TEXTS = 64  # in a batch
+_BATCH_TOKENS = 512
+# llama.cpp keeps a row of logits for each token of a batch, also where the model gives none.
+_MAX_LOGITS_BYTES = 64 << 20
+_MIN_TOKENS = 64
+_BYTES_A_LOGIT = 4
+_NUM_WARM_TOKENS = 32
+_SMOOTHING = 0.3
+_CANCELLED = 2  # of llama_encode
+
+# llama_pooling_type
+_MEAN, _RANK = 1, 4
+_DEFAULT_CONTEXT = 8192
+
+
+def needs_whole_texts(model: Model) -> bool:
+    """Whether a model reads a text all at once, to embed it or to rank it, and cannot generate."""
+    if lib.llama_model_is_diffusion(model.handle):
+        return False
+    if model.has_encoder:
+        return not lib.llama_model_has_decoder(model.handle)
+    return model.pooling == _RANK or not model.is_causal
+
+
+class Encoder:
+    """Computes batches of whole texts. All methods but `request_abort` are for one thread."""
+
+    def __init__(self, model: Model, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model = model
+        self._config = config
+        self._clock = clock
+        self._context: object | None = None
+        self._abort_flag: AbortFlag | None = None
+        self._num_cells = 0
+        self._tokens_per_s = 0.0
+        trained = model.context_length_trained or _DEFAULT_CONTEXT
+        self.max_tokens = min(config.ctx or _DEFAULT_CONTEXT, trained)
+        """Tokens of the longest text: a model knows no positions behind those that it was trained with."""
+        self.is_ranking = model.pooling == _RANK
+        self.length = int(lib.llama_model_n_cls_out(model.handle)) if self.is_ranking else model.embedding_length
+        """Numbers for each text: those of its vector, or a ranking model's classes."""
+        by_logits = _MAX_LOGITS_BYTES // (_BYTES_A_LOGIT * model.num_tokens)
+        self._batch_tokens = min(_BATCH_TOKENS, max(_MIN_TOKENS, by_logits), self.max_tokens)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds a context, which takes memory."""
+        return self._context is not None
+
+    def num_together(self, texts: Sequence[Sequence[int]]) -> int:
+        """Return how many of these texts, from the first on, to compute in one batch; at least one."""
+        num_tokens = 0
+        for index, text in enumerate(texts[:_MAX_TEXTS]):
+            num_tokens += len(text)
+            if index and num_tokens > self._batch_tokens:
+                return index
+        return min(len(texts), _MAX_TEXTS)
+
+    def expected_s(self, num_tokens: int) -> float:
+        """Return how long a batch should take; 0 before the first."""
+        return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
+
+    def warm_up(self, num_threads: int) -> None:
+        """Compute a text of tokens from the whole vocabulary, which touches all weights; raise as `encode`."""
+        num_tokens = min(_NUM_WARM_TOKENS, self.max_tokens)
+        tokens = np.linspace(0, self._model.num_tokens - 1, num_tokens).astype(int).tolist()
+        for _ in range(2):  # the first one reads the weights: its time says little of the next
+            self._tokens_per_s = 0.0
+            self.encode([tokens], num_threads)
+
+    def encode(self, texts: Sequence[Sequence[int]], num_threads: int) -> Rows:
+        """Return a row for each text: its vector, of length 1, or the numbers of its classes.
+
+        Each text has 1 to `max_tokens` tokens; `num_together` texts fit. Raise DecodeCancelled, BackendUnavailable
+        where there is no memory for them, or InternalError if llama.cpp fails or returns NaN.
+        """
+        num_tokens = sum(map(len, texts))
+        if num_tokens > self._num_cells:
+            self.close()
+            self._open(num_tokens)
+        lib.llama_set_n_threads(self._context, num_threads, num_threads)
+        started_s = self._clock()
+        self._compute(texts, num_tokens)
+        rate = num_tokens / max(self._clock() - started_s, 1e-6)
+        self._tokens_per_s += (_SMOOTHING if self._tokens_per_s else 1.0) * (rate - self._tokens_per_s)
+        rows = np.stack([self._row(index) for index in range(len(texts))])
+        if not np.isfinite(rows).all():
+            raise InternalError("the model's embedding holds NaN or infinity")
+        return rows if self.is_ranking else np.stack([normalized(row.astype(np.float64)) for row in rows])
+
+    def request_abort(self) -> None:
+        """Make the running batch stop (CPU only). Any thread may call it."""
+        flag = self._abort_flag
+        if flag is not None:
+            flag.set()
+
+    def clear_abort(self) -> None:
+        """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
+        if self._abort_flag is not None:
+            self._abort_flag.clear()
+
+    def close(self) -> None:
+        """Free the memory; the next batch allocates it again."""
+        if self._context is not None:
+            lib.llama_free(self._context)
+            self._context, self._num_cells = None, 0
+        if self._abort_flag is not None:
+            self._abort_flag.forget()
+            self._abort_flag = None
+
+    def _open(self, num_tokens: int) -> None:
+        params = lib.llama_context_default_params()
+        num_cells = max(self._batch_tokens, min(1 << (num_tokens - 1).bit_length(), self.max_tokens))
+        self._check_memory(num_cells)
+        params.n_ctx = params.n_batch = params.n_ubatch = num_cells
+        params.n_seq_max = _MAX_TEXTS
+        params.n_outputs_max = max(num_cells, _MAX_TEXTS)
+        params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]
+        params.type_k, params.type_v = KV_TYPES[self._config.kv_type_k], KV_TYPES[self._config.kv_type_v]
+        params.kv_unified = True
+        params.embeddings = True
+        params.pooling_type = self._model.pooling or _MEAN
+        params.no_perf = True
+        self._context = lib.llama_init_from_model(self._model.handle, params) or None
+        if self._context is None:
+            raise self._no_room(num_cells, last_error() or "llama.cpp makes no context")
+        self._abort_flag = AbortFlag(self._context)
+        self._num_cells = num_cells
+
+    def _check_memory(self, num_cells: int) -> None:
+        """Refuse a text whose rows of logits alone would not fit, since llama.cpp would write to all of them."""
+        needed_bytes = num_cells * self._model.num_tokens * _BYTES_A_LOGIT
+        free_bytes = psutil.virtual_memory().available
+        if needed_bytes > free_bytes:
+            raise self._no_room(
+                num_cells, f"it takes {needed_bytes / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} GiB are free"
+            )
+
+    def _no_room(self, num_tokens: int, why: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"there is no room for a text of {num_tokens} tokens: {why}", retry_after_s=1.0, served_by="local"
+        )
+
+    def _compute(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """Compute a batch, in which each text is a sequence of its own and each token is an output."""
+        memory = lib.llama_get_memory(self._context)
+        if memory:
+            lib.llama_memory_clear(memory, False)
+        batch = lib.llama_batch_init(num_tokens, 0, 1)
+        try:
+            batch.n_tokens = num_tokens
+            places = ((index, place, token) for index, text in enumerate(texts) for place, token in enumerate(text))
+            for at, (index, place, token) in enumerate(places):
+                batch.token[at], batch.pos[at], batch.logits[at] = token, place, 1
+                batch.n_seq_id[at], batch.seq_id[at][0] = 1, index
+            status = int((lib.llama_decode if memory else lib.llama_encode)(self._context, batch))
+        finally:
+            lib.llama_batch_free(batch)
+        if status == _CANCELLED:
+            raise DecodeCancelled
+        if status != 0:
+            self.close()
+            raise InternalError(f"llama.cpp failed with status {status} on {num_tokens} tokens of {len(texts)} texts")
+        lib.llama_synchronize(self._context)
+
+    def _row(self, index: int) -> Rows:
+        pointer = lib.llama_get_embeddings_seq(self._context, index)
+        if not pointer:
+            raise InternalError("llama.cpp computed a text, but has no vector of it")
+        return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.length,)).copy()

@@ -1,0 +1,133 @@
+"""A loaded embedding or ranking model inside the worker: weights, encoder and tokenizer wired together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cpu_threads import ThreadGovernor
+from edgeagent.engine.llama.bindings import commit, system_description
+from edgeagent.engine.llama.cores import num_usable_cores
+from edgeagent.engine.llama.embedder import Rows
+from edgeagent.engine.llama.encoder import Encoder
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.trial import FIRST_STEPS, TOKENIZER
+from edgeagent.errors import EdgeAgentError, ModelLoadFailed, NotSupported
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.vocabulary import special_texts
+from edgeagent.types import Embed, MemoryKind, ModelInfo, Rerank, TextAnswer, TextQuery
+from edgeagent.worker.child.encoder.pairs import PairReader
+from edgeagent.worker.child.prompt import answer_text_query
+from edgeagent.worker.child.text_reader import TextReader
+from edgeagent.worker.protocol import Load
+
+
+class EncoderHost:
+    """One model, ready to embed or to rank. One thread calls `encode`; others may read texts beside it."""
+
+    def __init__(
+        self,
+        load: Load,
+        model: Model,
+        sandbox: tuple[str, ...] = (),
+        on_try: Callable[[str], None] = lambda _: None,
+        started_s: float | None = None,
+    ) -> None:
+        """Warm the model up; raise ModelLoadFailed if it cannot compute.
+
+        `on_try` is told which part of which file is tried next, in words; `started_s` is the time.monotonic when the
+        load began, None: now.
+        """
+        started_s = time.monotonic() if started_s is None else started_s
+        config = EngineConfig.model_validate_json(load.engine_config)
+        self.model = model
+        self.encoder = Encoder(model, config)
+        self.notes: tuple[str, ...] = ()
+        self.to_keep = b""
+        self._threads = None if config.threads else ThreadGovernor(num_usable_cores())
+        self._num_threads = config.threads or num_usable_cores()
+        on_try(f"{TOKENIZER} of {model.path}")
+        special = special_texts(model)
+        self._vocabulary = LongTextVocabulary(model, special)
+        self._texts = TextReader(model, self._vocabulary, self.encoder.max_tokens, self._embedding_length)
+        self._pairs = PairReader(model, self._vocabulary, special.control, self.encoder.max_tokens)
+        on_try(f"{FIRST_STEPS} of {model.path}")
+        self._warm_up()
+        self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads a batch uses; busy cores are left to others, unless the number is configured."""
+        if self._threads is None:
+            return self._num_threads
+        self._threads.update(time.monotonic())
+        return self._threads.num_threads
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> Rows:
+        """Compute a batch; see Encoder.encode."""
+        return self.encoder.encode(texts, self.num_threads)
+
+    def read_texts(self, query: Embed | Rerank) -> list[list[int]]:
+        """Return the tokens of each text to compute; any thread may call it.
+
+        Raise InvalidRequest, ContextLengthExceeded, or NotSupported where the model does the other of the two.
+        """
+        if isinstance(query, Embed):
+            return self._texts.read(query)
+        if not self.encoder.is_ranking:
+            raise NotSupported(
+                "This model embeds texts and ranks none. Serve a reranker, or compare embeddings.", param="model"
+            )
+        return self._pairs.read(query)
+
+    def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
+        """Return a function that answers questions about text, for one thread to call beside all others."""
+        return partial(answer_text_query, self.model, self._vocabulary)
+
+    def disk_cache(self) -> None:
+        """Return None: nothing is kept of a text."""
+
+    def close(self) -> None:
+        """Free the memory; afterwards no method is called."""
+        self.encoder.close()
+
+    @property
+    def _embedding_length(self) -> int:
+        return 0 if self.encoder.is_ranking else self.encoder.length
+
+    def _warm_up(self) -> None:
+        try:
+            self.encoder.warm_up(self.num_threads)
+        except EdgeAgentError as error:
+            raise ModelLoadFailed(f"{self.model.path} cannot compute a text: {error.message}") from error
+
+    def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
+        model = self.model
+        return ModelInfo(
+            name=load.name,
+            path=load.path,
+            architecture=model.metadata("general.architecture") or "unknown",
+            description=model.description,
+            size_bytes=model.size_bytes,
+            num_params=model.num_params,
+            num_vocab=model.num_tokens,
+            context_length=self.encoder.max_tokens,
+            context_length_trained=model.context_length_trained,
+            max_sequences=1,
+            memory_kind=MemoryKind.NONE,
+            supports_tools=False,
+            supports_reasoning=False,
+            sampling=model.default_sampling(),
+            devices=model.devices,
+            num_gpu_layers=model.num_gpu_layers,
+            num_layers=model.num_layers,
+            llama_cpp_commit=commit(),
+            system_description=system_description(),
+            sandbox=sandbox,
+            load_ms=load_ms,
+            embedding_length=self._embedding_length,
+            can_generate=False,
+            can_rank=self.encoder.is_ranking,
+        )

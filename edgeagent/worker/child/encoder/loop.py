@@ -1,0 +1,204 @@
+"""The main thread of an embedding or ranking model's worker. Commands in, frames out.
+
+Every request and every question ends exactly once. It knows queues, neither pipes nor threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from edgeagent.engine.llama.embedder import Rows, shortened
+from edgeagent.engine.runner import DecodeCancelled
+from edgeagent.errors import EdgeAgentError, NotSupported
+from edgeagent.types import Embed, Embedding, PurgeCache, Rerank, Score, TextAnswer, WorkerStatus
+from edgeagent.worker.child.encoder.host import EncoderHost
+from edgeagent.worker.child.encoder.scores import relevance
+from edgeagent.worker.child.frame_writer import Frames
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, Stop, Submit, failed
+
+_IDLE_S = 60.0  # without use, then the memory is freed
+
+
+@dataclass(slots=True)
+class _Job:
+    """The rest of a question; `texts` is None until they are tokenized. Of a Rerank the scores so far."""
+
+    query: Embed | Rerank
+    texts: deque[list[int]] | None = None
+    scores: list[Score] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TextsReady:
+    """The tokens of a question's texts."""
+
+    id: str
+    texts: list[list[int]]
+
+
+Command = Cancel | Ask | Drop | Stop | TextsReady
+
+
+class EncoderWorker:
+    """The open questions, in order of arrival, and the encoder that computes them in batches."""
+
+    def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._encoder = host.encoder
+        self._frames = frames
+        self._clock = clock
+        self.commands: SimpleQueue[Command] = SimpleQueue()
+        self._jobs: dict[str, _Job] = {}
+        self._used_at_s = clock()
+        self._num_batches = 0
+        self._num_tokens = 0
+        # Read by the reader thread for pongs.
+        self.step_started_at_s = self._expected_s = 0.0
+        self.preparing_since_s = 0.0
+        self.preparing_id = ""
+
+    def run(self) -> None:
+        """Serve until Stop."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Carry out the queued commands, then compute a batch; wait for a command if there is no work. False on
+        Stop."""
+        # Cleared before the commands are read: an interruption that comes later sets it again and is not lost.
+        self._encoder.clear_abort()
+        if not self._take_commands():
+            return False
+        ask_id = self._next()
+        if ask_id is not None:
+            self._compute(ask_id, self._jobs[ask_id])
+        elif self._rest_s() == 0.0:
+            self._encoder.close()
+        return True
+
+    def submit(self, message: Submit) -> None:
+        """Refuse a request to generate; any thread may call it."""
+        self._frames.put(
+            failed(
+                message.request.id,
+                NotSupported(
+                    f"{self._host.info.name} generates no text: it {self._purpose}. Choose another model.",
+                    param="model",
+                ),
+            )
+        )
+
+    def interrupt(self, command: Cancel | Ask | Stop) -> None:
+        """Queue a command from the reader thread, and interrupt a batch."""
+        self.commands.put(command)
+        if isinstance(command, Stop):
+            self._encoder.request_abort()
+
+    def ask(self, message: Ask) -> None:
+        """Expect the tokens of a question's texts; any thread may call it."""
+        self.commands.put(message)
+
+    def drop(self, message: Drop) -> None:
+        """Forget a question, and interrupt its batch; any thread may call it."""
+        self.commands.put(message)
+        self._encoder.request_abort()
+
+    def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
+        """Tokenize a question's texts on another thread."""
+        try:
+            self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
+        except BaseException:
+            self.commands.put(Drop(ask_id))
+            raise
+
+    @property
+    def status(self) -> WorkerStatus:
+        """Counts for the status; any thread may ask."""
+        num_open = len(self._jobs)
+        return WorkerStatus(
+            num_steps=self._num_batches,
+            step_expected_s=self._expected_s,
+            num_running=min(1, num_open),
+            num_waiting=max(0, num_open - 1),
+            num_prompt_tokens_total=self._num_tokens,
+            num_threads=self._host.num_threads,
+        )
+
+    @property
+    def _purpose(self) -> str:
+        return "ranks documents" if self._encoder.is_ranking else "embeds texts"
+
+    def _take_commands(self) -> bool:
+        for command in self._queued(can_wait=self._next() is None):
+            match command:
+                case Ask(ask_id, PurgeCache()):
+                    self._frames.put(AnswerPart(ask_id, TextAnswer("0"), is_last=True))
+                case Ask(ask_id, Embed() | Rerank() as query):
+                    self._jobs.setdefault(ask_id, _Job(query))
+                case TextsReady(ask_id, texts):
+                    if ask_id in self._jobs:
+                        self._jobs[ask_id].texts = deque(texts)
+                case Drop(ask_id):
+                    self._jobs.pop(ask_id, None)
+                case Stop():
+                    return False
+        return True
+
+    def _queued(self, *, can_wait: bool) -> Iterator[Command]:
+        """Yield the queued commands; with `can_wait`, wait for one."""
+        with contextlib.suppress(Empty):
+            yield self.commands.get(block=can_wait, timeout=self._rest_s())
+            for _ in range(self.commands.qsize()):
+                yield self.commands.get_nowait()
+
+    def _rest_s(self) -> float | None:
+        """Return after how many seconds without work memory can be freed; None if there is none to free."""
+        if self._jobs or not self._encoder.is_open:
+            return None
+        return max(0.0, self._used_at_s + _IDLE_S - self._clock())
+
+    def _next(self) -> str | None:
+        return next((ask_id for ask_id, job in self._jobs.items() if job.texts), None)
+
+    def _compute(self, ask_id: str, job: _Job) -> None:
+        assert job.texts
+        num = self._encoder.num_together(list(job.texts))
+        texts = [job.texts[index] for index in range(num)]
+        num_tokens = sum(map(len, texts))
+        self._expected_s = self._encoder.expected_s(num_tokens)
+        self.step_started_at_s = time.monotonic()
+        try:
+            rows = self._host.encode(texts)
+        except DecodeCancelled:
+            return  # it is computed again, unless its question was dropped
+        except EdgeAgentError as error:
+            del self._jobs[ask_id]
+            self._frames.put(failed(ask_id, error))
+            return
+        finally:
+            self.step_started_at_s = self._expected_s = 0.0
+            self._used_at_s = self._clock()
+            self._num_batches += 1
+        self._num_tokens += num_tokens
+        for _ in texts:
+            job.texts.popleft()
+        self._answer(ask_id, job, texts, rows)
+
+    def _answer(self, ask_id: str, job: _Job, texts: list[list[int]], rows: Rows) -> None:
+        is_last = not job.texts
+        if is_last:
+            del self._jobs[ask_id]
+        if isinstance(job.query, Rerank):
+            job.scores += [Score(relevance(row), len(text)) for text, row in zip(texts, rows, strict=True)]
+            if is_last:
+                self._frames.put(AnswerPart(ask_id, TextAnswer(scores=tuple(job.scores)), is_last=True))
+            return
+        for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
+            vector = shortened(row, job.query.dimensions).astype("<f4").tobytes()
+            part = TextAnswer(embeddings=(Embedding(vector, len(text)),))
+            self._frames.put(AnswerPart(ask_id, part, is_last=is_last and index == len(texts) - 1))

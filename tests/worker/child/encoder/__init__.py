@@ -1,0 +1,1 @@
+"""Tests of the worker of a model that reads whole texts."""
