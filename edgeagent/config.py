@@ -245,6 +245,8 @@ class ModelConfig(Section):
     """What drafts tokens ahead, as for the default model."""
     engine: dict[str, Any] = {}
     """Options of [engine] that are other for this model."""
+    prefixes: tuple[UserPath, ...] = ()
+    """Files of instructions to compute as soon as it is loaded: text, or .json as for /edgeagent/cache/warm."""
 
 
 class CacheConfig(Section):

@@ -133,6 +133,7 @@ async def _serve(
     trace: Trace | None,
 ) -> None:
     from edgeagent.api.responses.store import FILE, ResponseStore, stored_limits
+    from edgeagent.daemon.prefixes import Prefixes
     from edgeagent.daemon.server import make_server
 
     path = config.state_dir / FILE if config.server.persist_responses else None
@@ -141,17 +142,20 @@ async def _serve(
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
     publication = Publication(config.state_dir, runtime)
+    prefixes = Prefixes(router, config)
     watch: asyncio.Task[None] | None = None
-    publishing: asyncio.Task[None] | None = None
+    background: list[asyncio.Task[None]] = []
 
     def on_listening() -> None:
-        nonlocal watch, publishing
+        nonlocal watch
         keep_collections_short()
         if not publication.publish():
-            publishing = asyncio.create_task(publication.publish_in_time())
+            background.append(asyncio.create_task(publication.publish_in_time()))
         reporter.listening(runtime, token_file, urls_beyond(listeners.tcp, runtime.url.partition(":")[0]))
         # Not before, so that the first line says where the daemon listens.
         watch = asyncio.create_task(_watch(router, reporter, stop))
+        if prefixes.are_wanted:
+            background.append(asyncio.create_task(prefixes.run()))
 
     server = make_server(
         config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace, lambda: publication.trouble
@@ -161,7 +165,7 @@ async def _serve(
         if watch is not None and watch.done():
             await watch
     finally:
-        for task in (watch, publishing):
+        for task in (watch, *background):
             if task is not None:
                 task.cancel()
         publication.withdraw()

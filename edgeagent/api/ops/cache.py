@@ -71,7 +71,7 @@ async def purge(request: Request) -> JSONResponse:
 async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and keep it, so that the first request finds it cached."""
     service = context_of(request).service
-    warming = await read_body(request, partial(_read_warming, default_model=service.default_model()))
+    warming = await read_body(request, partial(read_warming, default_model=service.default_model()))
     async with aclosing(service.generate(warming)) as steps:
         async for step in steps:
             for delta in step.deltas:
@@ -80,7 +80,8 @@ async def warm(request: Request) -> JSONResponse:
     raise InternalError("a generation ended without its last event")
 
 
-def _read_warming(fields: Fields, default_model: str) -> GenerateRequest:
+def read_warming(fields: Fields, default_model: str) -> GenerateRequest:
+    """Return the request that computes a prompt ahead of time; raise InvalidRequest."""
     body = validate(WarmBody, fields)
     if (body.prompt is None) == ("messages" not in fields):
         raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")

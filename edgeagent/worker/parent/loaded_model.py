@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from edgeagent.config import EngineConfig
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 from edgeagent.worker.parent.load_time import LoadTime
@@ -20,6 +21,8 @@ from edgeagent.worker.protocol import Load
 
 # A model that was found, or failed to load, and that no client asks for is forgotten after this time.
 _FORGET_S = 600.0
+# Of a load that a request waits for. What it leaves out is measured by a later load.
+_AWAITED_CALIBRATION_S = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class LoadedModel:
             self.checked.set()
         await self._workers.make_room(self)
         self.has_room = True
-        return load
+        return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
 
     def pin(self) -> None:
         """Keep it loaded from now on."""
@@ -156,3 +159,10 @@ class LoadedModel:
         """Return the error of a load that there is no room for."""
         self.lacks_room = True
         return BackendUnavailable(why, retry_after_s=retry_after_s, served_by="local")
+
+
+def _hurried(load: Load, engine: EngineConfig) -> Load:
+    """Return a load that a request waits for: it measures for a shorter time what suits the model here."""
+    calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
+    hurried = engine.model_copy(update={"calibration_s": calibration_s})
+    return replace(load, engine_config=hurried.model_dump_json().encode())

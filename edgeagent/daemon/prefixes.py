@@ -1,0 +1,110 @@
+"""Computes the prefixes that the owner named for a model whenever it was loaded, for a first request that pays nothing.
+
+A request goes first: the prefixes are computed at the tier of batch work. A file that cannot be read is a line in the
+log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from edgeagent.api.ops.cache import read_warming
+from edgeagent.api.service import Service
+from edgeagent.config import Config
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import Finished, FinishReason, GenerateRequest, RouteMode, Tier, WorkerState, replace
+
+_LOOK_S = 0.5
+_MAX_BYTES = 16 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Prefixes:
+    """The files of prefixes, by the names of models in the owner's configuration."""
+
+    def __init__(self, service: Service, config: Config) -> None:
+        self._service = service
+        self._files = {name: own.prefixes for name, own in config.models.items() if own.prefixes}
+        self._names: dict[str, str] = {}
+        """The one name of each model, by the name in the configuration, once it was found."""
+        self._computed: dict[str, int | None] = {}
+        """The process in which each model's prefixes were computed."""
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the owner named any."""
+        return bool(self._files)
+
+    async def run(self) -> None:
+        """Look for models that were loaded, forever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Compute the prefixes of each model whose process has not computed them."""
+        for status in self._service.models():
+            if status.state is WorkerState.READY and self._computed.get(status.name, 0) != status.pid:
+                self._computed[status.name] = status.pid
+                for path in await self._files_of(status.name):
+                    await self._compute(status.name, path)
+
+    async def _files_of(self, model: str) -> tuple[Path, ...]:
+        for name, files in self._files.items():
+            if name not in self._names:
+                try:
+                    self._names[name] = await self._service.locate(name)
+                except EdgeAgentError:
+                    continue  # a model that is not here yet
+            if self._names[name] == model:
+                return files
+        return ()
+
+    async def _compute(self, model: str, path: Path) -> None:
+        try:
+            request = await asyncio.to_thread(_read, path, model)
+            async with aclosing(self._service.generate(request)) as steps:
+                async for step in steps:
+                    for delta in step.deltas:
+                        if isinstance(delta, Finished) and delta.reason is not FinishReason.CANCELLED:
+                            used = delta.usage
+                            logger.info(
+                                "the prefix %s of %s is ready: %d tokens, of which %d were cached",
+                                *(path, model, used.num_prompt_tokens, used.num_cached_tokens),
+                            )
+        except OSError as error:
+            logger.error("the prefix %s of %s cannot be read: %s", path, model, error.strerror)
+        except (EdgeAgentError, ValueError) as error:
+            logger.error("the prefix %s of %s is not computed: %s", path, model, error)
+
+
+def _read(path: Path, model: str) -> GenerateRequest:
+    """Return the request that computes a file's prefix; raise OSError, ValueError or InvalidRequest.
+
+    A .json file holds what /edgeagent/cache/warm takes. The text of any other is the instructions of a conversation.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
+    request = read_warming(_fields(path, content), model)
+    cache = replace(request.cache, pin=True)
+    return replace(request, model=model, tier=Tier.BATCH, cache=cache, route=RouteMode.LOCAL_ONLY)
+
+
+def _fields(path: Path, content: bytes) -> dict[str, Any]:
+    if path.suffix != ".json":
+        # The end of the instructions is found by what a user says next, which many templates ask for.
+        said = ({"role": "system", "content": content.decode()}, {"role": "user", "content": "Hello"})
+        return {"messages": list(said)}
+    fields = json.loads(content)
+    if not isinstance(fields, Mapping):
+        raise ValueError("it is not a JSON object")
+    return dict(fields)
