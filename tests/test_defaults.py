@@ -51,6 +51,7 @@ DEFAULTS: dict[str, object] = {
     "daemon.transport.HEAD_TIMEOUT_S": 10.0,
     "daemon.transport.SOCKET_STALL_TIMEOUT_S": 11.0,
     "daemon.transport.STALL_TIMEOUT_S": 10.0,
+    "doctor.places.ANSWER_TIMEOUT_S": 1.0,
     "engine.cache.lookup._MAX_HEADS": 200,
     "engine.cache.lookup._MAX_HOST_BYTES": 2048 * MIB,
     "engine.cache.lookup._MIN_SWEEP": 256,

@@ -17,7 +17,18 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports itself and parts of lower rows; parts of one row never import each other, but `cli` may use `client`.
 ROWS: list[set[str]] = [
-    {"types", "errors", "short_turns", "short_collections", "home", "durations", "file_lock", "load_stage", "__init__"},
+    {
+        "types",
+        "errors",
+        "short_turns",
+        "short_collections",
+        "home",
+        "durations",
+        "sizes",
+        "file_lock",
+        "load_stage",
+        "__init__",
+    },
     {"config"},
     {"config_sources", "metrics", "runtime_file", "state_files"},
     {"credentials", "cache_folder", "remotes"},
@@ -30,6 +41,7 @@ ROWS: list[set[str]] = [
     {"daemon"},
     {"client"},
     {"bench"},
+    {"doctor"},
     {"cli"},
     {"__main__"},
 ]
@@ -71,7 +83,7 @@ OWNERS: dict[str, set[str]] = {
     "filelock": {"store"},
     "prometheus_client": {"metrics"},
     "opentelemetry": {"daemon"},
-    "psutil": {"runtime_file", "engine", "worker", "daemon", "cli"},
+    "psutil": {"runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
     "websockets": {"client", "bench"},
 }
 # The rooms of a part, and what of the same part each may import beside itself: other rooms, and modules of the part's

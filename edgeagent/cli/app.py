@@ -53,6 +53,7 @@ COMMANDS = {
     "policy": Command("edgeagent.cli.policy:policy_app", "Show what the machine's policy allows."),
     "egress": Command("edgeagent.cli.egress:egress", "Show which requests left this machine."),
     "config": Command("edgeagent.cli.config:config_app", "Show the settings and where each comes from."),
+    "doctor": Command("edgeagent.cli.doctor:doctor", "Look for what is wrong on this machine."),
     "version": Command("edgeagent.cli.version:version", "Show the versions of edgeagent and llama.cpp."),
 }
 

@@ -11,16 +11,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from edgeagent.sizes import size_text as size_text
+
 _INDENT = "  "
 _MIN_WIDTH = 20
-
-
-def size_text(num_bytes: float) -> str:
-    """Return a size as people write it (powers of ten, as disks are sold)."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:,.1f} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def duration(seconds: float) -> str:

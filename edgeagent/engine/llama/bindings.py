@@ -98,6 +98,16 @@ def system_description() -> str:
     return str(lib.llama_print_system_info().decode())
 
 
+def backends() -> tuple[str, ...]:
+    """Return the names of the backends that llama.cpp was compiled with."""
+    ggml, base = _ggml("ggml"), _ggml("ggml-base")
+    ggml.ggml_backend_reg_count.restype = ctypes.c_size_t
+    get, name = ggml.ggml_backend_reg_get, base.ggml_backend_reg_name
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    return tuple(name(get(index)).decode(errors="replace") for index in range(ggml.ggml_backend_reg_count()))
+
+
 def devices() -> tuple[DeviceInfo, ...]:
     """Return the compute devices that llama.cpp sees, in its order."""
     ggml, base = _ggml("ggml"), _ggml("ggml-base")

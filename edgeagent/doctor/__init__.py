@@ -1,0 +1,1 @@
+"""What `edgeagent doctor` looks at: facts of the machine are gathered, then pure checks turn them into findings."""

@@ -1,0 +1,137 @@
+"""The facts that the checks read: plain values, gathered elsewhere, so that tests can describe any machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Gpu = Literal["nvidia", "amd", "intel", "apple"]
+PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ours"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A compute device that llama.cpp sees."""
+
+    name: str
+    description: str
+    kind: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a process that loaded llama.cpp reported. `problem` says why it reported nothing, or not all.
+
+    `sandbox` is None where the process ended before it entered the sandbox.
+    """
+
+    bindings: str | None = None
+    commit: str = ""
+    instructions: str = ""
+    backends: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
+    sandbox: tuple[str, ...] | None = None
+    landlock: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that edgeagent uses. `is_there` is False where it is made when it is first needed.
+
+    `free_bytes` and `file_system` are those of the folder, or of the nearest one above it that exists.
+    """
+
+    path: Path
+    is_there: bool = True
+    is_writable: bool = True
+    owner: str = ""
+    is_own: bool = True
+    mode: int = 0o700
+    file_system: str = ""
+    total_bytes: int = 0
+    free_bytes: int = 0
+    used_bytes: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The address that a daemon of these settings would listen on. `holder` names the program that has it."""
+
+    host: str
+    number: int
+    state: PortState
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDaemon:
+    """The daemon of this state folder. `problem` says why it is not ready."""
+
+    pid: int
+    url: str
+    version: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What is here to compile llama.cpp with. `is_checkout`: edgeagent runs from its sources, which have `make`."""
+
+    python: str
+    is_checkout: bool = False
+    has_cuda: bool = False
+    has_rocm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The machine's memory."""
+
+    total_bytes: int
+    available_bytes: int
+    swap_bytes: int = 0
+    swap_free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What of the settings the checks compare with."""
+
+    cache_bytes: int
+    cache_min_free_bytes: int
+    store_min_free_bytes: int
+    is_sandbox_on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that was gathered. `model_problem` and `hub_problem` are empty where there is none.
+
+    `hub` is the hub's address, None where it was not asked.
+    """
+
+    version: str
+    platform: str
+    machine: str
+    processor: str
+    cpu_flags: frozenset[str]
+    gpus: frozenset[Gpu]
+    native: Native
+    memory: Memory
+    models: Folder
+    cache: Folder
+    state: Folder
+    port: Port
+    daemon: RunningDaemon | None
+    tools: Tools
+    limits: Limits
+    model: str = "builtin"
+    model_problem: str = ""
+    token_problem: str = ""
+    hub: str | None = None
+    hub_problem: str = ""

@@ -1,0 +1,33 @@
+"""What a check returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `remedy` says what to do; it is empty where nothing needs to be done."""
+
+    name: str
+    severity: Severity
+    text: str
+    remedy: str = ""
+
+
+def ok(name: str, text: str) -> list[Finding]:
+    """Return the finding that all is well."""
+    return [Finding(name, "ok", text)]
+
+
+def warn(name: str, text: str, remedy: str) -> list[Finding]:
+    """Return a finding that costs speed or comfort."""
+    return [Finding(name, "warn", text, remedy)]
+
+
+def fail(name: str, text: str, remedy: str) -> list[Finding]:
+    """Return a finding that keeps edgeagent from working."""
+    return [Finding(name, "fail", text, remedy)]

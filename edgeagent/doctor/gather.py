@@ -1,0 +1,75 @@
+"""Gathers the facts for `edgeagent doctor`. Nothing is changed, and only with `with_network` is a network asked."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeagent import __version__
+from edgeagent.config import Config
+from edgeagent.doctor import system
+from edgeagent.doctor.facts import Facts, Limits, RunningDaemon
+from edgeagent.doctor.native import ask_native
+from edgeagent.doctor.places import look_at, look_at_port
+from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.runtime_file import Runtime, find_daemon, read_token
+from edgeagent.store.cache import HubCache
+from edgeagent.store.hub_reach import hub_address, why_unreachable
+from edgeagent.store.resolve import Library
+
+AskReady = Callable[[Runtime], str | None]
+"""Returns why a daemon is not ready, or None."""
+
+
+def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -> Facts:
+    """Return the facts of this machine under these settings."""
+    token_problem, running = "", None
+    try:
+        running = find_daemon(config.state_dir)
+        read_token(config.state_dir)
+    except ConfigError as error:
+        token_problem = error.message
+    store, cache = config.store, config.cache
+    return Facts(
+        version=__version__,
+        platform=sys.platform,
+        machine=platform.machine(),
+        processor=system.processor_name(),
+        cpu_flags=system.cpu_flags(),
+        gpus=system.gpus(),
+        native=ask_native(),
+        memory=system.read_memory(),
+        models=look_at(HubCache.of(store).root),
+        cache=look_at(config.cache_dir, is_measured=True),
+        state=look_at(config.state_dir),
+        port=look_at_port(config.server, None if running is None else running.port),
+        daemon=None if running is None else _daemon(running, ask_ready),
+        tools=system.tools(),
+        limits=Limits(cache.disk_bytes, cache.min_free_bytes, store.min_free_bytes, config.engine.sandbox),
+        model=config.model,
+        model_problem=_model_problem(config),
+        token_problem=token_problem,
+        hub=hub_address() if with_network else None,
+        hub_problem=why_unreachable() if with_network else "",
+    )
+
+
+def _daemon(running: Runtime, ask_ready: AskReady) -> RunningDaemon:
+    try:
+        problem = ask_ready(running)
+    except EdgeAgentError as error:
+        problem = error.message
+    return RunningDaemon(running.pid, running.url, running.version, problem)
+
+
+def _model_problem(config: Config) -> str:
+    """Return why the default model is not here; empty where it is, or where only remotes answer."""
+    if config.model == "none":
+        return ""
+    try:
+        missing = [path for path in Library.of(config).find(config.model).paths if not Path(path).is_file()]
+    except EdgeAgentError as error:
+        return error.message
+    return f"{missing[0]} is missing" if missing else ""

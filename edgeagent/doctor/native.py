@@ -1,0 +1,85 @@
+"""Asks llama.cpp what it is and sees, in a process of its own with a time limit: loading it may hang, or crash."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from edgeagent.doctor.facts import Device, Native
+from edgeagent.worker.parent.environment import worker_environment
+
+# A driver of a GPU compiles its kernels at its first use; that takes seconds.
+TIMEOUT_S = 60.0
+COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.native_report")
+_MAX_MESSAGE_CHARS = 300
+
+
+def ask_native(
+    command: Sequence[str] = COMMAND, environment: Mapping[str, str] = os.environ, timeout_s: float | None = None
+) -> Native:
+    """Return what a process that loads llama.cpp reports, or why it reports nothing."""
+    bindings = installed_bindings()
+    try:
+        done = subprocess.run(  # noqa: S603 our own module
+            command,
+            env=worker_environment(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s or TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as late:
+        why = f"it did not load within {late.timeout:g} s"
+        return _native(bindings, late.stdout or b"", why)
+    except OSError as error:
+        return Native(bindings, problem=f"{command[0]} cannot be started: {error.strerror}")
+    return _native(bindings, done.stdout, _why_ended(done.returncode, done.stderr))
+
+
+def installed_bindings() -> str | None:
+    """Return the version of llama-cpp-python, None where it is not installed."""
+    try:
+        return importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
+    """Return what the process reported before it ended."""
+    records: list[dict[str, Any]] = []
+    for line in output.splitlines():
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    said = {name: value for record in records for name, value in record.items()}
+    if problem is None and "commit" not in said:
+        problem = "it reported nothing"
+    return Native(
+        bindings,
+        commit=str(said.get("commit", "")),
+        instructions=str(said.get("instructions", "")),
+        backends=tuple(map(str, said.get("backends", ()))),
+        devices=tuple(Device(**device) for device in said.get("devices", ())),
+        sandbox=tuple(said["sandbox"]) if "sandbox" in said else None,
+        landlock=int(said.get("landlock", 0)),
+        problem=problem,
+    )
+
+
+def _why_ended(code: int, stderr: bytes) -> str | None:
+    """Return why the process failed, in words; None where it did not."""
+    if code == 0:
+        return None
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    said = f" ({lines[-1].strip()[:_MAX_MESSAGE_CHARS]})" if lines else ""
+    if 0 <= code < 0x8000_0000:  # Windows has its crashes above
+        return f"it cannot be loaded{said}"
+    illegal = code in (-getattr(signal, "SIGILL", 4), 0xC000_001D)
+    return f"it crashed{': it was compiled for another CPU' if illegal else said or f' (status {code})'}"

@@ -1,0 +1,162 @@
+"""Looks at folders and at the port, without changing them: nothing is created, and no daemon is disturbed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgeagent.config import ServerConfig
+from edgeagent.doctor.facts import Folder, Port, PortState
+
+ANSWER_TIMEOUT_S = 1.0
+_MAX_ANSWER_BYTES = 4096
+# A folder of cached prefixes may hold many files; counting stops there.
+_MAX_FILES = 100_000
+
+DiskUsage = Callable[[Path], Any]
+
+
+def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = shutil.disk_usage) -> Folder:
+    """Return what can be seen of a folder, or of where it would be made. `is_measured`: count its files' bytes too."""
+    near = next((folder for folder in (path, *path.parents) if _exists(folder)), Path("/"))
+    try:
+        status = near.stat()
+        usage = disk_usage(near)
+    except OSError as error:
+        return Folder(path, problem=error.strerror or str(error))
+    is_there = near == path
+    if not stat.S_ISDIR(status.st_mode):
+        return Folder(path, problem=f"{near} is a file" if not is_there else "it is a file, not a folder")
+    return Folder(
+        path,
+        is_there=is_there,
+        is_writable=os.access(near, os.W_OK | os.X_OK) and not _is_read_only(near),
+        owner=_user_name(status.st_uid),
+        is_own=sys.platform == "win32" or status.st_uid == os.getuid(),
+        mode=stat.S_IMODE(status.st_mode) if sys.platform != "win32" else 0o700,
+        file_system=_file_system(near),
+        total_bytes=usage.total,
+        free_bytes=usage.free,
+        used_bytes=_size_of(path) if is_measured and is_there else 0,
+    )
+
+
+def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
+    """Return whether a daemon can listen where the settings say. `own_port` is that of the running daemon."""
+    state, holder = _port_state(server.host, server.port, own_port), ""
+    if state == "taken":
+        holder = _holder(server.port)
+        if _is_edgeagent(server):
+            state = "edgeagent"
+    return Port(server.host, server.port, state, holder)
+
+
+def _port_state(host: str, number: int, own_port: int | None) -> PortState:
+    if number and number == own_port:
+        return "ours"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError:
+        return "not ours"
+    with closing(socket.socket(family, kind, protocol)) as listener:
+        if sys.platform == "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            # As the daemon does. It is bound and never listens, so that no client finds it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            return _why_not_bound(error)
+    return "free"
+
+
+def _why_not_bound(error: OSError) -> PortState:
+    if error.errno == errno.EACCES and sys.platform != "win32":
+        return "not allowed"
+    return "not ours" if error.errno == errno.EADDRNOTAVAIL else "taken"
+
+
+def _holder(number: int) -> str:
+    """Return the program that listens on a port, where the system tells this user."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
+                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
+    return ""
+
+
+def _is_edgeagent(server: ServerConfig) -> bool:
+    """Whether an edgeagent daemon answers on the port, and to this client without a token."""
+    host = "127.0.0.1" if server.host in ("", "0.0.0.0") else server.host  # noqa: S104 not listened on
+    host = f"[{host}]" if ":" in host else host
+    request = urllib.request.Request(f"http://{host}:{server.port}/version")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=ANSWER_TIMEOUT_S) as answer:
+            document = json.loads(answer.read(_MAX_ANSWER_BYTES))
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and "llama_cpp_python" in document
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _is_read_only(path: Path) -> bool:
+    if not hasattr(os, "statvfs"):
+        return False
+    with suppress(OSError):
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return False
+
+
+def _user_name(uid: int) -> str:
+    if sys.platform == "win32":
+        return ""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _file_system(folder: Path) -> str:
+    with suppress(OSError):
+        mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+        resolved = folder.resolve()
+        return next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "")
+    return ""
+
+
+def _size_of(folder: Path) -> int:
+    num_bytes = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            if number >= _MAX_FILES:
+                break
+            with suppress(OSError):
+                num_bytes += entry.stat(follow_symlinks=False).st_size
+    return num_bytes

@@ -1,0 +1,38 @@
+"""The command that compiles llama.cpp again for this machine."""
+
+from __future__ import annotations
+
+import shlex
+
+from edgeagent.doctor.facts import Facts, Gpu
+
+# Vision is not served, and its library doubles the compile time.
+_WITHOUT_VISION = "-DMTMD_BUILD=OFF"
+# GCC before 13 miscompiles AMX (llama.cpp issue 20824); without it the same CPUs use AVX-512.
+_WITHOUT_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
+FLAGS: dict[Gpu, str] = {
+    "nvidia": "-DGGML_CUDA=on",
+    "apple": "-DGGML_METAL=on",
+    "amd": "-DGGML_VULKAN=on",
+    "intel": "-DGGML_VULKAN=on",
+}
+_ROCM = "-DGGML_HIP=on"
+
+
+def gpu_flags(gpu: Gpu, facts: Facts) -> str:
+    """Return CMake's flags of the backend that suits a GPU: ROCm where its compiler is here, else Vulkan."""
+    return _ROCM if gpu == "amd" and facts.tools.has_rocm else FLAGS[gpu]
+
+
+def rebuild_command(facts: Facts, flags: str = "") -> str:
+    """Return the command that compiles llama.cpp for this CPU, and with `flags` for a GPU too."""
+    if facts.tools.is_checkout:
+        # It has its own defaults, and compiles nothing where flags and CPU are those of the last time.
+        return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "make clean setup"
+    flags = " ".join(filter(None, (_WITHOUT_VISION, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
+    package = "llama-cpp-python" + (f"=={facts.native.bindings}" if facts.native.bindings else "")
+    python = facts.tools.python
+    options = "install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
+    if facts.platform == "win32":
+        return f"$env:CMAKE_ARGS='{flags}'; & '{python}' -m pip {options} {package}"
+    return f"CMAKE_ARGS={shlex.quote(flags)} {shlex.quote(python)} -m pip {options} {package}"

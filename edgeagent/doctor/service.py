@@ -1,0 +1,60 @@
+"""Checks of what a daemon needs, and of one that runs: port, version, model, hub. Pure functions of the facts."""
+
+from __future__ import annotations
+
+from edgeagent.doctor.facts import Facts
+from edgeagent.doctor.findings import Finding, fail, ok, warn
+
+
+def check_daemon(facts: Facts) -> list[Finding]:
+    """Check the daemon that runs with this state folder."""
+    daemon = facts.daemon
+    if daemon is None:
+        return ok("daemon", "none runs with this state folder; `edgeagent serve` starts one")
+    text = f"edgeagent {daemon.version} at {daemon.url}, process {daemon.pid}"
+    if daemon.problem is not None:
+        return fail("daemon", f"{text}, is not ready: {daemon.problem}", "see `edgeagent status`, and its log")
+    if daemon.version != facts.version:
+        return warn("daemon", f"{text}; this command is {facts.version}", "start it again, after `edgeagent stop`")
+    return ok("daemon", f"{text}, is ready")
+
+
+def check_port(facts: Facts) -> list[Finding]:
+    """Check that a daemon can have its port."""
+    port, where = facts.port, f"{facts.port.host} port {facts.port.number}"
+    remedy = "choose another with --port (0 takes a free one)"
+    match port.state:
+        case "free":
+            return ok("port", f"{where} is free" if port.number else "a free one is taken")
+        case "ours":
+            return ok("port", f"{where} is this daemon's")
+        case "not allowed":
+            return fail("port", f"{where} is not for this user", f"{remedy}, above 1023")
+        case "not ours":
+            return fail("port", f"{port.host} is not an address of this machine", "choose another with --host")
+        case "edgeagent":
+            text = f"{where} is taken by an edgeagent daemon of another user or state folder{_named(port.holder)}"
+        case _:
+            text = f"{where} is taken by another program{_named(port.holder)}"
+    # A daemon that runs has another port already.
+    return warn("port", text, remedy) if facts.daemon is not None else fail("port", text, remedy)
+
+
+def _named(holder: str) -> str:
+    return f" ({holder})" if holder else ""
+
+
+def check_model(facts: Facts) -> list[Finding]:
+    """Check that the model that a daemon would serve is here."""
+    if facts.model_problem:
+        return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
+    return ok("model", f"{facts.model} is here")
+
+
+def check_hub(facts: Facts) -> list[Finding]:
+    """Check that the hub answers, if it was asked."""
+    if facts.hub is None:
+        return []
+    if facts.hub_problem:
+        return warn("hub", facts.hub_problem, "models that are here work without it")
+    return ok("hub", f"{facts.hub} answers")

@@ -1,0 +1,245 @@
+"""The checks of `edgeagent doctor` as tables: a healthy machine, and the same with one thing wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeagent.doctor.checks import examine
+from edgeagent.doctor.facts import Device, Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
+from edgeagent.doctor.findings import Finding
+
+GB = 10**9
+CPU = Device("CPU", "A processor", "cpu", 16 * GB, 8 * GB)
+FULL_SANDBOX = ("no-network", "no-new-privileges", "no-programs", "read-only files")
+NATIVE = Native(
+    bindings="0.3.36",
+    commit="0c1e570",
+    instructions="CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | FMA = 1 | F16C = 1 | BMI2 = 1 | LLAMAFILE = 1 | ",
+    backends=("CPU",),
+    devices=(CPU,),
+    sandbox=FULL_SANDBOX,
+    landlock=7,
+)
+X86 = frozenset({"avx", "avx2", "fma", "f16c", "bmi2", "sse3"})
+
+
+def folder(path: str, **changes: Any) -> Folder:
+    ours = Folder(Path(path), owner="me", file_system="ext4", total_bytes=500 * GB, free_bytes=100 * GB)
+    return replace(ours, **changes)
+
+
+HEALTHY = Facts(
+    version="1.0",
+    platform="linux",
+    machine="x86_64",
+    processor="A processor",
+    cpu_flags=X86,
+    gpus=frozenset(),
+    native=NATIVE,
+    memory=Memory(16 * GB, 8 * GB, 2 * GB, 2 * GB),
+    models=folder("/models"),
+    cache=folder("/state/cache", used_bytes=3 * GB),
+    state=folder("/state"),
+    port=Port("127.0.0.1", 8127, "free"),
+    daemon=None,
+    tools=Tools("/venv/bin/python"),
+    limits=Limits(8 * GB, 2 * GB, 1 * GB),
+)
+
+
+def found(facts: Facts, name: str) -> Finding:
+    """Return the one finding of a name; all others must be those of the healthy machine, or of no harm."""
+    (finding,) = [finding for finding in examine(facts) if finding.name == name]
+    return finding
+
+
+def changed(**parts: Any) -> Facts:
+    return replace(HEALTHY, **parts)
+
+
+def native(**parts: Any) -> Facts:
+    return changed(native=replace(NATIVE, **parts))
+
+
+def test_a_healthy_machine() -> None:
+    findings = examine(HEALTHY)
+    assert {finding.severity for finding in findings} == {"ok"}
+    assert not [finding for finding in findings if finding.remedy]
+    assert [finding.name for finding in findings] == [
+        *("llama.cpp", "CPU", "GPU", "memory", "sandbox", "state folder", "cache folder", "models folder"),
+        *("model", "port", "daemon"),
+    ]
+
+
+PIP = "-m pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36"
+CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * GB, 23 * GB)
+
+# What is wrong, the name of its line, its severity, a part of its text, and a part of its remedy.
+WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
+    "no bindings": (native(bindings=None), "llama.cpp", "fail", "is not installed", "llama-cpp-python"),
+    "a broken import": (
+        native(problem="it cannot be loaded (ImportError: no libggml)"),
+        *("llama.cpp", "fail", "ImportError: no libggml", PIP),
+    ),
+    "a build for another CPU": (
+        native(instructions="CPU : AVX = 1 | AVX2 = 1 | AVX512 = 1 | "),
+        *("CPU", "fail", "lacks AVX512, which llama.cpp was compiled for", PIP),
+    ),
+    "a build for any CPU": (
+        changed(cpu_flags=X86 | {"avx512f", "avx512_vnni"}),
+        *("CPU", "warn", "has AVX512, AVX512_VNNI, which this build of llama.cpp does not use", PIP),
+    ),
+    "Arm without dot products": (
+        changed(cpu_flags=frozenset({"asimd", "asimddp"}), native=replace(NATIVE, instructions="CPU : NEON = 1 | ")),
+        *("CPU", "warn", "has DOTPROD", PIP),
+    ),
+    "NVIDIA without CUDA": (
+        changed(gpus=frozenset({"nvidia"}), tools=Tools("/venv/bin/python", has_cuda=True)),
+        *("GPU", "warn", "compiled without it", "run: CMAKE_ARGS='-DMTMD_BUILD=OFF -DGGML_CUDA=on' /venv/bin/python"),
+    ),
+    "NVIDIA without CUDA's compiler": (
+        changed(gpus=frozenset({"nvidia"})),
+        *("GPU", "warn", "an NVIDIA GPU", "install the CUDA toolkit (nvcc), then run: "),
+    ),
+    "NVIDIA in a checkout": (
+        changed(gpus=frozenset({"nvidia"}), tools=Tools("python", is_checkout=True, has_cuda=True)),
+        *("GPU", "warn", "an NVIDIA GPU", "run: CMAKE_ARGS=-DGGML_CUDA=on make setup"),
+    ),
+    "NVIDIA's driver is missing": (
+        changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, backends=("CUDA", "CPU"))),
+        *("GPU", "warn", "sees no device", "nvidia-smi"),
+    ),
+    "AMD without ROCm": (changed(gpus=frozenset({"amd"})), "GPU", "warn", "an AMD GPU", "-DGGML_VULKAN=on"),
+    "AMD with ROCm": (
+        changed(gpus=frozenset({"amd"}), tools=Tools("python", has_rocm=True)),
+        *("GPU", "warn", "an AMD GPU", "-DGGML_HIP=on"),
+    ),
+    "Apple without Metal": (
+        changed(platform="darwin", machine="arm64", gpus=frozenset({"apple"})),
+        *("GPU", "warn", "Apple's GPU", "-DGGML_METAL=on"),
+    ),
+    "Windows": (
+        changed(platform="win32", gpus=frozenset({"nvidia"}), tools=Tools(r"C:\py\python.exe", has_cuda=True)),
+        *("GPU", "warn", "an NVIDIA GPU", "$env:CMAKE_ARGS='-DMTMD_BUILD=OFF -DGGML_CUDA=on'; & 'C:\\py\\python.exe'"),
+    ),
+    "little memory": (changed(memory=Memory(4 * GB, GB // 2)), "memory", "warn", "500.0 MB of 4.0 GB", "unload"),
+    "no Landlock": (
+        native(sandbox=("no-network", "no-new-privileges", "no-programs"), landlock=0),
+        *("sandbox", "warn", "without read-only files: the kernel has no Landlock", "newer kernel"),
+    ),
+    "a container without seccomp": (
+        native(sandbox=("no-new-privileges", "read-only files")),
+        *("sandbox", "warn", "without no-network, no-programs: it is not allowed here", "seccomp"),
+    ),
+    "the sandbox is off": (
+        changed(limits=replace(HEALTHY.limits, is_sandbox_on=False)),
+        *("sandbox", "warn", "switched off", "engine.sandbox"),
+    ),
+    "another user's state": (
+        changed(state=folder("/state", is_own=False, owner="eve")),
+        *("state folder", "fail", "belongs to another user (eve)", "--state-dir"),
+    ),
+    "a state that others write": (
+        changed(state=folder("/state", mode=0o777)),
+        *("state folder", "fail", "can be written by other users", "chmod 700 /state"),
+    ),
+    "a state that others read": (
+        changed(state=folder("/state", mode=0o755)),
+        *("state folder", "warn", "can be read by other users", "chmod 700 /state"),
+    ),
+    "a token that others read": (
+        changed(token_problem="/state/token is open to other users; run `chmod 600`"),
+        *("state folder", "fail", "chmod 600", ""),
+    ),
+    "a full disk": (
+        changed(state=folder("/state", free_bytes=0)),
+        *("state folder", "fail", "the disk of /state is full: 0 B free", "free some space"),
+    ),
+    "a state on NFS": (changed(state=folder("/state", file_system="nfs4")), "state folder", "warn", "locks", ""),
+    "a cache that cannot be written": (
+        changed(cache=folder("/state/cache", is_writable=False)),
+        *("cache folder", "warn", "/state/cache cannot be written to", "--cache-dir"),
+    ),
+    "a cache that is a file": (
+        changed(cache=folder("/state/cache", problem="it is a file, not a folder")),
+        *("cache folder", "warn", "it is a file", "--cache-dir"),
+    ),
+    "a cache on a nearly full disk": (
+        changed(cache=folder("/state/cache", free_bytes=GB)),
+        *("cache folder", "warn", "less than cache.min_free_bytes (2.0 GB)", "free some space"),
+    ),
+    "a cache in memory": (
+        changed(cache=folder("/tmp/cache", file_system="tmpfs")),
+        *("cache folder", "warn", "is in memory (tmpfs)", "--cache-dir"),
+    ),
+    "no room for a download": (
+        changed(models=folder("/models", free_bytes=GB // 2)),
+        *("models folder", "warn", "500.0 MB free", "edgeagent prune"),
+    ),
+    "models nobody can add to": (
+        changed(models=folder("/models", is_there=False, is_writable=False)),
+        *("models folder", "warn", "cannot be made", "--models-dir"),
+    ),
+    "a model that is not here": (
+        changed(model_problem="qwen3-4b is not on this machine: run `edgeagent pull qwen3-4b`"),
+        *("model", "fail", "edgeagent pull qwen3-4b", "--model"),
+    ),
+    "a taken port": (
+        changed(port=Port("127.0.0.1", 8127, "taken", "nginx, process 7")),
+        *("port", "fail", "taken by another program (nginx, process 7)", "--port"),
+    ),
+    "a daemon of another user": (
+        changed(port=Port("127.0.0.1", 8127, "edgeagent")),
+        *("port", "fail", "an edgeagent daemon of another user or state folder", "--port"),
+    ),
+    "a port below 1024": (changed(port=Port("127.0.0.1", 80, "not allowed")), "port", "fail", "for this user", "1023"),
+    "a foreign address": (changed(port=Port("10.9.8.7", 8127, "not ours")), "port", "fail", "10.9.8.7", "--host"),
+    "an old daemon": (
+        changed(daemon=RunningDaemon(9, "http://127.0.0.1:8127", "0.9")),
+        *("daemon", "warn", "edgeagent 0.9 at http://127.0.0.1:8127, process 9; this command is 1.0", "stop"),
+    ),
+    "a daemon that is not ready": (
+        changed(daemon=RunningDaemon(9, "http://127.0.0.1:8127", "1.0", "the worker crashed")),
+        *("daemon", "fail", "is not ready: the worker crashed", "edgeagent status"),
+    ),
+    "a hub behind a proxy": (
+        changed(hub="https://hub", hub_problem="https://hub cannot be reached"),
+        *("hub", "warn", "https://hub cannot be reached", "work without it"),
+    ),
+}
+
+
+@pytest.mark.parametrize("facts, name, severity, text, remedy", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_with_its_remedy(facts: Facts, name: str, severity: str, text: str, remedy: str) -> None:
+    finding = found(facts, name)
+    assert finding.severity == severity
+    assert text in finding.text
+    assert remedy in finding.remedy and finding.remedy
+
+
+def test_what_is_seen_but_not_wrong() -> None:
+    assert (
+        "RTX 4090 (CUDA0), 23.0 GB free"
+        in found(
+            changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, devices=(CUDA, CPU), backends=("CUDA", "CPU"))),
+            "GPU",
+        ).text
+    )
+    intel = found(changed(gpus=frozenset({"intel"})), "GPU")
+    assert intel.severity == "ok" and "-DGGML_VULKAN=on" in intel.text
+    assert found(changed(hub="https://hub"), "hub").text == "https://hub answers"
+    assert found(changed(port=Port("127.0.0.1", 8127, "ours")), "port").severity == "ok"
+    assert found(changed(limits=replace(HEALTHY.limits, cache_bytes=0)), "cache folder").severity == "ok"
+    assert found(changed(platform="darwin"), "sandbox").severity == "ok"
+    # A daemon that runs on another port does not need this one.
+    both = changed(port=Port("127.0.0.1", 8127, "taken"), daemon=RunningDaemon(9, "http://127.0.0.1:9000", "1.0"))
+    assert found(both, "port").severity == "warn"
+
+
+def test_amx_is_left_out_where_a_compiler_may_miscompile_it() -> None:
+    facts = changed(cpu_flags=X86 | {"amx_int8"}, native=replace(NATIVE, problem="it crashed"))
+    assert "-mno-amx-int8" in found(facts, "llama.cpp").remedy
