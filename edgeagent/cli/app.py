@@ -46,6 +46,7 @@ COMMANDS = {
     "prune": Command("edgeagent.cli.model_changes:prune", "Delete downloads that no model needs."),
     "import": Command("edgeagent.cli.model_changes:import_models", "Use models of Ollama, LM Studio or llama.cpp."),
     "cp": Command("edgeagent.cli.model_changes:copy", "Give a model another name."),
+    "quantize": Command("edgeagent.cli.quantize:quantize", "Make a smaller copy of a model."),
     "bench": Command("edgeagent.cli.bench:bench", "Measure a server, or compare two."),
     "cache": Command("edgeagent.cli.cache:cache_app", "Show, purge or fill what is kept of prompts."),
     "token": Command("edgeagent.cli.token:token_app", "Replace the token, or give clients their own."),
