@@ -15,6 +15,7 @@ EdgeAgentError
 ├── ModelLoading
 ├── RequestTimeout
 ├── ModelLoadFailed
+│   └── ModelDamaged
 ├── WorkerCrashed
 │   └── ModelChanged
 ├── BackendUnavailable
@@ -147,6 +148,12 @@ class ModelLoadFailed(EdgeAgentError):
     """The model file cannot be loaded on this machine."""
 
     code = "model_load_failed"
+
+
+class ModelDamaged(ModelLoadFailed):
+    """The model's file is damaged, not whole, or not a model of this llama.cpp. The message names its fault."""
+
+    code = "model_damaged"
 
 
 class WorkerCrashed(EdgeAgentError):

@@ -49,10 +49,13 @@ def remove(
     _agree("Delete this?" if any(removal.files for removal in removals) else "Forget this?", yes=yes)
     for removal in removals:
         shelf.remove(removal)
+    left = {removal.name: path for removal in removals if (path := shelf.left(removal)) is not None}
     if as_json:
-        typer.echo(json.dumps([_removal_record(removal) for removal in removals], indent=2))
+        typer.echo(json.dumps([_removal_record(removal, left.get(removal.name)) for removal in removals], indent=2))
         return
     typer.echo(f"{size_text(sum(removal.freed_bytes for removal in removals))} are free again.")
+    for name, path in left.items():
+        typer.echo(wrapped(f"Another model of that name is here: {name} means {path} now."))
 
 
 def prune(
@@ -212,12 +215,13 @@ def _found_record(model: Adoptable, outcome: bool | EdgeAgentError | None) -> di
     }
 
 
-def _removal_record(removal: Removal) -> dict[str, object]:
+def _removal_record(removal: Removal, left: Path | None) -> dict[str, object]:
     return {
         "name": removal.name,
         "aliases": list(removal.aliases),
         "files": [str(path) for path in removal.files],
         "freed_bytes": removal.freed_bytes,
+        "means_now": None if left is None else str(left),
     }
 
 

@@ -130,6 +130,7 @@ def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
         "draft": model.draft,
         "loaded_s_ago": LastUse(settings.state_dir).age_s(model.paths[0]),
         "problem": model.problem,
+        "is_damaged": model.is_damaged,
     }
 
 
@@ -139,7 +140,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     if record["aliases"]:
         where += f" (also {', '.join(record['aliases'])})"
     if record["problem"]:
-        where += f" (unreadable: {record['problem']})"
+        where += f" ({'damaged' if record['is_damaged'] else 'unreadable'}: {record['problem']})"
     return (
         record["name"],
         record["architecture"] or "-",
@@ -176,7 +177,7 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         "recommended": ", ".join(f"{key} {value:g}" for key, value in (record.get("sampling") or {}).items()),
         "from": record.get("repo") or record.get("origin"),
         "last loaded": _ago(record.get("loaded_s_ago"), "") if record["is_here"] else "",
-        "unreadable": record.get("problem"),
+        "damaged" if record.get("is_damaged") else "unreadable": record.get("problem"),
         **{("files" if number == 0 else " " * number): path for number, path in enumerate(record.get("paths") or ())},
     }
     return [(heading, text) for heading, text in texts.items() if text]

@@ -193,9 +193,13 @@ class Router:
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a question about text where the model is; raise ModelNotFound."""
-        with suppress(EdgeAgentError):
-            model = await self.locate(model)
         unknown: ModelNotFound | None = None
+        try:
+            model = await self.locate(model)
+        except ModelNotFound as error:  # it tells near names
+            unknown = error
+        except EdgeAgentError:
+            pass  # the backends say what is wrong
         for backend in self._open_backends():
             try:
                 return await backend.ask(model, query)

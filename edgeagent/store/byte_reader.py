@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Never
 
-from edgeagent.errors import ModelLoadFailed, ModelNotFound
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound
 
 MAX_HEADER_BYTES = 256 << 20
 MAX_STRING_BYTES = 64 << 20
@@ -25,7 +25,7 @@ _U64 = struct.Struct("<Q")
 
 
 class ByteReader:
-    """A cursor over the head of a file. Every failure is a ModelLoadFailed that names the file and the place."""
+    """A cursor over the head of a file. Every failure is a ModelDamaged that names the file and the place."""
 
     def __init__(self, file: BinaryIO, path: Path, size_bytes: int) -> None:
         self._file = file
@@ -42,8 +42,8 @@ class ByteReader:
         return self._window_offset + self._pos
 
     def fail(self, what: str) -> Never:
-        """Raise ModelLoadFailed for this file."""
-        raise ModelLoadFailed(f"{self._path} cannot be loaded: {what}", param="model")
+        """Raise ModelDamaged for this file."""
+        raise ModelDamaged(f"{self._path} cannot be loaded: {what}", param="model")
 
     def take(self, num_bytes: int) -> bytes:
         """Return the next bytes."""

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeagent.errors import ModelLoadFailed, ModelNotFound
+from edgeagent.errors import ModelDamaged, ModelNotFound
 from edgeagent.store.byte_reader import ByteReader, open_model_file
 from edgeagent.store.gguf_tables import (
     MAX_KEYS,
@@ -71,7 +71,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return one file's header. Raise ModelNotFound, or ModelLoadFailed saying what is wrong with the file."""
+    """Return one file's header. Raise ModelNotFound, or ModelLoadFailed (of a bad file ModelDamaged)."""
     with open_model_file(path) as reader:
         if reader.size_bytes == 0:
             reader.fail("it is empty; download it again")
@@ -101,12 +101,12 @@ def validate_model(path: Path) -> GgufHeader:
     """
     header = read_header(path)
     if not header.architecture:
-        raise ModelLoadFailed(
+        raise ModelDamaged(
             f"{path} cannot be loaded: it has no general.architecture, so it is not a model", param="model"
         )
     if header.split is None or header.split.count <= 1:
         if header.num_tensors == 0:
-            raise ModelLoadFailed(f"{path} cannot be loaded: it holds no tensors", param="model")
+            raise ModelDamaged(f"{path} cannot be loaded: it holds no tensors", param="model")
         return header
     return _validate_parts(header, header.split)
 
@@ -114,11 +114,11 @@ def validate_model(path: Path) -> GgufHeader:
 def _validate_parts(first: GgufHeader, split: Split) -> GgufHeader:
     paths = split_paths(first.path)
     if split.no != 0 or paths[0] != first.path:
-        raise ModelLoadFailed(
+        raise ModelDamaged(
             f"{first.path} is part {split.no + 1} of {split.count}: give the first part, {paths[0].name}", param="model"
         )
     if len(paths) != split.count:
-        raise ModelLoadFailed(
+        raise ModelDamaged(
             f"{first.path} says it is one of {split.count} parts, but its name does not end in "
             f"-00001-of-{split.count:05d}.gguf: give the files back their names",
             param="model",
@@ -128,9 +128,9 @@ def _validate_parts(first: GgufHeader, split: Split) -> GgufHeader:
         try:
             part = read_header(path)
         except ModelNotFound:
-            raise ModelLoadFailed(f"{path} is missing: part {no + 1} of {split.count}", param="model") from None
+            raise ModelDamaged(f"{path} is missing: part {no + 1} of {split.count}", param="model") from None
         if part.split is None or (part.split.no, part.split.count) != (no, split.count):
-            raise ModelLoadFailed(f"{path} is not part {no + 1} of {split.count} of {first.path.name}", param="model")
+            raise ModelDamaged(f"{path} is not part {no + 1} of {split.count} of {first.path.name}", param="model")
         headers.append(part)
     return _merged(headers, split)
 
@@ -138,7 +138,7 @@ def _validate_parts(first: GgufHeader, split: Split) -> GgufHeader:
 def _merged(headers: list[GgufHeader], split: Split) -> GgufHeader:
     num_tensors = sum(header.num_tensors for header in headers)
     if num_tensors == 0 or split.num_tensors not in (None, num_tensors):
-        raise ModelLoadFailed(
+        raise ModelDamaged(
             f"{headers[0].path} declares {split.num_tensors} tensors in {split.count} parts, which hold {num_tensors}",
             param="model",
         )

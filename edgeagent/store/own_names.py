@@ -37,8 +37,13 @@ class OwnNames:
     imports: Mapping[str, Imported] = field(default_factory=dict)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
-        """Return the aliases of a model."""
+        """Return the aliases of a model; of one that has no other name, the path is its name here."""
         return tuple(alias for alias, target in self.aliases.items() if target == name)
+
+    @property
+    def named_paths(self) -> tuple[Path, ...]:
+        """The files that aliases stand for, each once."""
+        return tuple(Path(target) for target in dict.fromkeys(self.aliases.values()) if Path(target).is_absolute())
 
     def without(self, *names: str) -> OwnNames:
         """Return the names without these, and without the aliases that stand for them."""

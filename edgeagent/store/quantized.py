@@ -85,7 +85,7 @@ def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> P
         if not target.name.lower().endswith(".gguf"):
             raise ConfigError(f"{target} must end in .gguf, as files of models do")
         return target
-    if found.origin in ("folder", "path"):
+    if found.origin in ("alias", "folder", "path"):
         return found.paths[0].with_name(name)
     return (store.models_dir or Path.cwd()) / name
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.cache import HubCache, named_sha256
 from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
 from edgeagent.store.gguf import GgufHeader, read_header, validate_model
@@ -20,7 +20,7 @@ from edgeagent.store.split import split_paths, split_stem
 from edgeagent.store.variants import choose, variants
 from edgeagent.store.verified import VerifiedFiles
 
-Origin = Literal["builtin", "hub", "folder", "import", "path"]
+Origin = Literal["builtin", "hub", "folder", "import", "alias", "path"]
 
 DEFAULT_NAMES = ("", "default")
 """What a request may call the model that the daemon serves."""
@@ -43,7 +43,7 @@ class ResolvedModel:
 class LocalModel:
     """A model on this machine, for the user to see. `problem` says why `header` is missing.
 
-    `draft` is the catalog's name of a model that speculates for it.
+    `is_damaged`: the file itself is at fault. `draft` is the catalog's name of a model that speculates for it.
     """
 
     name: str
@@ -54,13 +54,15 @@ class LocalModel:
     problem: str | None = None
     aliases: tuple[str, ...] = ()
     draft: str | None = None
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A model's files, unverified. `sha256` is what another program says the first has; `draft` is the catalog's.
 
-    `name` is its one name on this machine; that of a path is only the file's.
+    `name` is its one name on this machine; that of a path is only the file's. Of a file that has a name by aliases
+    alone it is the first of these.
     """
 
     name: str
@@ -96,15 +98,15 @@ class Library:
         """Return a model's files. What came from the hub is verified: a file is read the first time it is asked for.
 
         The order: the default; the owner's aliases, imported models and files in the models' folder; what
-        `parse_name` says. Raise ModelNotFound (with near names, or the command that would bring it), StoreError or
-        InvalidRequest.
+        `parse_name` says. Raise ModelNotFound (with near names, or the command that would bring it), ModelDamaged,
+        StoreError or InvalidRequest.
         """
         found = self.find(self._default if name in DEFAULT_NAMES else name)
         if found.origin == "hub":
             for path in found.paths:
                 self._verify(path, name)
         elif found.sha256 is not None and not self._verified.check(found.paths[0], found.sha256):
-            raise StoreError(
+            raise ModelDamaged(
                 f"{found.paths[0]} is damaged: its sha256 is not {found.sha256}; import {name} again", param="model"
             )
         draft_path = builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
@@ -145,7 +147,7 @@ class Library:
         return {"builtin", *own.aliases, *own.imports, *self._folder.models(), *load_catalog()}
 
     def models(self) -> tuple[LocalModel, ...]:
-        """Return the bundled model, the owner's, and every complete model in the cache."""
+        """Return the bundled model, the owner's, every complete model in the cache, and files that aliases name."""
         found: list[Found] = []
         with suppress(ModelNotFound):
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
@@ -162,12 +164,14 @@ class Library:
             for model in models:
                 paths = tuple(files[file] for file in model.files)
                 found.append(Found(model_name(models, model, repo), paths, "hub", draft))
-        return tuple(_listed(each, own.aliases_of(each.name)) for each in found)
+        known = {path.resolve() for each in found for path in each.paths}
+        found += [self._aliased(path, own) for path in own.named_paths if path.resolve() not in known]
+        return tuple(_listed(each, _aliases(each, own)) for each in found)
 
     def local(self, name: str) -> LocalModel:
         """Return what a name means, unverified, with its header; raise ModelNotFound or InvalidRequest."""
         found = self.find(name)
-        return _listed(found, self._own.read().aliases_of(found.name))
+        return _listed(found, _aliases(found, self._own.read()))
 
     def find(self, name: str) -> Found:
         """Return what a name means, unverified; raise ModelNotFound or InvalidRequest."""
@@ -195,18 +199,28 @@ class Library:
         target = own.aliases.get(name)
         if target is not None:
             # An alias stands for a model, never for another alias.
+            if Path(target).is_absolute():
+                return self._present(name, self._aliased(Path(target), own))
             return self.find(target) if target not in own.aliases else None
         imported = own.imports.get(name)
         if imported is not None:
-            missing = next((path for path in imported.paths if not path.is_file()), None)
-            if missing is not None:
-                raise ModelNotFound(
-                    f"{name} was imported from {missing}, which is gone: `edgeagent rm {name}` forgets it",
-                    param="model",
-                )
-            return Found(name, imported.paths, "import", sha256=imported.sha256)
+            return self._present(name, Found(name, imported.paths, "import", sha256=imported.sha256))
         loose = self._folder.find(name)
         return None if loose is None else Found(*loose, "folder")
+
+    def _aliased(self, path: Path, own: OwnNames) -> Found:
+        """Return a file that has a name by aliases alone; it may be gone."""
+        return Found(own.aliases_of(str(path))[0], split_paths(path), "alias")
+
+    def _present(self, name: str, found: Found) -> Found:
+        """Return a model whose file lies elsewhere; raise ModelNotFound where that is gone."""
+        missing = next((path for path in found.paths if not path.is_file()), None)
+        if missing is not None:
+            what = "was imported from" if found.origin == "import" else "stands for"
+            raise ModelNotFound(
+                f"{name} {what} {missing}, which is gone: `edgeagent rm {name}` forgets it", param="model"
+            )
+        return found
 
     def _from_hub(self, name: HubName, *, wanted: str, draft: str | None) -> Found:
         files = self._cache.files(name.repo)
@@ -229,7 +243,7 @@ class Library:
                 param="model",
             )
         if not self._verified.check(path, promised):
-            raise StoreError(
+            raise ModelDamaged(
                 f"{path} is damaged: its sha256 is not {promised}; run `edgeagent pull {wanted}` to download it again",
                 param="model",
             )
@@ -270,14 +284,19 @@ def _local(path: Path) -> ResolvedModel:
     return ResolvedModel(split_stem(path.name), paths)
 
 
+def _aliases(found: Found, own: OwnNames) -> tuple[str, ...]:
+    """Return the other names of a model: those of its name, and of its file."""
+    aliases = (*own.aliases_of(found.name), *own.aliases_of(str(found.paths[0].resolve())))
+    return tuple(alias for alias in dict.fromkeys(aliases) if alias != found.name)
+
+
 def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
     size_bytes = sum(path.stat().st_size for path in found.paths if path.exists())
-    header, problem = None, None
+    model = LocalModel(found.name, found.origin, found.paths, size_bytes, None, None, aliases, found.draft)
     try:
-        header = current_header(found.paths[0])
+        return replace(model, header=current_header(found.paths[0]))
     except EdgeAgentError as error:
-        problem = error.message
-    return LocalModel(found.name, found.origin, found.paths, size_bytes, header, problem, aliases, found.draft)
+        return replace(model, problem=error.message, is_damaged=isinstance(error, ModelDamaged))
 
 
 def current_header(path: Path) -> GgufHeader:

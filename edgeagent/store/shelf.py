@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.config import Config
-from edgeagent.errors import InvalidRequest, ModelNotFound, StoreError
+from edgeagent.errors import InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.adoption import Adoptable
 from edgeagent.store.cache import HubCache
 from edgeagent.store.catalog import match_entry
@@ -58,7 +58,8 @@ class Shelf:
             raise InvalidRequest("builtin comes with edgeagent and cannot be removed", param="model")
         if found.origin == "path":
             raise InvalidRequest(f"{name} is a path: delete the file itself", param="model")
-        aliases = tuple(dict.fromkeys((*own.aliases_of(found.name), *own.aliases_of(name))))
+        names = (found.name, name, str(found.paths[0].resolve()))
+        aliases = tuple(dict.fromkeys(alias for each in names for alias in own.aliases_of(each)))
         files = found.paths if found.origin == "folder" else self._cache().removable(found.paths)
         return Removal(found.name, found, files, sum(map(_size, files)), aliases)
 
@@ -77,13 +78,19 @@ class Shelf:
         if self._own.read().without(*ended) != self._own.read():
             self._own.change(lambda names: names.without(*ended))
 
+    def left(self, removal: Removal) -> Path | None:
+        """Return the file that the removed name means now; None where it means nothing any more."""
+        with suppress(ModelNotFound, InvalidRequest, StoreError):
+            return self._library.find(removal.name).paths[0]
+        return None
+
     def copy(self, source: str, alias: str) -> str:
         """Give a model a second name, and return its first one. Raise ModelNotFound, InvalidRequest or StoreError."""
         alias = without_latest(alias)
         if not is_short_name(alias) or alias in (*DEFAULT_NAMES, "builtin", "none"):
             raise InvalidRequest(f"{alias[:80]!r} cannot be a model's name here: use letters, digits and . _ - :")
         found = self._library.find(source)
-        target = str(found.paths[0].resolve()) if found.origin == "path" else found.name
+        target = str(found.paths[0].resolve()) if found.origin in ("alias", "path") else found.name
         if alias == target:
             raise InvalidRequest(f"{alias} is that model's name already")
         own = self._own.read()
@@ -96,7 +103,7 @@ class Shelf:
         """Make another program's model one of this machine's where it lies; False where it is one already.
 
         `on_bytes` is told how much of it was read for its sha256, where the other program says that. Raise
-        ModelLoadFailed or StoreError where it cannot be used, InvalidRequest where its name is taken.
+        ModelLoadFailed where it cannot be used, InvalidRequest where its name is taken.
         """
         own = self._own.read()
         before = own.imports.get(model.name)
@@ -106,7 +113,7 @@ class Shelf:
             raise InvalidRequest(f"the name {model.name} is taken; `edgeagent rm {model.name}` frees it")
         validate_model(model.paths[0])
         if model.sha256 is not None and not self._verified.check(model.paths[0], model.sha256, on_bytes):
-            raise StoreError(f"{model.paths[0]} is damaged: its sha256 is not {model.sha256}", param="model")
+            raise ModelDamaged(f"{model.paths[0]} is damaged: its sha256 is not {model.sha256}", param="model")
         imported = Imported(model.paths, model.source, model.sha256)
         self._own.change(lambda names: with_import(names, model.name, imported))
         return True

@@ -131,3 +131,20 @@ def test_import_of_nothing(run: Run, tmp_path: Path, home: Path) -> None:
     status, _, err = run("import", "olama")
     assert status == 2 and "olama is none of ollama, lmstudio, llama.cpp" in err
     assert main(["import", "--help"]) == 0
+
+
+def test_rm_says_what_a_name_means_afterwards(run: Run, store: StoreConfig) -> None:
+    lay(store, "m.gguf")
+    deep = lay(store, "deep/m.gguf")
+    status, out, _ = run("rm", "m", "--yes")
+    assert status == 0 and f"Another model of that name is here: m means {deep} now." in out
+    assert json.loads(run("rm", "m", "--yes", "--json")[1])[0]["means_now"] is None
+
+
+def test_a_name_for_a_file_elsewhere_is_listed(run: Run, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.gguf"
+    outside.write_bytes(CONTENT)
+    assert run("cp", str(outside), "mine")[0] == 0
+    assert names(run) == {"mine"}
+    assert json.loads(run("show", "mine", "--json")[1])["name"] == "mine"
+    assert run("rm", "mine", "--yes")[0] == 0 and outside.exists() and names(run) == set()

@@ -37,7 +37,9 @@ def test_list_as_json(run: Run, tmp_path: Path) -> None:
     )
     (tmp_path / "mini.gguf").write_bytes(b"broken")
     status, out, _ = run("list")
-    assert status == 0 and "unreadable" in out
+    assert status == 0 and "(damaged: " in out and "it is not a GGUF file" in out
+    assert json.loads(run("list", "--json")[1])[0]["is_damaged"] is True
+    assert "damaged  " in run("show", "builtin")[1]
 
 
 def test_list_without_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

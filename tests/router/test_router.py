@@ -222,3 +222,15 @@ async def test_a_cancel_reaches_every_backend() -> None:
 async def test_a_refusal_says_how_many_are_there() -> None:
     with pytest.raises(Overloaded, match=r"^7 requests are running or waiting"):
         await collect(Router([FullBackend()]), request("", model="fake"))
+
+
+class SearchingBackend(FakeBackend):
+    """A fake that looks for models on a disk."""
+
+    async def locate(self, name: str) -> str:
+        raise ModelNotFound(f"model '{name}' not found; near names: fake", param="model")
+
+
+async def test_a_question_to_an_unknown_model_is_answered_with_near_names() -> None:
+    with pytest.raises(ModelNotFound, match="near names: fake"):
+        await Router([SearchingBackend()]).ask("fakee", Tokenize("hi"))

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.errors import Forbidden, InvalidRequest, ModelNotFound, StoreError
+from edgeagent.errors import Forbidden, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store import catalog, transfer
 from edgeagent.store import hub as hub_module
 from edgeagent.store.cache import HubCache
@@ -199,7 +199,7 @@ def test_a_damaged_blob_is_refused_and_pulled_again(
     path = puller.pull(REPO).paths[0]
     HubCache.of(store).blob(REPO, sha256(SMALL)).write_bytes(bytes(len(SMALL)))
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"is damaged.*edgeagent pull org/model-GGUF"):
+        with pytest.raises(ModelDamaged, match=r"is damaged.*edgeagent pull org/model-GGUF"):
             library.resolve(REPO)
     assert puller.pull(REPO).downloaded_bytes == len(SMALL)
     assert library.resolve(REPO).path.read_bytes() == path.read_bytes() == SMALL
@@ -542,7 +542,7 @@ def test_where_links_are_not_to_be_had(
     assert library.resolve(REPO).path == path
     path.write_bytes(bytes(len(SMALL)))
     for _ in range(2):
-        with pytest.raises(StoreError, match="is damaged"):
+        with pytest.raises(ModelDamaged, match="is damaged"):
             library.resolve(REPO)
 
 

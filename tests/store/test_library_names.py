@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.errors import EdgeAgentError, ModelNotFound, StoreError
+from edgeagent.errors import EdgeAgentError, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.model_folder import ModelFolder
 from edgeagent.store.own_names import NAMES_FILE, Imported, OwnNames, OwnNamesFile, with_alias, with_import
 from edgeagent.store.resolve import Library
@@ -108,6 +108,38 @@ def test_an_alias_means_its_model_everywhere(library: Library, store: StoreConfi
     assert [model.aliases for model in library.models() if model.origin == "hub"] == [("mine",)]
 
 
+def test_an_alias_of_a_file_elsewhere_is_its_model_s_name(library: Library, own: OwnNamesFile, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.gguf"
+    outside.write_bytes(small_model())
+    own.change(lambda names: with_alias(with_alias(names, "mine", str(outside)), "ours", str(outside)))
+    (listed,) = [model for model in library.models() if model.origin == "alias"]
+    assert (listed.name, listed.aliases, listed.paths) == ("mine", ("ours",), (outside,))
+    assert listed.header is not None
+    for name in ("mine", "ours", "mine:latest"):
+        assert library.holds(name)
+        assert (library.resolve(name).name, library.resolve(name).path) == ("mine", outside)
+    outside.unlink()
+    assert not library.holds("mine") and library.models()[-1].problem is not None
+    with pytest.raises(ModelNotFound, match=r"mine stands for .*outside\.gguf, which is gone: `edgeagent rm mine`"):
+        library.resolve("mine")
+
+
+def test_an_alias_by_path_of_a_file_that_has_a_name_is_no_second_model(
+    library: Library, store: StoreConfig, own: OwnNamesFile
+) -> None:
+    path = lay(store, "m.gguf")
+    own.change(lambda names: with_alias(names, "mine", str(path)))
+    assert [(model.name, model.aliases) for model in library.models() if model.origin != "builtin"] == [
+        ("m", ("mine",))
+    ]
+
+
+def test_a_damaged_file_is_listed_as_such(library: Library, store: StoreConfig) -> None:
+    lay(store, "bad.gguf", b"GGUF")
+    (bad,) = [model for model in library.models() if model.origin == "folder"]
+    assert bad.is_damaged and bad.header is None and "the file ends at byte 4" in (bad.problem or "")
+
+
 def test_an_alias_of_an_alias_means_nothing(library: Library, own: OwnNamesFile) -> None:
     own.change(lambda names: with_alias(with_alias(names, "a", "b"), "b", "a"))
     with pytest.raises(ModelNotFound):
@@ -123,7 +155,7 @@ def test_an_imported_model_is_verified_where_its_source_tells_its_sha256(
     own.change(lambda names: with_import(names, "other:7b", Imported((blob,), "ollama", sha256(content))))
     assert (library.resolve("other:7b").name, library.resolve("other:7b").path) == ("other:7b", blob)
     blob.write_bytes(content[:-1] + b"!")
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(ModelDamaged, match="damaged"):
         library.resolve("other:7b")
     blob.unlink()
     with pytest.raises(ModelNotFound, match="edgeagent rm other:7b"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.errors import ModelNotFound, StoreError
+from edgeagent.errors import ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store import catalog
 from edgeagent.store import resolve as resolve_module
 from edgeagent.store.cache import HubCache
@@ -86,7 +86,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(
     os.utime(path, ns=(1, 1))
     assert library.resolve(REPO).path == path
     path.resolve().write_bytes(small_model(9))
-    with pytest.raises(StoreError, match="is damaged"):
+    with pytest.raises(ModelDamaged, match="is damaged"):
         library.resolve(REPO)
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.errors import InvalidRequest, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.errors import InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.store.adoption import Adoptable
 from edgeagent.store.cache import HubCache
 from edgeagent.store.gguf import read_header
 from edgeagent.store.last_use import LastUse
+from edgeagent.store.own_names import OwnNames, OwnNamesFile
 from edgeagent.store.pruning import Pruner
 from edgeagent.store.resolve import Library, current_header
 from edgeagent.store.shelf import Shelf
@@ -174,7 +175,7 @@ def test_what_is_not_adopted(shelf: Shelf, config: Config, tmp_path: Path) -> No
     path, broken = tmp_path / "theirs.gguf", tmp_path / "broken.gguf"
     path.write_bytes(small_model())
     broken.write_bytes(small_model()[:-20])
-    with pytest.raises(StoreError, match="its sha256 is not"):
+    with pytest.raises(ModelDamaged, match="its sha256 is not"):
         shelf.adopt(Adoptable("theirs", "ollama", (path,), "0" * 64))
     with pytest.raises(ModelLoadFailed):
         shelf.adopt(Adoptable("broken", "path", (broken,)))
@@ -249,3 +250,33 @@ def test_the_header_of_a_split_model_counts_all_parts(tmp_path: Path) -> None:
     for path, part in zip(paths, split_model(2), strict=True):
         path.write_bytes(part)
     assert current_header(paths[0]).num_tensors == 2
+
+
+def test_an_alias_goes_with_the_file_that_it_names_by_its_path(
+    shelf: Shelf, config: Config, store: StoreConfig
+) -> None:
+    path = lay(store, "m.gguf")
+    shelf.copy(str(path), "mine")
+    removal = shelf.plan("m")
+    assert removal.aliases == ("mine",)
+    shelf.remove(removal)
+    assert OwnNamesFile(config.state_dir).read() == OwnNames()
+
+
+def test_a_copy_of_a_copy_of_a_path_stands_for_the_path(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.gguf"
+    outside.write_bytes(small_model())
+    shelf.copy(str(outside), "mine")
+    assert shelf.copy("mine", "ours") == str(outside)
+    assert Library.of(config).resolve("ours").path == outside
+    shelf.remove(shelf.plan("mine"))
+    assert names(config) == ["ours"]
+
+
+def test_what_a_removed_name_means_afterwards(shelf: Shelf, store: StoreConfig) -> None:
+    near, deep = lay(store, "m.gguf"), lay(store, "deep/m.gguf")
+    for path, left in ((near, deep), (deep, None)):
+        removal = shelf.plan("m")
+        assert removal.files == (path,)
+        shelf.remove(removal)
+        assert shelf.left(removal) == left

@@ -19,12 +19,13 @@ from fastapi.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
+from edgeagent.api.openai.models import listed
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.config import Config
-from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store.cache import named_sha256
 from edgeagent.store.gguf import GgufHeader
-from edgeagent.store.resolve import Library, current_header
+from edgeagent.store.resolve import Library, LocalModel, current_header
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
 
 router = APIRouter(route_class=OllamaRoute)
@@ -111,14 +112,21 @@ def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:
 
     An alias is a model too, behind the others.
     """
-    local = Library.of(config).models()
+    served, local = listed(config, served)
     on_disk = {model.name: ListedModel(model.name, model.paths[0], model.size_bytes, model.header) for model in local}
     models = [_served(status, on_disk.pop(status.name, None)) for status in served]
     paths = {model.path.resolve() for model in models if model.path is not None}
     models += [model for model in on_disk.values() if model.path is None or model.path.resolve() not in paths]
     by_name = {model.name: model for model in models}
-    named = [(alias, by_name.get(model.name)) for model in local for alias in model.aliases]
+    by_path = {model.path.resolve(): model for model in models if model.path is not None}
+    found = [(model, by_name.get(model.name) or by_path.get(model.paths[0].resolve())) for model in local]
+    named = [(alias, each) for model, each in found for alias in _names_beside(model) if alias not in by_name]
     return models + [replace(model, name=alias, is_loaded=False) for alias, model in named if model is not None]
+
+
+def _names_beside(model: LocalModel) -> tuple[str, ...]:
+    """Return a model's aliases. A file that has no other name may be served by its path, under the file's name."""
+    return (model.name, *model.aliases) if model.origin == "alias" else model.aliases
 
 
 def _served(status: ModelStatus, known: ListedModel | None) -> ListedModel:
@@ -146,11 +154,16 @@ def _find(context: Context, name: str, served: Sequence[ModelStatus]) -> ListedM
         if known in models:
             return models[known]
     library = Library.of(context.config)
-    library.refuse_path(name)
-    with suppress(EdgeAgentError):
-        known = library.find(name).name
-        if known in models:
-            return models[known]
+    try:
+        library.refuse_path(name)
+        found = library.local(name)
+    except (ModelNotFound, InvalidRequest) as error:  # the latter for a name that no model can have
+        why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
+        raise ModelNotFound(why, param="model") from None
+    if found.name in models:
+        return models[found.name]
+    if found.problem is not None:
+        raise (ModelDamaged if found.is_damaged else ModelLoadFailed)(found.problem, param="model")
     raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
 
 

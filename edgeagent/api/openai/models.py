@@ -28,12 +28,11 @@ router = APIRouter()
 async def list_models(request: Request) -> JSONResponse:
     """List the models that are served, loaded or not, and behind them those on this machine that a request loads."""
     context = context_of(request)
-    served = context.service.models()
-    models = [_model_body(status, context) for status in served]
+    served, others = context.service.models(), list[LocalModel]()
     if context.config.load.on_demand and context.config.model != NO_MODEL:
-        models += [
-            _body_of_file(each, context) for each in await asyncio.to_thread(_not_served, context.config, served)
-        ]
+        served, local = await asyncio.to_thread(listed, context.config, served)
+        others = _not_served(served, local)
+    models = [*(_model_body(each, context) for each in served), *(_body_of_file(each, context) for each in others)]
     return JSONResponse({"object": "list", "data": models})
 
 
@@ -48,15 +47,24 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     return JSONResponse(_model_body(status, context))
 
 
-def _not_served(config: Config, served: Sequence[ModelStatus]) -> list[LocalModel]:
-    """Return the models on this machine that are none of the served ones. Reads files: call it in a thread."""
+def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelStatus], list[LocalModel]]:
+    """Return the served models and those on this machine, without those whose file cannot be read.
+
+    Of these only one that the owner configured is listed, with its state. Reads files: call it in a thread.
+    """
+    local = Library.of(config).models()
+    unreadable = {model.name for model in local if model.header is None}
+    return (
+        [each for each in served if each.is_pinned or each.state not in UNUSABLE or each.name not in unreadable],
+        [model for model in local if model.header is not None],
+    )
+
+
+def _not_served(served: Sequence[ModelStatus], local: Sequence[LocalModel]) -> list[LocalModel]:
+    """Return the models on this machine that are none of the served ones."""
     names = {status.name for status in served}
     paths = {Path(status.info.path).resolve() for status in served if status.info is not None}
-    return [
-        model
-        for model in Library.of(config).models()
-        if model.header is not None and model.name not in names and model.paths[0].resolve() not in paths
-    ]
+    return [model for model in local if model.name not in names and model.paths[0].resolve() not in paths]
 
 
 def _body_of_file(model: LocalModel, context: Context) -> dict[str, object]:
@@ -86,11 +94,15 @@ def _body(name: str, details: dict[str, object], context: Context) -> dict[str, 
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Say whether the default model is loaded, in llama-server's format. Every client may ask."""
+    """Say whether the default model is loaded, or would be by a request, in llama-server's format.
+
+    Every client may ask.
+    """
     service = context_of(request).service
     states = {status.name: status.state for status in service.models()}
     state = states.get(service.default_model())
-    if state is WorkerState.READY and not service.is_draining:
+    # One that was unloaded is loaded again by its next request.
+    if state in (WorkerState.READY, WorkerState.STOPPED) and not service.is_draining:
         return JSONResponse({"status": "ok"})
     if service.is_draining:
         message = "Stopping"

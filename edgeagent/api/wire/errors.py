@@ -53,6 +53,8 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.ModelLoading: Shape(503, "unavailable_error", may_pass=True),
     errors.RequestTimeout: Shape(504, "timeout_error", retry=False),
     errors.ModelLoadFailed: Shape(500, "model_error", retry=False),
+    # 422: 5xx would be retried by many clients, and a damaged file stays damaged.
+    errors.ModelDamaged: Shape(422, "model_error", retry=False),
     errors.WorkerCrashed: Shape(503, "server_error", may_pass=True),
     errors.ModelChanged: Shape(503, "server_error", may_pass=True),
     errors.BackendUnavailable: Shape(503, "unavailable_error", may_pass=True),

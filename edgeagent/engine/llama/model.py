@@ -14,7 +14,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices, last_error, lib
 from edgeagent.engine.llama.offload import Footprint, kv_cache_bytes, num_layers_that_fit
 from edgeagent.engine.sampling.sampler import is_in_range
-from edgeagent.errors import InternalError, ModelLoadFailed
+from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
 
 # llama.cpp's own defaults (common/common.h), used where the GGUF names none.
@@ -41,6 +41,8 @@ _MAX_METADATA_BYTES = 1 << 20
 _EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
 _USER_DEFINED = 1 << 4  # llama_token_attr
 _MAX_DIGITS = 10  # a hostile file may have more than Python reads
+# What llama.cpp's messages say where the machine is at fault, not the file.
+_MACHINE_WORDS = ("alloc", "memory", "mmap", "mlock", "failed to open", "device")
 _GUESSED = 1 << 10  # in llama_ftype: the type was guessed from the tensors
 DEFAULT_MAX_CONTEXT = 8192
 
@@ -52,6 +54,14 @@ def split_parts(path: Path) -> list[Path]:
         return [path]
     stem, count = match.group(1), int(match.group(2))
     return [path.with_name(f"{stem}-{index:05}-of-{count:05}.gguf") for index in range(1, count + 1)]
+
+
+def _load_failure(path: Path) -> ModelLoadFailed:
+    """Return the error of a file that llama.cpp does not load: ModelDamaged, unless the machine is at fault."""
+    why = last_error()
+    is_of_file = "error loading model" in why and not any(word in why.lower() for word in _MACHINE_WORDS)
+    kind = ModelDamaged if is_of_file else ModelLoadFailed
+    return kind(f"llama.cpp cannot load {path}: {why or 'it does not say why'}")
 
 
 def _metadata(handle: object, key: str) -> str | None:
@@ -104,7 +114,7 @@ class Model:
             params.progress_callback = lib.llama_progress_callback(lambda share, _: on_progress(share) or True)
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
-            raise ModelLoadFailed(f"llama.cpp cannot load {path}: {last_error() or 'it does not say why'}")
+            raise _load_failure(path)
         self._vocab = lib.llama_model_get_vocab(self._handle)
         self.num_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
         if self.num_tokens == 0:
@@ -129,7 +139,7 @@ class Model:
         params.vocab_only = True
         handle = lib.llama_model_load_from_file(str(self.path).encode(), params)
         if not handle:
-            raise ModelLoadFailed(f"llama.cpp cannot load {self.path}: {last_error() or 'it does not say why'}")
+            raise _load_failure(self.path)
         try:
 
             def number(suffix: str, default: int) -> int:

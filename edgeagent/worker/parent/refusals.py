@@ -11,7 +11,7 @@ from edgeagent.errors import (
     EdgeAgentError,
     InvalidRequest,
     ModelChanged,
-    ModelLoadFailed,
+    ModelDamaged,
     PayloadTooLarge,
     WorkerCrashed,
 )
@@ -57,7 +57,7 @@ def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
 
 def failed_trial(trying: str, cause: str) -> EdgeAgentError:
     """Return the error of a file whose trial ended the process; `trying` says which part of which file was tried."""
-    return ModelLoadFailed(
+    return ModelDamaged(
         f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
         "converted wrongly or needs another build of llama.cpp; get it again, or another one",
         served_by="local",

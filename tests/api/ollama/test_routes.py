@@ -24,6 +24,7 @@ from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
 from edgeagent.store.catalog import builtin_model
 from edgeagent.store.hub import Puller
+from edgeagent.store.own_names import OwnNamesFile, with_alias
 from edgeagent.types import (
     ChatPrompt,
     Delta,
@@ -608,6 +609,30 @@ class TestModels:
         body = (await post(daemon, "show", model="builtin")).json()
         assert body["model_info"]["general.architecture"] == "llama"
         assert (body["capabilities"], body["parameters"]) == (["completion"], "")
+
+    async def test_show_of_an_unknown_or_damaged_model_says_why(self, tmp_path: Path) -> None:
+        (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+        config = Config(state_dir=tmp_path, store=StoreConfig(models_dir=tmp_path))
+        async with running(FakeBackend(), config) as daemon:
+            unknown, bad = [await post(daemon, "show", model=name) for name in ("buildin", "bad")]
+        assert unknown.status_code == 404
+        assert (
+            unknown.json()["error"].startswith("model 'buildin' not found: ") and "builtin" in unknown.json()["error"]
+        )
+        assert (bad.status_code, "the file ends at byte 4" in bad.json()["error"]) == (422, True)
+
+    async def test_a_name_for_a_file_elsewhere_is_listed(self, tmp_path: Path) -> None:
+        outside = tmp_path / "outside.gguf"
+        outside.write_bytes(small_model())
+        OwnNamesFile(tmp_path).change(lambda names: with_alias(names, "mine", str(outside)))
+        config = Config(state_dir=tmp_path, store=StoreConfig(models_dir=tmp_path / "models"))
+        async with running(FakeBackend(), config) as daemon:
+            tags = (await daemon.http.get(f"{daemon.url}/api/tags")).json()["models"]
+            models = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+            shown = await post(daemon, "show", model="mine")
+        assert [model["name"] for model in tags][-1] == "mine:latest"
+        assert [model["id"] for model in models][-1] == "mine"
+        assert shown.status_code == 200
 
     async def test_show_needs_a_name(self, daemon: Running) -> None:
         reply = await daemon.http.post(f"{daemon.url}/api/show", json={})

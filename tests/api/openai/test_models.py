@@ -8,12 +8,13 @@ import json
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI, NotFoundError
+from msgspec.structs import replace
+from openai import AsyncOpenAI, NotFoundError, UnprocessableEntityError
 from websockets.asyncio.client import connect
 
 from edgeagent.api.ops import probe
 from edgeagent.config import Config, LoadConfig, StoreConfig
-from edgeagent.errors import ModelLoadFailed, ModelLoading, Overloaded
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelLoading, Overloaded
 from edgeagent.store.cache import HubCache
 from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
 from tests.api.services import INFO, OneModel
@@ -108,7 +109,6 @@ async def test_what_a_loaded_model_says() -> None:
     ("state", "message"),
     [
         (WorkerState.STARTING, "Loading model"),
-        (WorkerState.STOPPED, "Loading model"),
         (WorkerState.FAILED, "No model is ready"),
     ],
 )
@@ -117,6 +117,38 @@ async def test_health_before_a_model_is_ready(state: WorkerState, message: str) 
         reply = await daemon.http.get(f"{daemon.url}/health")
         assert reply.status_code == 503
         assert reply.json() == {"error": {"code": 503, "message": message, "type": "unavailable_error"}}
+
+
+async def test_health_of_a_model_that_was_unloaded() -> None:
+    """Its next request loads it again: the daemon can serve."""
+    async with running(OneModel(WorkerState.STOPPED)) as daemon:
+        reply = await daemon.http.get(f"{daemon.url}/health")
+        assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+
+
+async def test_a_damaged_model_is_not_listed_after_it_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "one.gguf").write_bytes(b"GGUF")
+    config = Config(model="fake", state_dir=tmp_path, store=StoreConfig(models_dir=tmp_path))
+    for state, is_pinned, is_listed in ((WorkerState.FAILED, False, False), (WorkerState.FAILED, True, True)):
+        backend = OneModel(state)
+        backend.status = replace(backend.status, name="one", is_pinned=is_pinned)
+        async with running(backend, config) as daemon:
+            data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+            tags = (await daemon.http.get(f"{daemon.url}/api/tags")).json()["models"]
+            assert [model["id"] for model in data] == (["one", "builtin"] if is_listed else ["builtin"])
+            assert [model["name"].removesuffix(":latest") for model in tags] == [model["id"] for model in data]
+
+
+async def test_a_damaged_model_is_told_as_such() -> None:
+    backend = FakeBackend(failing(ModelDamaged("x.gguf cannot be loaded: it is empty", param="model")))
+    async with (
+        running(backend) as daemon,
+        AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=2) as client,
+    ):
+        with pytest.raises(UnprocessableEntityError) as refused:
+            await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
+    assert refused.value.code == "model_damaged" and "it is empty" in refused.value.message
+    assert len(backend.requests) == 1
 
 
 async def test_health() -> None:

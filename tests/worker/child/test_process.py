@@ -182,7 +182,7 @@ class TestChild:
         path.write_bytes(b"GGUF" + bytes(100))
         child.send(structs.replace(child.load, path=str(path)))
         failed = child.until(LoadFailed)
-        assert failed.code == "model_load_failed"
+        assert failed.code == "model_damaged"
         assert child.receive() is None
         assert child.finish()[0] == 1
 

@@ -1,0 +1,29 @@
+"""What llama.cpp says of a file that it does not load: the file's fault, or this machine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama import model as model_module
+from edgeagent.engine.llama.model import Model
+from edgeagent.errors import ModelDamaged, ModelLoadFailed
+from edgeagent.types import MemoryKind
+from tests.models import make_tiny_model
+
+
+def test_a_file_without_a_tensor_that_it_needs_is_damaged(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "torn.gguf", MemoryKind.FULL_ATTENTION, num_layers=1)
+    path.write_bytes(path.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
+    with pytest.raises(ModelDamaged, match=r"cannot load \S*torn\.gguf: .*blk\.0\.attn_q\.weight"):
+        Model(path, EngineConfig(gpu_layers=0))
+
+
+@pytest.mark.parametrize(
+    "why", ["error loading model: unable to allocate CPU buffer", "error loading model: mmap failed", ""]
+)
+def test_a_machine_that_cannot_hold_it_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    monkeypatch.setattr(model_module, "last_error", lambda: why)
+    assert type(model_module._load_failure(tmp_path)) is ModelLoadFailed
