@@ -18,7 +18,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from edgeagent.config import ENV_PREFIX, Config, Section
+from edgeagent.config import ENV_PREFIX, Config, ModelConfig, Section
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
@@ -119,7 +119,7 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
     try:
         config = Config(**_nest({name: value for name, (value, _) in chosen.items()}))
     except ValidationError as error:
-        raise ConfigError("; ".join(_complaints(error, sources, options))) from None
+        raise ConfigError("; ".join(_complaints(error, sources, options, path))) from None
     return LoadedConfig(config, {name: sources.get(name, "default") for name in options}, path)
 
 
@@ -197,8 +197,13 @@ def _meant(name: str, known: Mapping[str, object]) -> str | None:
     return alike[0] if alike else None
 
 
-def _complaints(error: ValidationError, sources: Mapping[str, str], options: Mapping[str, Option]) -> Iterator[str]:
+def _complaints(
+    error: ValidationError, sources: Mapping[str, str], options: Mapping[str, Option], file: Path
+) -> Iterator[str]:
     for problem in error.errors(include_url=False, include_context=False):
+        if not problem["loc"] or problem["loc"][0] in TABLES:
+            yield f"{file}: {_complaint_of_table(problem)}"
+            continue
         path = ".".join(str(part) for part in problem["loc"])
         name = next((option for option in options if path == option or path.startswith(f"{option}.")), path)
         where = _where(name, sources.get(name, ""))
@@ -212,6 +217,21 @@ def _complaints(error: ValidationError, sources: Mapping[str, str], options: Map
             yield f"{where}: must be a finite number, not {problem['input']!r:.80}"
         else:
             yield f"{where}: must be {options[name].wanted}, not {problem['input']!r:.80}"
+
+
+def _complaint_of_table(problem: Mapping[str, Any]) -> str:
+    """Return what is wrong with a table of one model; one without a place has it in its text."""
+    where, what = problem["loc"], problem["msg"].replace("Value error, ", "")
+    what = what.replace("Extra inputs are not permitted", "there is no such option")
+    if not where:
+        return str(what)
+    if len(where) < 3:
+        return f'tables of models look like [models."NAME"], not {problem["input"]!r:.80}'
+    key = ".".join(map(str, where[2:]))
+    meant = (
+        difflib.get_close_matches(key, ModelConfig.model_fields, n=1) if problem["type"] == "extra_forbidden" else []
+    )
+    return f'[models."{where[1]}"] {key}: {what}{f"; did you mean {meant[0]}?" if meant else ""}'
 
 
 def _where(name: str, source: str) -> str:

@@ -271,7 +271,7 @@ def test_the_file_has_options_of_single_models(tmp_path: Path) -> None:
         ("engine = {ctx = -1}", r'\[models."a"\] engine.ctx'),
         ("engine = {cxt = 1}", r'\[models."a"\] engine.cxt'),
         ('keep_alive = "soon"', "soon"),
-        ("pinned = true", "models.a.pinned"),
+        ("pinned = true", r'\[models."a"\] pinned'),
     ],
 )
 def test_a_wrong_option_of_a_single_model_is_named(tmp_path: Path, table: str, told: str) -> None:

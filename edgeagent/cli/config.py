@@ -25,11 +25,13 @@ def show(
     Takes the flags of `serve`, to see what they would do.
     """
     values = dict(_flat(loaded.config.model_dump(mode="json")))
+    tables = _tables(loaded)
+    values, sources = values | tables, {**loaded.provenance, **dict.fromkeys(tables, f"file ({loaded.file})")}
     if as_json:
-        rows = {name: {"value": values[name], "source": source} for name, source in loaded.provenance.items()}
+        rows = {name: {"value": values[name], "source": source} for name, source in sources.items()}
         typer.echo(json.dumps({"file": str(loaded.file), "options": rows}, indent=2))
         return
-    lines = [(name, _text(values[name]), source) for name, source in loaded.provenance.items()]
+    lines = [(name, _text(values[name]), source) for name, source in sources.items()]
     typer.echo(table(("option", "value", "from"), lines, left_columns=3))
     state = "" if loaded.file.is_file() else " (does not exist)"
     typer.echo(f"\nConfig file: {loaded.file}{state}")
@@ -68,6 +70,15 @@ def options_table() -> str:
         flag = "MODEL" if option.name == "model" else option.flag
         lines.append(f"| `{option.name}` | `{flag}` | {default} | {option.help}{bounds} |")
     return "\n".join(lines)
+
+
+def _tables(loaded: LoadedConfig) -> dict[str, Any]:
+    """Return what the file says of single models."""
+    return {
+        name: value
+        for model, own in loaded.config.models.items()
+        for name, value in _flat(own.model_dump(mode="json", exclude_unset=True), f'models."{model}".')
+    }
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from edgeagent.cli.display import duration, size_text, table
+from edgeagent.cli.display import complain, duration, size_text, table
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.cli.status import AsJson, StateDir
@@ -50,7 +50,11 @@ def load(
     """Load a model into the running daemon, beside the others; returns when it is ready."""
     query = {"model": model} | ({"keep_alive": keep_alive} if keep_alive else {})
     path = f"/edgeagent/load?{urlencode(query)}"
-    answer = ask(_daemon(state_dir, config), path, "POST", timeout_s=LOAD_TIMEOUT_S)
+    try:
+        answer = ask(_daemon(state_dir, config), path, "POST", timeout_s=LOAD_TIMEOUT_S)
+    except KeyboardInterrupt:
+        complain(f"interrupted; the daemon continues to load {model}: `edgeagent unload {model}` ends that")
+        raise typer.Exit(130) from None
     typer.echo(json.dumps(answer) if as_json else f"{answer['model']} is loaded ({answer['took_s']:.1f} s).")
 
 
@@ -92,7 +96,7 @@ def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if entry["memory_bytes"] is None else size_text(entry["memory_bytes"]),
         "-" if entry["context_length"] is None else str(entry["context_length"]),
         "-" if is_loading else duration(entry["idle_s"]),
-        _unloaded(entry),
+        "-" if is_loading and not entry["is_pinned"] else _unloaded(entry),
     )
 
 

@@ -110,7 +110,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that was gathered. `model_problem` and `hub_problem` are empty where there is none.
+    """All that was gathered. `unknown_tables` are models of config.toml that are not here.
+
+    `model_problem` and `hub_problem` are empty where there is none.
 
     `hub` is the hub's address, None where it was not asked.
     """
@@ -132,6 +134,7 @@ class Facts:
     limits: Limits
     model: str = "builtin"
     model_problem: str = ""
+    unknown_tables: tuple[str, ...] = ()
     token_problem: str = ""
     hub: str | None = None
     hub_problem: str = ""

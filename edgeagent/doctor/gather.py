@@ -50,6 +50,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         limits=Limits(cache.disk_bytes, cache.min_free_bytes, store.min_free_bytes, config.engine.sandbox),
         model=config.model,
         model_problem=_model_problem(config),
+        unknown_tables=tuple(name for name in config.models if not _is_here(name, config)),
         token_problem=token_problem,
         hub=hub_address() if with_network else None,
         hub_problem=why_unreachable() if with_network else "",
@@ -62,6 +63,14 @@ def _daemon(running: Runtime, ask_ready: AskReady) -> RunningDaemon:
     except EdgeAgentError as error:
         problem = error.message
     return RunningDaemon(running.pid, running.url, running.version, problem)
+
+
+def _is_here(name: str, config: Config) -> bool:
+    try:
+        Library.of(config).find(name)
+    except EdgeAgentError:
+        return False
+    return True
 
 
 def _model_problem(config: Config) -> str:

@@ -45,9 +45,14 @@ def _named(holder: str) -> str:
 
 
 def check_model(facts: Facts) -> list[Finding]:
-    """Check that the model that a daemon would serve is here."""
+    """Check that the models that the settings name are here."""
     if facts.model_problem:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
+    if facts.unknown_tables:
+        tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
+        return warn(
+            "model", f"config.toml has {tables}, and no such model is here", "see the names in `edgeagent list`"
+        )
     return ok("model", f"{facts.model} is here")
 
 

@@ -58,3 +58,38 @@ def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -
 def test_without_a_command_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config"]) == 2
     assert capsys.readouterr().err == "error: missing command (see `edgeagent config --help`)\n"
+
+
+def test_show_has_the_tables_of_single_models(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config_file.write_text('[models."a/b:Q4"]\nkeep_alive = "5m"\n[models."a/b:Q4".engine]\nctx = 512\n')
+    assert main(["config", "show", "--json"]) == 0
+    options = json.loads(capsys.readouterr().out)["options"]
+    assert options['models."a/b:Q4".keep_alive'] == {"value": "5m", "source": f"file ({config_file})"}
+    assert options['models."a/b:Q4".engine.ctx']["value"] == 512
+    assert not [name for name in options if name.endswith("preload") and name.startswith("models")]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            '[models."m"]\nkeep_alife = "5m"',
+            '[models."m"] keep_alife: there is no such option; did you mean keep_alive?',
+        ),
+        ('[models."m"]\nkeep_alive = "5x"', "[models.\"m\"] keep_alive: '5x' is no duration"),
+        ('[models."m"]\npreload = "maybe"', '[models."m"] preload: Input should be a valid boolean'),
+        ('[models."m".engine]\nctxx = 5', '[models."m"] engine.ctxx: there is no such option'),
+        (
+            '[models."m".engine]\nctx = -5',
+            '[models."m"] engine.ctx: Input should be greater than or equal to 0',
+        ),
+        ("[models]\nm = 3", 'tables of models look like [models."NAME"], not 3'),
+        ("models = 3", 'tables of models look like [models."NAME"], not 3'),
+    ],
+)
+def test_a_mistake_in_a_model_s_table_is_told_with_its_place(
+    config_file: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
+) -> None:
+    config_file.write_text(f"{text}\n")
+    assert main(["config", "show"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {config_file}: {problem}")

@@ -40,7 +40,7 @@ def test_ps_lists_what_is_loaded_and_until_when(capsys: pytest.CaptureFixture[st
     assert set(rows) == {"model", "builtin", "kept", "lasting", "big"}
     assert rows["builtin"].split()[1] == "ready" and "2048" in rows["builtin"] and "in 8 min" in rows["builtin"]
     assert "never (pinned)" in rows["kept"] and "when there is no room" in rows["lasting"]
-    assert "loading 42%" in rows["big"]
+    assert "loading 42%" in rows["big"] and rows["big"].endswith(" -")
 
 
 def test_ps_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,3 +63,14 @@ def test_load_and_unload_name_the_model(daemon: Any, capsys: pytest.CaptureFixtu
     assert main(["unload", "a/b"]) == 0
     assert capsys.readouterr().out == "a/b is unloaded once its requests have ended (2).\n"
     assert [asked[:2] for asked in daemon.asked] == [("POST", load), ("POST", unload), ("POST", unload)]
+
+
+def test_ctrl_c_says_that_the_load_continues(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loaded, "ask", interrupted)
+    assert main(["load", "m"]) == 130
+    assert "the daemon continues to load m: `edgeagent unload m` ends that" in capsys.readouterr().err

@@ -188,6 +188,10 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(model_problem="qwen3-4b is not on this machine: run `edgeagent pull qwen3-4b`"),
         *("model", "fail", "edgeagent pull qwen3-4b", "--model"),
     ),
+    "a table for a model that is not here": (
+        changed(unknown_tables=("quen3",)),
+        *("model", "warn", 'config.toml has [models."quen3"]', "edgeagent list"),
+    ),
     "a taken port": (
         changed(port=Port("127.0.0.1", 8127, "taken", "nginx, process 7")),
         *("port", "fail", "taken by another program (nginx, process 7)", "--port"),
