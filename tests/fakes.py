@@ -14,9 +14,17 @@ from edgeagent.types import CacheStatus, MemoryKind
 
 
 def next_token(prefix: Sequence[int], num_vocab: int) -> int:
-    """The token a FakeRunner predicts after a prefix: a fixed function of all of it."""
+    """The token a FakeRunner predicts after a prefix: a fixed function of all of it.
+
+    It holds what an adapter computed as other numbers than the tokens, see `computed`.
+    """
     digest = hashlib.blake2b(np.asarray(prefix, np.int32).tobytes(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % num_vocab
+
+
+def computed(token: int, adapter: str) -> int:
+    """What a FakeRunner's cell holds of a token: it depends on the adapter that computed it."""
+    return token + 1000 * (1 + int(adapter, 16)) if adapter else token
 
 
 class FakeRunner:
@@ -44,6 +52,8 @@ class FakeRunner:
         self._end_token = end_token
         self._sequences: dict[int, list[int]] = {seq_id: [] for seq_id in range(num_sequences)}
         self._outputs: list[Logits] = []
+        self._adapter = ""
+        self.adapters_used: list[str] = []
         self.cancel_next: int | None = None  # let this many slices of the next batch through, then cancel it
         self.refuse_next = False
         self.refuse_restores = False
@@ -68,13 +78,17 @@ class FakeRunner:
             assert part.start == len(held), f"sequence {part.seq_id} holds {len(held)} positions, got {part.start}"
             first_logits = len(part.tokens) - part.num_logits
             for offset, token in enumerate(part.tokens):
-                held.append(int(token))
+                held.append(computed(int(token), self._adapter))
                 self.num_tokens_computed += 1
                 if offset >= first_logits:
                     self._outputs.append(self._logits_after(held))
         if self.cancel_next is not None:
             self.cancel_next = None
             raise DecodeCancelled
+
+    def use_adapter(self, adapter: str) -> None:
+        self._adapter = adapter
+        self.adapters_used.append(adapter)
 
     def logits(self, index: int) -> Logits:
         return self._outputs[index]

@@ -53,7 +53,7 @@ class Admission:
         best: tuple[int, Sequence] | None = None
         wanted = sequence.tokens[: sequence.num_usable]
         for other in running:
-            if other.spec.partition == sequence.spec.partition and other.num_computed < other.num_prompt:
+            if other.spec.cache_partition == sequence.spec.cache_partition and other.num_computed < other.num_prompt:
                 shared = common_length(other.tokens[: other.num_prompt], wanted)
                 if shared > max(other.num_computed, best[0] if best else 0):
                     best = shared, other
@@ -140,7 +140,7 @@ class Admission:
 
     def _find(self, sequence: Sequence) -> CachedPrefix:
         return self._restorer.find(
-            sequence.spec.partition, sequence.tokens, sequence.num_usable, self._cost_model.prefill_s
+            sequence.spec.cache_partition, sequence.tokens, sequence.num_usable, self._cost_model.prefill_s
         )
 
     def _add_stops(self, sequence: Sequence) -> None:
@@ -163,7 +163,7 @@ class Admission:
         if not spec.boundaries:
             sequence.add_chunk_end(sequence.num_prompt - 1)
         usable = sequence.tokens[: min(sequence.num_prompt, sequence.num_usable)]
-        sequence.add_chunk_end(self._restorer.num_shared(spec.partition, usable))
+        sequence.add_chunk_end(self._restorer.num_shared(spec.cache_partition, usable))
         interval = self._saver.checkpoint_interval()
         for position in range(interval, sequence.num_prompt, interval):
             if all(abs(position - end) >= _MIN_SHARED for end in sequence.chunk_ends):

@@ -21,10 +21,11 @@ from edgeagent.engine.context_room import output_room
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
-from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.status import EngineStatus
 from edgeagent.engine.step_in_progress import StepInProgress
+from edgeagent.engine.turns import AdapterTurns
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
@@ -52,11 +53,12 @@ class Engine:
         blocks: BlockCache | None = None,
         costs: CostModel | None = None,
         num_trained: int = 0,
+        adapters: Items[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `drafters` are ignored where
         the memory cannot take back a refused draft. `costs`: measured costs of the runner's steps. `num_trained`: the
-        model's trained context in tokens (0: unknown).
+        model's trained context in tokens (0: unknown). `adapters` are those that sequences may name.
         """
         self._num_trained = num_trained
         self._runner = runner
@@ -80,6 +82,8 @@ class Engine:
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._background = [BackgroundWork(saver, clock) for saver in self._savers]
+        self._adapters = tuple(adapters)
+        self._turns = AdapterTurns()
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
         self._num_added = 0
@@ -221,6 +225,7 @@ class Engine:
         if not self.current_step.begin(num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
             return outputs
         try:
+            self._turns.apply(self._runner)
             self._runner.decode([work.slice for work in works])
         except DecodeCancelled:
             self._take_back(works)
@@ -235,6 +240,7 @@ class Engine:
             self._num_steps += 1
         self.current_step.note(was_interrupted=False)
         self._unsettled_s = self._clock() - started_s
+        self._turns.note(self._unsettled_s)
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
         self._cost_model.observe(num_tokens, depth, self._unsettled_s, self._saver.num_idle_cells)
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
@@ -274,7 +280,8 @@ class Engine:
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
-        num_gone, *_ = [saver.purge(partition) for saver in self._savers]
+        parts = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
+        num_gone, *_ = [sum(map(saver.purge, parts)) for saver in self._savers]
         return num_gone
 
     def _measured_rates(self) -> tuple[float, float]:
@@ -294,7 +301,7 @@ class Engine:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
             running = [sequence for sequence in self._running.values() if sequence.restoring is None]
-            works = self._scheduler.plan(running, self._proposals.propose(running))
+            works = self._turns.plan(running, self._scheduler, self._proposals)
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # A single sequence always fits: its length and its drafts are limited by the number of cells.

@@ -60,6 +60,10 @@ class Runner(Protocol):
         """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""
         ...
 
+    def use_adapter(self, adapter: str) -> None:
+        """Compute batches with this adapter from now on; "" is none. Cells keep what they were computed with."""
+        ...
+
     def logits(self, index: int) -> Logits:
         """Return the index-th output of the last batch, shape (num_vocab,): a view, valid until the next decode."""
         ...

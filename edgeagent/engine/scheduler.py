@@ -133,10 +133,18 @@ class Scheduler:
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
 
-    def plan(self, running: Items[Sequence], drafts: dict[str, tuple[int, ...]]) -> list[Work]:
+    def plan(
+        self,
+        running: Items[Sequence],
+        drafts: dict[str, tuple[int, ...]],
+        *,
+        num_turns: int = 1,
+        is_awaited: bool = False,
+    ) -> list[Work]:
         """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only.
 
-        No more sequences may run than a batch has tokens.
+        No more sequences may run than a batch has tokens. `num_turns`: how many groups of sequences take turns, of
+        which `running` is one; `is_awaited`: a sequence of another group decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         works = []
@@ -149,7 +157,8 @@ class Scheduler:
         if not prompts:
             return works  # most steps: no prediction is needed
         depth = max(sequence.num_computed for sequence in running)
-        room = min(room, self._prompt_budget(works, depth))
+        budget_s = self._itl_budget_s / num_turns
+        room = min(room, self._prompt_budget(works, depth, budget_s, is_awaited=is_awaited))
         # Each sampling sequence needs a row of logits; scoring uses the rows that are left.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
         for sequence in by_share(prompts):
@@ -170,8 +179,8 @@ class Scheduler:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
 
-    def _prompt_budget(self, decoding: list[Work], depth: int) -> int:
-        """Return how many prompt tokens the step may have."""
+    def _prompt_budget(self, decoding: list[Work], depth: int, budget_s: float, *, is_awaited: bool) -> int:
+        """Return how many prompt tokens the step may have, within `budget_s` if a stream waits for its end."""
         costs = self._cost_model
         if costs.predict(MIN_CHUNK, depth) is None:
             return MIN_CHUNK
@@ -179,7 +188,7 @@ class Scheduler:
         most = costs.max_tokens_within(
             MAX_STEP_S, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
         )
-        if not decoding:
+        if not decoding and not is_awaited:
             return most
         taken = sum(1 + len(work.drafts) for work in decoding)
-        return min(most, max(MIN_CHUNK, costs.max_tokens_within(self._itl_budget_s, depth, MIN_CHUNK) - taken))
+        return min(most, max(MIN_CHUNK, costs.max_tokens_within(budget_s, depth, MIN_CHUNK) - taken))

@@ -14,6 +14,11 @@ from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 
 
+def partition_of(partition: str, adapter: str) -> str:
+    """Return the partition of the prefix cache for what an adapter ("": none) computes for a caller."""
+    return f"{partition}\n{adapter}" if adapter else partition
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
     """A request to the engine.
@@ -26,6 +31,7 @@ class SequenceSpec:
     `boundaries` are positions in the prompt where other prompts are likely to diverge: the end of the system prompt,
     then others; `num_system` is the first of them, 0 where there are no instructions. Its cached prefix may be written
     to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
+    `adapter` is the identity of the adapter that computes it, "" without one.
     """
 
     id: str
@@ -46,6 +52,12 @@ class SequenceSpec:
     persist: bool = True
     pin: bool = False
     lane: str = ""
+    adapter: str = ""
+
+    @property
+    def cache_partition(self) -> str:
+        """What its cached prefix is found under: cells that another adapter computed are other cells."""
+        return partition_of(self.partition, self.adapter)
 
     @property
     def cache_priority(self) -> CachePriority:

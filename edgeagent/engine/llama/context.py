@@ -11,6 +11,7 @@ import numpy as np
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
+from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
 from edgeagent.engine.llama.bindings import last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
@@ -90,6 +91,7 @@ class LlamaRunner:
             )
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
+        self._adapters: dict[str, Adapter] = {}
         self._payloads = PayloadPool()
         self._make_batch()
         self._abort_flag = AbortFlag(self._context)
@@ -148,6 +150,17 @@ class LlamaRunner:
             lib.llama_free(self._context)
             self._context = None
             self._abort_flag.forget()
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Make an adapter of this model known, for `use_adapter`."""
+        self._adapters[adapter.id] = adapter
+
+    def use_adapter(self, adapter: str) -> None:
+        """Compute batches with a known adapter from now on; "" is none."""
+        if adapter:
+            self._adapters[adapter].use(self._context)
+        else:
+            lib.llama_set_adapters_lora(self._context, None, 0, None)
 
     def request_abort(self) -> None:
         """Make the running decode stop at its next graph node (CPU only). Any thread may call it."""

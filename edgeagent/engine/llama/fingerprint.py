@@ -60,6 +60,13 @@ def make_fingerprint(
     )
 
 
+def adapter_id(file: Path) -> str:
+    """Return a value that differs between adapters, and after a change of a file."""
+    hasher = hashlib.blake2b(digest_size=16, person=b"edgeagent lora")
+    _add_file(hasher.update, file)
+    return hasher.hexdigest()
+
+
 def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyring) -> str | None:
     """Return a log line about blocks of this model in a folder with another fingerprint; None if there are none."""
     abouts = cache_folder.read_abouts(folder)

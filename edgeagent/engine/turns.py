@@ -1,0 +1,61 @@
+"""Which adapter's sequences the next step computes: llama.cpp applies one to a whole batch, so they take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from edgeagent.engine.runner import Runner
+from edgeagent.engine.scheduler import Scheduler, Work
+from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.speculation.proposals import Proposals
+
+# A turn lasts for about this long, and for one step at least: a switch costs about a millisecond.
+TURN_S = 0.01
+
+
+class AdapterTurns:
+    """Gives each adapter with sequences a turn, in the order in which they had their last ones.
+
+    "" is the model without an adapter: its sequences take turns like the others.
+    """
+
+    def __init__(self) -> None:
+        self.current = ""
+        self._applied = ""
+        self._turn_s = 0.0
+        self._num_turns = 0
+        self._last_turns: dict[str, int] = {}
+
+    def take(self, ready: Items[Sequence]) -> list[Sequence]:
+        """Return the sequences of the next step, out of those that can be computed; `current` is their adapter."""
+        adapters = {sequence.spec.adapter for sequence in ready}
+        others = adapters - {self.current}
+        if others and (self.current not in adapters or self._turn_s >= TURN_S):
+            self._num_turns += 1
+            self._last_turns[self.current] = self._num_turns
+            self._turn_s = 0.0
+            # One that never had a turn comes first; of several the one whose sequence came first.
+            order = {sequence.spec.adapter: sequence.order for sequence in sorted(ready, key=lambda each: -each.order)}
+            self.current = min(others, key=lambda each: (self._last_turns.get(each, 0), order[each]))
+        return [sequence for sequence in ready if sequence.spec.adapter == self.current]
+
+    def note(self, step_s: float) -> None:
+        """Note how long a step of this turn took."""
+        self._turn_s += step_s
+
+    def plan(self, running: Items[Sequence], scheduler: Scheduler, proposals: Proposals) -> list[Work]:
+        """Return the batch of the adapter whose turn it is. Nothing is drafted for sequences with an adapter."""
+        chosen = self.take(running)
+        drafts = {} if self.current else proposals.propose(chosen)
+        if len(chosen) == len(running):
+            return scheduler.plan(chosen, drafts)
+        num_turns = len({sequence.spec.adapter for sequence in running})
+        others = (sequence for sequence in running if sequence.spec.adapter != self.current)
+        is_awaited = any(sequence.is_decoding for sequence in others)
+        return scheduler.plan(chosen, drafts, num_turns=num_turns, is_awaited=is_awaited)
+
+    def apply(self, runner: Runner) -> None:
+        """Let the runner compute with the adapter whose turn it is."""
+        if self._applied != self.current:
+            runner.use_adapter(self.current)
+            self._applied = self.current

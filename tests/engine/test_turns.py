@@ -1,0 +1,149 @@
+"""Adapters: each batch is computed with one, they take turns, and none sees what another computed."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.proposals import Drafters
+from edgeagent.engine.turns import TURN_S, AdapterTurns
+from edgeagent.types import MemoryKind
+from tests.engine.test_engine import END, greedy, run
+from tests.fakes import FakeRunner, computed, next_token, warm_costs
+
+ADAPTERS = ("", "1", "2")
+
+
+def naive(prompt: list[int], max_tokens: int, adapter: str) -> list[int]:
+    cells, output = [computed(token, adapter) for token in prompt], list[int]()
+    while (token := next_token(cells, 50)) != END and len(output) < max_tokens:
+        output.append(token)
+        cells.append(computed(token, adapter))
+    return output
+
+
+class OneAdapterRunner(FakeRunner):
+    """A runner that knows which adapter each sequence has, and checks every batch."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.batches: list[tuple[str, int]] = []
+
+    def decode(self, slices: list[Slice]) -> None:  # type: ignore[override]
+        self.batches.append((self._adapter, len(slices)))
+        super().decode(slices)
+
+
+def make(runner: FakeRunner, host_bytes: int = 1 << 20, draft: FakeRunner | None = None) -> Engine:
+    can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
+    blocks = BlockCache(Keyring(b"fake", b"s" * 32), HostTier(host_bytes, can_cut=can_cut), None, can_cut=can_cut)
+    drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4)
+    costs = warm_costs(runner.max_batch)
+    return Engine(runner, max_running=4, drafters=drafters, blocks=blocks, costs=costs, adapters=("1", "2"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+def test_each_answer_is_its_own_adapter_s_whatever_runs_beside_it(seed: int, kind: MemoryKind) -> None:
+    """The same few prompts for all adapters, so that a prefix of another adapter's would be found if it could be."""
+    chance = random.Random(seed)
+    runner = OneAdapterRunner(memory_kind=kind, num_cells=160, num_sequences=6)
+    draft = FakeRunner(num_cells=160, num_sequences=6) if kind is MemoryKind.FULL_ATTENTION and seed % 2 else None
+    engine = make(runner, draft=draft)
+    prompts = [[chance.randrange(1, 50) for _ in range(24)] for _ in range(2)]
+    wanted, used = {}, set()
+    for index in range(14):
+        prompt = chance.choice(prompts)[: chance.randrange(8, 24)]
+        adapter, length = chance.choice(ADAPTERS), chance.randrange(1, 12)
+        engine.add(SequenceSpec(f"s{index}", prompt, greedy(), max_tokens=length, adapter=adapter))
+        wanted[f"s{index}"] = naive(prompt, length, adapter)
+        used.add(adapter)
+    outputs = run(engine)
+    assert {name: tokens for name, (tokens, _) in outputs.items()} == wanted
+    assert {adapter for adapter, _ in runner.batches} == used
+
+
+def test_an_adapter_finds_its_own_prefix_again_and_no_other_s() -> None:
+    runner = FakeRunner()
+    engine = make(runner, host_bytes=0)
+    prompt = list(range(1, 33))
+    cached = []
+    for number, adapter in enumerate(("1", "1", "", "2", "")):
+        sequence = engine.add(SequenceSpec(f"s{number}", prompt, greedy(), max_tokens=1, adapter=adapter))
+        run(engine)
+        cached.append(sequence.num_cached)
+    assert cached == [0, 31, 0, 0, 31]
+    assert runner.adapters_used == ["1", "", "2", ""]
+
+
+def test_a_partition_is_purged_with_what_its_adapters_computed() -> None:
+    engine = make(FakeRunner(num_cells=1000, num_sequences=32), host_bytes=0)
+    for number, adapter in enumerate(ADAPTERS):
+        engine.add(SequenceSpec(f"a{number}", list(range(1, 33)), greedy(), max_tokens=1, adapter=adapter))
+        engine.add(SequenceSpec(f"b{number}", [9] * 32, greedy(), max_tokens=1, adapter=adapter, partition="other"))
+    run(engine)
+    engine.purge("")
+    found = {}
+    for partition in ("", "other"):
+        for adapter in ADAPTERS:
+            prompt = list(range(1, 33)) if not partition else [9] * 32
+            spec = SequenceSpec("c", prompt, greedy(), max_tokens=1, adapter=adapter, partition=partition)
+            sequence = engine.add(spec)
+            run(engine)
+            found[partition, adapter] = sequence.num_cached
+    assert {key: count > 0 for key, count in found.items()} == {
+        **{("", adapter): False for adapter in ADAPTERS},
+        **{("other", adapter): True for adapter in ADAPTERS},
+    }
+
+
+def test_streams_of_two_adapters_advance_side_by_side() -> None:
+    """Neither waits until the other has ended, and a long prompt of one is cut for the other's stream."""
+    runner = FakeRunner(end_token=-1, num_cells=400)
+    engine = make(runner, host_bytes=0)
+    for number, adapter in enumerate(("", "1")):
+        engine.add(SequenceSpec(f"s{number}", [5, 6, 7], greedy(), max_tokens=60, adapter=adapter))
+    lengths = {"s0": 0, "s1": 0}
+    apart = []
+    turns = engine._turns
+    while engine.has_work and max(lengths.values()) < 60:
+        for output in engine.step():
+            lengths[output.sequence.id] += len(output.tokens)
+        turns.note(TURN_S)  # each step is as long as a turn
+        apart.append(abs(lengths["s0"] - lengths["s1"]))
+    assert max(apart) <= 2
+
+
+def sequence(name: str, adapter: str, order: int) -> Sequence:
+    return Sequence(SequenceSpec(name, [1], greedy(), adapter=adapter), array("i", [1]), 1, 10, order)
+
+
+def test_turns_go_round() -> None:
+    turns = AdapterTurns()
+    live = [sequence("a", "", 0), sequence("b", "1", 1), sequence("c", "2", 2), sequence("d", "1", 3)]
+    seen = []
+    for _ in range(7):
+        seen.append("".join(each.id for each in turns.take(live)))
+        turns.note(TURN_S)
+    assert seen == ["a", "bd", "c", "a", "bd", "c", "a"]
+
+
+def test_a_turn_lasts_for_several_short_steps_and_ends_with_its_sequences() -> None:
+    turns = AdapterTurns()
+    live = [sequence("a", "", 0), sequence("b", "1", 1)]
+    seen = []
+    for _ in range(6):
+        seen.append(turns.take(live)[0].id)
+        turns.note(TURN_S / 2)
+    assert seen == ["a", "a", "b", "b", "a", "a"]
+    assert [each.id for each in turns.take(live[1:])] == ["b"]
+    assert turns.take([]) == []
