@@ -61,6 +61,7 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
 LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
 # Files, variables and `--flag=~/x` come without a shell that would have filled in the home folder.
 UserPath = Annotated[Path, AfterValidator(with_home)]
+AdapterName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Section(BaseModel):
@@ -245,6 +246,8 @@ class ModelConfig(Section):
     """What drafts tokens ahead, as for the default model."""
     engine: dict[str, Any] = {}
     """Options of [engine] that are other for this model."""
+    adapters: dict[AdapterName, UserPath] = {}
+    """Files of LoRA adapters, by name: a request for MODEL+NAME is answered with one."""
     prefixes: tuple[UserPath, ...] = ()
     """Files of instructions to compute as soon as it is loaded: text, or .json as for /edgeagent/cache/warm."""
 

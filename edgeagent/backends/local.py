@@ -155,7 +155,8 @@ class LocalBackend:
         """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""
         del permit  # nothing leaves this machine
         # It was located before it was placed here, but a model that is not used may have been unloaded since.
-        traffic = self._traffic_of(await self._pool.locate(request.model))
+        await self._pool.locate(request.model)
+        traffic = self._traffic_of(self._pool.status(request.model).name)
         self._refuse_if_full(request.model, traffic)
         mailbox = Mailbox(num_tokens=0 if so_far is None else so_far.num_tokens)
         began_s = self._clock()

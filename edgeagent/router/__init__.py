@@ -18,7 +18,7 @@ def build(config: Config) -> Router:
     from edgeagent.router.outside import Outside
     from edgeagent.router.policy import targets_of
     from edgeagent.router.router import NO_MODEL, Router
-    from edgeagent.store.gguf import validate_model
+    from edgeagent.store.gguf import validate_adapter, validate_model
     from edgeagent.store.hashes import sha256_of
     from edgeagent.store.last_use import LastUse
     from edgeagent.store.resolve import Library
@@ -38,12 +38,17 @@ def build(config: Config) -> Router:
         uses.note(path)  # a worker is given the file next
         return header
 
+    def check_adapter(path: Path) -> None:
+        outside.policy.check_model(path, sha256_of)
+        validate_adapter(path)
+
     pool = Pool(
         config,
         Library.of(config).resolve,
         validate,
         offer=Library.of(config).resolve_for_client if config.load.on_demand else None,
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
+        validate_adapter=check_adapter,
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
     )

@@ -33,6 +33,7 @@ from edgeagent.store.split import MAX_SPLITS, split_paths
 from edgeagent.store.tensor_types import FILE_TYPES
 
 MAX_LAYERS = 512
+ADAPTER = "adapter"
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
@@ -68,6 +69,7 @@ class GgufHeader:
     split: Split | None
     size_bytes: int
     data_bytes: int
+    kind: str = "model"
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -100,6 +102,10 @@ def validate_model(path: Path) -> GgufHeader:
     Call it before a worker is given the file. Raise ModelNotFound or ModelLoadFailed.
     """
     header = read_header(path)
+    if header.kind == ADAPTER:
+        raise ModelDamaged(
+            f'{path} is an adapter, not a model: name it under [models."NAME".adapters] of config.toml', param="model"
+        )
     if not header.architecture:
         raise ModelDamaged(
             f"{path} cannot be loaded: it has no general.architecture, so it is not a model", param="model"
@@ -109,6 +115,16 @@ def validate_model(path: Path) -> GgufHeader:
             raise ModelDamaged(f"{path} cannot be loaded: it holds no tensors", param="model")
         return header
     return _validate_parts(header, header.split)
+
+
+def validate_adapter(path: Path) -> GgufHeader:
+    """Return the header of a LoRA adapter. Raise ModelNotFound or ModelLoadFailed."""
+    header = read_header(path)
+    if header.kind != ADAPTER:
+        raise ModelDamaged(
+            f"{path} is not an adapter: its general.type is {header.kind!r}, not {ADAPTER!r}", param="model"
+        )
+    return header
 
 
 def _validate_parts(first: GgufHeader, split: Split) -> GgufHeader:
@@ -183,6 +199,7 @@ def _header(
         split=_split(reader, metadata),
         size_bytes=reader.size_bytes,
         data_bytes=tensors.data_bytes,
+        kind=_printable(_text(reader, metadata, "general.type")) or "model",
     )
 
 

@@ -39,7 +39,9 @@ _SCALARS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-TEXTS = frozenset({"general.architecture", "general.name", "tokenizer.ggml.model", "tokenizer.ggml.pre"})
+TEXTS = frozenset(
+    {"general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre"}
+)
 # Arrays whose elements are kept: one for each layer.
 LAYER_ARRAYS = (".attention.head_count_kv",)
 _MAX_LAYER_ARRAY = 512

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.cache import HubCache, named_sha256
 from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
-from edgeagent.store.gguf import GgufHeader, read_header, validate_model
+from edgeagent.store.gguf import ADAPTER, GgufHeader, read_header, validate_model
 from edgeagent.store.model_folder import ModelFolder
 from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, is_path, parse_name, without_latest
 from edgeagent.store.own_names import OwnNames, OwnNamesFile
@@ -44,6 +46,7 @@ class LocalModel:
     """A model on this machine, for the user to see. `problem` says why `header` is missing.
 
     `is_damaged`: the file itself is at fault. `draft` is the catalog's name of a model that speculates for it.
+    `adapters` are the names of its LoRA adapters.
     """
 
     name: str
@@ -55,6 +58,7 @@ class LocalModel:
     aliases: tuple[str, ...] = ()
     draft: str | None = None
     is_damaged: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +79,28 @@ class Found:
 class Library:
     """The models on this machine, and the one place that says what a name means.
 
-    `default` is the model that a request means which names none.
+    `default` is the model that a request means which names none. `adapters` are the names of models' adapters, by any
+    name of the model.
     """
 
-    def __init__(self, store: StoreConfig, state_dir: Path, default: str = "builtin") -> None:
+    def __init__(
+        self,
+        store: StoreConfig,
+        state_dir: Path,
+        default: str = "builtin",
+        adapters: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         self._store = store
         self._default = default
+        self._adapters = adapters
         self._verified = VerifiedFiles(state_dir)
         self._own = OwnNamesFile(state_dir)
         self._folder = ModelFolder(store.models_dir)
 
     @classmethod
     def of(cls, config: Config) -> Library:
-        return cls(config.store, config.state_dir, config.model)
+        adapters = {name: tuple(own.adapters) for name, own in config.models.items() if own.adapters}
+        return cls(config.store, config.state_dir, config.model, adapters)
 
     @cached_property
     def _cache(self) -> HubCache:
@@ -124,11 +137,26 @@ class Library:
             raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
 
     def holds(self, name: str) -> bool:
-        """Whether a model that is called by its name is here, unverified; False for a path."""
-        try:
+        """Whether a model that is called by its name is here, unverified, or MODEL+ADAPTER; False for a path."""
+        with suppress(EdgeAgentError, OSError):
             return self.find(name).origin != "path"
-        except (EdgeAgentError, OSError):
-            return False
+        base, _, adapter = name.rpartition("+")
+        return bool(base) and self.has_adapter(base, adapter)
+
+    def has_adapter(self, name: str, adapter: str) -> bool:
+        """Whether a model that is called by its name is here and has an adapter of that name."""
+        with suppress(EdgeAgentError, OSError):
+            found = self.find(self._default if name in DEFAULT_NAMES else name)
+            return found.origin != "path" and adapter in self.adapters_of(found)
+        return False
+
+    def adapters_of(self, found: Found) -> tuple[str, ...]:
+        """Return the names of a model's adapters."""
+        for name, adapters in self._adapters.items():
+            with suppress(EdgeAgentError):
+                if self.find(name).paths == found.paths:
+                    return tuple(adapters)
+        return ()
 
     def means_a_model(self, name: str) -> bool:
         """Whether this is the name of a model that is here, or in the catalog."""
@@ -166,12 +194,12 @@ class Library:
                 found.append(Found(model_name(models, model, repo), paths, "hub", draft))
         known = {path.resolve() for each in found for path in each.paths}
         found += [self._aliased(path, own) for path in own.named_paths if path.resolve() not in known]
-        return tuple(_listed(each, _aliases(each, own)) for each in found)
+        return tuple(replace(_listed(each, _aliases(each, own)), adapters=self.adapters_of(each)) for each in found)
 
     def local(self, name: str) -> LocalModel:
         """Return what a name means, unverified, with its header; raise ModelNotFound or InvalidRequest."""
         found = self.find(name)
-        return _listed(found, _aliases(found, self._own.read()))
+        return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
 
     def find(self, name: str) -> Found:
         """Return what a name means, unverified; raise ModelNotFound or InvalidRequest."""
@@ -294,7 +322,10 @@ def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
     size_bytes = sum(path.stat().st_size for path in found.paths if path.exists())
     model = LocalModel(found.name, found.origin, found.paths, size_bytes, None, None, aliases, found.draft)
     try:
-        return replace(model, header=current_header(found.paths[0]))
+        header = current_header(found.paths[0])
+        if header.kind == ADAPTER:
+            return replace(model, problem="it is an adapter, not a model")
+        return replace(model, header=header)
     except EdgeAgentError as error:
         return replace(model, problem=error.message, is_damaged=isinstance(error, ModelDamaged))
 

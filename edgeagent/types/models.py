@@ -144,7 +144,8 @@ class ModelStatus(Struct, frozen=True):
     Failed: it cannot be loaded. Quarantined: it killed its workers. After `retry_after_s` the next request tries again.
     `ready_in_s`: after how long one that is not loaded should be ready, by the last load or the size of its files; None
     where that is not known. `is_pinned`: it is never unloaded to make room. `unload_in_s`: when it is unloaded if
-    no client uses it; None: never, or it is not loaded. `idle_s`: how long it has not been used.
+    no client uses it; None: never, or it is not loaded. `idle_s`: how long it has not been used. `adapters`: names of
+    its LoRA adapters; a request names one behind a plus sign.
     """
 
     name: str
@@ -160,3 +161,9 @@ class ModelStatus(Struct, frozen=True):
     is_pinned: bool = False
     unload_in_s: float | None = None
     idle_s: float = 0.0
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and its name with each adapter."""
+        return (self.name, *(f"{self.name}+{adapter}" for adapter in self.adapters))

@@ -149,7 +149,8 @@ class GenerateRequest(Struct, frozen=True):
     prompt is read from the cache). reports_progress: say how much of the prompt is computed while it is.
     route: where the request and its credential let it run (None: they do not say). client: who holds its token.
     so_far: the beginning of the answer, which the client has; the rest continues it. keep_alive_s: how long the model
-    stays loaded after its last use from now on (None: as before).
+    stays loaded after its last use from now on (None: as before). adapter: the name of the adapter that computes it,
+    "" for none; set when the request is given to a worker, until then `model` alone names it.
     """
 
     id: str
@@ -170,3 +171,4 @@ class GenerateRequest(Struct, frozen=True):
     client: str = ""
     so_far: AnswerSoFar | None = None
     keep_alive_s: float | None = None
+    adapter: str = ""

@@ -53,6 +53,7 @@ class Load(Struct, frozen=True, tag="load"):
     `identity` tells the model's file from another that took its place. `writable` are the only folders that the sandbox
     lets the worker write to. The context will have `num_cells` tokens of `kv_bytes_per_token`; `num_trained` is the
     model's trained context; 0 if the headers do not say. `kept` is `to_keep` of the last worker's Ready.
+    `adapters` are the paths of the model's LoRA adapters, by name.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Load(Struct, frozen=True, tag="load"):
     kv_bytes_per_token: float = 0.0
     num_trained: int = 0
     kept: bytes = b""
+    adapters: dict[str, str] = {}
 
 
 class Delivered(Struct, frozen=True, array_like=True):

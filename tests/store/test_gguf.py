@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeagent.errors import ModelLoadFailed, ModelNotFound
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store import byte_reader
-from edgeagent.store.gguf import Split, read_header, validate_model
+from edgeagent.store.gguf import Split, read_header, validate_adapter, validate_model
 from edgeagent.store.split import split_paths
 from edgeagent.store.tensor_types import TENSOR_TYPES
 from tests.examples import examples
@@ -383,3 +383,14 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     for num_bytes in range(len(content)):
         path.write_bytes(content[:num_bytes])
         assert outcome(path) == "refused"
+
+
+def test_adapters_and_models_are_told_apart(tmp_path: Path) -> None:
+    adapter = GgufBytes(keys=(*MODEL_KEYS, key("general.type", STRING, "adapter"))).write(tmp_path / "a.gguf")
+    model = GgufBytes(keys=(*MODEL_KEYS, key("general.type", STRING, "model"))).write(tmp_path / "m.gguf")
+    assert validate_adapter(adapter).kind == "adapter"
+    assert validate_model(model).kind == "model"
+    with pytest.raises(ModelDamaged, match=r"a\.gguf is an adapter, not a model: name it under \[models"):
+        validate_model(adapter)
+    with pytest.raises(ModelDamaged, match=r"its general\.type is 'model', not 'adapter'"):
+        validate_adapter(model)

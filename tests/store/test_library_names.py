@@ -14,7 +14,7 @@ from edgeagent.store.model_folder import ModelFolder
 from edgeagent.store.own_names import NAMES_FILE, Imported, OwnNames, OwnNamesFile, with_alias, with_import
 from edgeagent.store.resolve import Library
 from tests.hub_server import sha256
-from tests.store.gguf_bytes import small_model, split_model
+from tests.store.gguf_bytes import MODEL_KEYS, STRING, GgufBytes, key, small_model, split_model
 from tests.store.test_resolve import REPO, put
 
 HUB_FILE = "model-Q4_0.gguf"
@@ -210,3 +210,19 @@ def test_the_names_outlive_a_writer_and_are_refused_when_torn(
         (state_dir / NAMES_FILE).write_bytes(content)
         with pytest.raises(StoreError, match=r"models\.json cannot be read"):
             own.read()
+
+
+def test_a_model_s_adapters_by_any_of_its_names(store: StoreConfig, state_dir: Path) -> None:
+    path = lay(store, "m.gguf")
+    library = Library(store, state_dir, "m", {"M.gguf": ("one",), "gone": ("two",)})
+    (model,) = [model for model in library.models() if model.origin == "folder"]
+    assert model.adapters == library.local("m").adapters == ("one",)
+    assert library.holds("m+one") and library.means_a_model("m+one") and library.has_adapter("default", "one")
+    for name in ("m+two", "gone+two", "+one", "m+", f"{path}+one"):
+        assert not library.holds(name)
+
+
+def test_an_adapter_in_the_models_folder_is_not_a_model(library: Library, store: StoreConfig) -> None:
+    lay(store, "a.gguf", GgufBytes(keys=(*MODEL_KEYS, key("general.type", STRING, "adapter"))).to_bytes())
+    (listed,) = [model for model in library.models() if model.origin == "folder"]
+    assert listed.header is None and listed.problem == "it is an adapter, not a model"

@@ -47,6 +47,8 @@ class Model(OpenAnswer):
     created: int
     owned_by: str
     edgeagent: ModelDetails
+    parent: str | None = None
+    """The model whose LoRA adapter this one is; only such a one has it."""
 
 
 class ModelList(OpenAnswer):

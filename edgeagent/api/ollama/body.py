@@ -30,6 +30,7 @@ from edgeagent.api.wire.fields import (
     route_of,
     template_kwargs,
     validate,
+    with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -171,7 +172,7 @@ def _asked(
     kept_s = kept_s if may_keep else None
     output = _read_format(body.format)
     request = None
-    model = served(body.model)
+    model = with_adapter(served(body.model), body.edgeagent, options.edgeagent)
     if prompt is not None:
         request = GenerateRequest(
             id=request_id,

@@ -100,7 +100,7 @@ async def _load_or_unload(request: Request, asked: Asked, model: str, request_id
 
 
 def _status(context: Context, model: str) -> ModelStatus | None:
-    return next((status for status in context.service.models() if status.name == model), None)
+    return next((status for status in context.service.models() if model in status.names), None)
 
 
 def _check_thinking(status: ModelStatus | None, name: str) -> None:

@@ -154,6 +154,9 @@ def _find(context: Context, name: str, served: Sequence[ModelStatus]) -> ListedM
         if known in models:
             return models[known]
     library = Library.of(context.config)
+    base, _, adapter = name.rpartition("+")
+    if base and name not in models and library.has_adapter(base, adapter):
+        return replace(_find(context, base, served), name=name)
     try:
         library.refuse_path(name)
         found = library.local(name)

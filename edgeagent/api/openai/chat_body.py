@@ -28,6 +28,7 @@ from edgeagent.api.wire.fields import (
     template_kwargs,
     tier,
     validate,
+    with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, choices_of
@@ -115,7 +116,7 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
     delivery = body.delivery()
     request = GenerateRequest(
         id=completion_id,
-        model=body.model or default_model,
+        model=with_adapter(body.model or default_model, body.edgeagent),
         prompt=prompt,
         sampling=body.sampling(),
         format=body.schema_format(_read_format(body.response_format)),

@@ -32,7 +32,10 @@ async def list_models(request: Request) -> JSONResponse:
     if context.config.load.on_demand and context.config.model != NO_MODEL:
         served, local = await asyncio.to_thread(listed, context.config, served)
         others = _not_served(served, local)
-    models = [*(_model_body(each, context) for each in served), *(_body_of_file(each, context) for each in others)]
+    models = [
+        *(body for each in served for body in _model_bodies(each, context)),
+        *(body for each in others for body in _bodies_of_file(each, context)),
+    ]
     return JSONResponse({"object": "list", "data": models})
 
 
@@ -43,8 +46,8 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     if not model_id:
         raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
     name = await context.service.locate(model_id)
-    status = next(status for status in context.service.models() if status.name == name)
-    return JSONResponse(_model_body(status, context))
+    status = next(status for status in context.service.models() if name in status.names)
+    return JSONResponse(_model_bodies(status, context)[status.names.index(name)])
 
 
 def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelStatus], list[LocalModel]]:
@@ -67,19 +70,25 @@ def _not_served(served: Sequence[ModelStatus], local: Sequence[LocalModel]) -> l
     return [model for model in local if model.name not in names and model.paths[0].resolve() not in paths]
 
 
-def _body_of_file(model: LocalModel, context: Context) -> dict[str, object]:
+def _bodies_of_file(model: LocalModel, context: Context) -> list[dict[str, object]]:
     details: dict[str, object] = {"state": WorkerState.STOPPED.value}
     if model.header is not None and model.header.context_length:
         details["context_length"] = model.header.context_length
-    return _body(model.name, details, context)
+    with_adapters = [
+        _body(f"{model.name}+{name}", details, context) | {"parent": model.name} for name in model.adapters
+    ]
+    return [_body(model.name, details, context), *with_adapters]
 
 
-def _model_body(status: ModelStatus, context: Context) -> dict[str, object]:
+def _model_bodies(status: ModelStatus, context: Context) -> list[dict[str, object]]:
+    """Return a served model, and behind it the same with each adapter: a model of its own whose parent it is."""
     details: dict[str, object] = {"state": status.state.value}
     if status.info is not None:
         details["context_length"] = status.info.context_length
         details["supports_tools"] = status.info.supports_tools
-    return _body(status.name, details, context)
+    parent = {"parent": status.name}
+    with_adapters = [_body(name, details, context) | parent for name in status.names[1:]]
+    return [_body(status.name, details, context), *with_adapters]
 
 
 def _body(name: str, details: dict[str, object], context: Context) -> dict[str, object]:

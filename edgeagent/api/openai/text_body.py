@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, Stops, between, route_of, tier, validate
+from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, Stops, between, route_of, tier, validate, with_adapter
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import MAX_RIVALS, Delivery, ExtendedBody, choices_of
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -67,7 +67,7 @@ def read_completion(fields: Fields, *, completion_id: str, default_model: str, p
         choices_of(
             GenerateRequest(
                 id=completion_id if index == 0 else f"{completion_id}-p{index}",
-                model=body.model or default_model,
+                model=with_adapter(body.model or default_model, body.edgeagent),
                 prompt=prompt,
                 sampling=body.sampling(),
                 format=body.schema_format(TextFormat()),

@@ -14,6 +14,7 @@ from edgeagent.api.responses.history import ConnectionHistory, Conversation, Rec
 from edgeagent.api.responses.item_json import with_id
 from edgeagent.api.responses.items import Item
 from edgeagent.api.service import Service
+from edgeagent.api.wire.fields import with_adapter
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.modes import strictest
 from edgeagent.types import (
@@ -93,7 +94,7 @@ def begin_turn(
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
-    model = create.body.model or default_model or service.default_model()
+    model = with_adapter(create.body.model or default_model or service.default_model(), create.body.edgeagent)
     request = create.request(
         make_id("resp"), model, conversation.items, partition, is_storable=conversation.is_storable
     )
@@ -129,5 +130,5 @@ def _defaults(service: Service, model: str) -> SamplingParams:
         name = service.find_model(model)
     except EdgeAgentError:
         return SamplingParams()  # the service says what is wrong
-    info = next((status.info for status in service.models() if status.name == name), None)
+    info = next((status.info for status in service.models() if name in status.names), None)
     return info.sampling if info else SamplingParams()

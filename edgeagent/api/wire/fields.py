@@ -107,6 +107,7 @@ class EdgeagentBody(Body):
     model_config = ConfigDict(extra="forbid")
 
     route: Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None = None
+    adapter: Annotated[str, Field(min_length=1, max_length=64)] | None = None
 
 
 def keep_alive_s(duration: float | str) -> float:
@@ -123,6 +124,12 @@ def keep_alive_s(duration: float | str) -> float:
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
     """Return where a request may run: the strictest that it says, None where it says nothing."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
+
+
+def with_adapter(model: str, *bodies: EdgeagentBody | None) -> str:
+    """Return the name of a model with the adapter that a body names: MODEL+ADAPTER."""
+    adapter = next((body.adapter for body in bodies if body is not None and body.adapter is not None), None)
+    return model if adapter is None else f"{model}+{adapter}"
 
 
 class SamplingBody(Body):

@@ -88,7 +88,7 @@ class ExtendedBody(SamplingBody):
         """Raise NotSupported for fields that would change the answer and are not supported."""
         refused = {
             "grammar": (self.grammar, "grammars are not taken; describe the output with json_schema"),
-            "lora": (self.lora, "adapters cannot be chosen by request"),
+            "lora": (self.lora, "an adapter is chosen by its name: model MODEL+ADAPTER, or edgeagent.adapter"),
             "post_sampling_probs": (self.post_sampling_probs, "probabilities are those before sampling"),
             "t_max_predict_ms": (max(0, self.t_max_predict_ms or 0), "bound the answer with max_tokens, or hang up"),
         }

@@ -23,7 +23,7 @@ from edgeagent.engine.llama.fingerprint import describe_unused, make_fingerprint
 from edgeagent.engine.llama.model import Model, split_parts
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.sampler import Sampler, resolve
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.sequence import partition_of
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
@@ -44,10 +44,12 @@ from edgeagent.types import (
     TextAnswer,
     TextQuery,
 )
+from edgeagent.worker.child.adapters import load_adapters
 from edgeagent.worker.child.choosing import choose
 from edgeagent.worker.child.continuation import read_continuation
 from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from edgeagent.worker.child.spec import make_spec
 from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
@@ -93,6 +95,7 @@ class Host:
         self._runners = [self._runner]
         # A configured number of threads is never changed, so that arithmetic is reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
+        self._adapters = load_adapters(self._runner, load.adapters, on_try)
         costs = CostModel(self._runner.max_batch)
         self._token_bytes = try_out(self.model, self._runner, on_try, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
@@ -191,8 +194,9 @@ class Host:
         if is_echoed:
             is_scored = num_scored is not None
             echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
-        self._introduce(request.cache)
-        spec = _spec(request, prompt, sampler, delivered, num_scored)
+        adapter = self._adapters[request.adapter] if request.adapter else ""
+        self._introduce(request.cache, request.adapter, adapter)
+        spec = make_spec(request, prompt, sampler, delivered, num_scored, adapter)
         if earlier is not None:
             spec = earlier.extend(spec)
         render_ms = (time.monotonic() - started_s) * 1000
@@ -235,6 +239,7 @@ class Host:
             num_trained=self.model.context_length_trained,
             drafters=self._make_drafters(load, config, costs, on_try),
             blocks=self._make_blocks(load, config),
+            adapters=tuple(self._adapters.values()),
         )
 
     def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:
@@ -278,12 +283,13 @@ class Host:
             self._store.expect(self._block_tokens, int(blocks.host.max_bytes * PENDING_SHARE))
         return blocks
 
-    def _introduce(self, policy: CachePolicy) -> None:
+    def _introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
         """Tell the store which client a partition belongs to, for listing and purging it by name."""
-        name = policy.partition
+        name = partition_of(policy.partition, adapter_id)
+        model = f"{self._name}+{adapter}" if adapter else self._name
         if self._store is not None and self._keyring is not None and policy.write and name not in self._introduced:
             self._introduced.add(name)
-            self._store.introduce(self._keyring.root(name), About(self._name, name, self._settings))
+            self._store.introduce(self._keyring.root(name), About(model, policy.partition, self._settings))
 
     def _make_drafters(
         self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
@@ -363,30 +369,3 @@ class Host:
             embedding_length=self._embedding_length,
             choices=self._choices,
         )
-
-
-def _spec(
-    request: GenerateRequest, prompt: ReadPrompt, sampler: Sampler, delivered: Delivered, num_scored: int | None
-) -> SequenceSpec:
-    """Return the engine's spec of a request; `num_scored` becomes its `num_prompt_logprobs`."""
-    cache = request.cache
-    return SequenceSpec(
-        id=request.id,
-        prompt=prompt.tokens,
-        sampler=sampler,
-        max_tokens=request.max_tokens,
-        tier=request.tier,
-        partition=cache.partition,
-        read_cache=cache.read and num_scored is None,
-        write_cache=cache.write,
-        persist=cache.persist,
-        pin=cache.pin,
-        prefill_only=request.prefill_only or request.max_tokens == 0,
-        delivered=delivered.tokens,
-        step_lengths=delivered.step_lengths,
-        num_prompt_logprobs=num_scored,
-        reports_progress=request.reports_progress,
-        boundaries=prompt.boundaries,
-        num_system=prompt.num_system,
-        lane=cache.lane,
-    )

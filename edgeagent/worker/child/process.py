@@ -199,7 +199,8 @@ def _enclose(load: Load) -> tuple[str, ...]:
     if not EngineConfig.model_validate_json(load.engine_config).sandbox:
         return ("off",)
     models = [Path(path) for path in (load.path, load.draft_path) if path is not None]
-    return enclose([part for model in models for part in split_parts(model)], map(Path, load.writable))
+    files = [part for model in models for part in split_parts(model)]
+    return enclose([*files, *map(Path, load.adapters.values())], map(Path, load.writable))
 
 
 def _load(

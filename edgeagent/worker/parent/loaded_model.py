@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
-from edgeagent.errors import BackendUnavailable
+from edgeagent.errors import BackendUnavailable, ModelNotFound
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 from edgeagent.worker.parent.load_time import LoadTime
 from edgeagent.worker.parent.loading import Preparation
@@ -87,6 +88,17 @@ class LoadedModel:
         self.has_room = True
         return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
 
+    @property
+    def adapters(self) -> Mapping[str, Path]:
+        """Its adapters' files, by name."""
+        return self.preparation.adapters
+
+    def check_adapter(self, name: str) -> None:
+        """Raise ModelNotFound if it has no adapter of this name."""
+        if name not in self.adapters:
+            known = f"{self.name} has {', '.join(self.adapters) or 'none'}"
+            raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found: of adapters {known}", param="model")
+
     def pin(self) -> None:
         """Keep it loaded from now on."""
         self.is_pinned = True
@@ -130,7 +142,8 @@ class LoadedModel:
         status = self.supervisor.status()
         is_kept = status.state is not WorkerState.READY or math.isinf(self.keep_alive_s)
         unload_in_s = None if is_kept else max(0.0, self.keep_alive_s - self.idle_s)
-        return replace(status, is_pinned=self.is_pinned, unload_in_s=unload_in_s, idle_s=self.idle_s)
+        adapters = tuple(self.preparation.adapters)
+        return replace(status, is_pinned=self.is_pinned, unload_in_s=unload_in_s, idle_s=self.idle_s, adapters=adapters)
 
     def tenant(self) -> Tenant | None:
         """Return its part in the machine's memory; None while it has none."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from edgeagent.config import EngineConfig
@@ -44,23 +45,34 @@ class Checks:
 
     `validate` raises ModelLoadFailed for a file that must not be loaded, and returns its header, if it could be read;
     `size_of` returns the bytes of a file and of the other parts of its model; `disk_cache` prepares a worker's disk
-    cache.
+    cache; `validate_adapter` raises ModelLoadFailed for a file that is not an adapter.
     """
 
     validate: Callable[[Path], Header | None]
     kept: KeptChoices
     disk_cache: Callable[[], DiskCache | None] = lambda: None
     size_of: Callable[[Path], int] = file_size
+    validate_adapter: Callable[[Path], None] = lambda _: None
 
 
 class Preparation:
     """The files and the folder of one model's worker. Its methods read the disk: call them in a thread."""
 
-    def __init__(self, name: str, path: Path, draft_path: Path | None, engine: EngineConfig, checks: Checks) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        draft_path: Path | None,
+        engine: EngineConfig,
+        checks: Checks,
+        adapters: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
         self.name, self.path, self.draft_path = name, path, draft_path
         self.engine = engine
+        self.adapters = adapters
         self._checks = checks
-        self.files = ModelFiles([path for path in (self.path, draft_path) if path is not None])
+        self._models = [path for path in (self.path, draft_path) if path is not None]
+        self.files = ModelFiles([*self._models, *adapters.values()])
         self.folder = GivenFolder()
         self.weights_bytes = 0
         """The size of all files, once they were weighed."""
@@ -77,7 +89,9 @@ class Preparation:
     def load(self) -> Load:
         """Check the files before each load, since they may have changed; raise ModelLoadFailed."""
         self.files.give()
-        headers = {path: header for path in self.files.paths if (header := self._checks.validate(path)) is not None}
+        headers = {path: header for path in self._models if (header := self._checks.validate(path)) is not None}
+        for path in self.adapters.values():
+            self._checks.validate_adapter(path)
         model = headers.get(self.path)
         if model is not None and self.draft_path is not None and self.draft_path in headers:
             check_draft(model, self.path, headers[self.draft_path], self.draft_path)
@@ -91,11 +105,13 @@ class Preparation:
             path=str(self.path.absolute()),
             draft_path=None if self.draft_path is None else str(self.draft_path.absolute()),
             engine_config=self.engine.model_dump_json().encode(),
-            identity=identity(self.path),
+            # A stream that an adapter began is not continued with another file of its name.
+            identity=" ".join(map(identity, (self.path, *self.adapters.values()))),
             writable=() if disk is None else (disk.folder,),
             disk=disk,
             num_cells=num_cells,
             kv_bytes_per_token=bytes_per_token,
             num_trained=0 if model is None else model.context_length or 0,
             kept=self._checks.kept.read(self.path),
+            adapters={name: str(path.absolute()) for name, path in self.adapters.items()},
         )

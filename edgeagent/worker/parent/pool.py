@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from edgeagent.config import Config, EngineConfig
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound
-from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, TextAnswer, TextQuery, WorkerState
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
+from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Rerank, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.fit import Header
 from edgeagent.worker.parent import own_options
 from edgeagent.worker.parent.eviction import Eviction
@@ -60,13 +62,14 @@ class Pool:
         patience: Patience | None = None,
         disk_cache: Callable[[], DiskCache | None] = lambda: None,
         size_of: Callable[[Path], int] = file_size,
+        validate_adapter: Callable[[Path], None] = lambda _: None,
         kept: KeptChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Collection[int]], Memory] = read_memory,
     ) -> None:
         self._config = config
         self._kept = kept or KeptChoices()
-        self._checks = Checks(validate, self._kept, disk_cache, size_of)
+        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter)
         self._resolve = resolve
         self._offer = offer
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
@@ -102,11 +105,20 @@ class Pool:
         """
         if self._default is None:
             raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
-        found = self._aliases.get(name, name)
-        if found not in self._models:
+        found = self._known(name)
+        if found is None:
             served = ", ".join(self._models)
             raise ModelNotFound(f"model '{name[:256]}' not found; this daemon serves {served}", param="model")
         return found
+
+    def _known(self, name: str) -> str | None:
+        """Return the one name of a model, or of a model with an adapter (MODEL+NAME), of those that were located."""
+        found = self._aliases.get(name, name)
+        if found in self._models:
+            return found
+        base, _, adapter = found.rpartition("+")
+        base = self._aliases.get(base, base)
+        return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
 
     async def locate(self, name: str) -> str:
         """Return the one name of a model, which may lie on the disk unloaded; raise as `find_model` does.
@@ -118,6 +130,17 @@ class Pool:
         except ModelNotFound:
             if self._offer is None:
                 raise
+        base, plus, adapter = name.rpartition("+")
+        if not plus:
+            return await self._searched(name)
+        try:
+            return await self._searched(name)
+        except ModelNotFound:
+            model = self._models[await self.locate(base)]
+        model.check_adapter(adapter)
+        return f"{model.name}+{adapter}"
+
+    async def _searched(self, name: str) -> str:
         search = self._searches.get(name)
         if search is None:
             search = self._searches[name] = asyncio.create_task(self._search(name))
@@ -173,7 +196,8 @@ class Pool:
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
         """Give a request to its model's worker; raise ModelNotFound, or as Supervisor.submit does."""
         model = self._model(request.model)
-        model.supervisor.submit(request, sink, so_far)
+        adapter = self.find_model(request.model).removeprefix(model.name).removeprefix("+")
+        model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, sink, so_far)
         if request.keep_alive_s is not None and not model.is_pinned:
             model.keep_alive_s = request.keep_alive_s
         model.note_use()
@@ -181,6 +205,8 @@ class Pool:
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Return a model's answer to a question about text; raise ModelNotFound, or as Supervisor.ask does."""
         asked = self._model(model)
+        if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
+            raise NotSupported(f"adapters of {asked.name} change what it writes, not its vectors", param="model")
         question = asyncio.ensure_future(asked.supervisor.ask(query))
         await asyncio.sleep(0)
         asked.note_use()
@@ -250,7 +276,9 @@ class Pool:
         draft_path = found.draft_path if draft == "auto" else None
         if draft not in ("auto", "none", "ngram"):
             draft_path = self._resolve(draft).path
-        preparation = Preparation(found.name, found.path, draft_path, self._config.engine_of(table), self._checks)
+        adapters = self._config.models[table].adapters if table else {}
+        engine = self._config.engine_of(table)
+        preparation = Preparation(found.name, found.path, draft_path, engine, self._checks, adapters)
         preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
@@ -322,7 +350,8 @@ class Pool:
             write.add_done_callback(self._writes.discard)
 
     def _model(self, name: str) -> LoadedModel:
-        return self._models[self.find_model(name)]
+        found = self.find_model(name)
+        return self._models.get(found) or self._models[found.rpartition("+")[0]]
 
 
 async def _look_at(model: LoadedModel) -> None:

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, NotFoundError, UnprocessableEntityError
 from websockets.asyncio.client import connect
 
 from edgeagent.api.ops import probe
-from edgeagent.config import Config, LoadConfig, StoreConfig
+from edgeagent.config import Config, LoadConfig, ModelConfig, StoreConfig
 from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelLoading, Overloaded
 from edgeagent.store.cache import HubCache
 from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
@@ -244,3 +244,43 @@ async def test_probes_may_ask_for_the_head_alone() -> None:
             assert reply.content == b""
     async with running(OneModel(WorkerState.STARTING)) as daemon:
         assert (await daemon.http.head(f"{daemon.url}/health")).status_code == 503
+
+
+async def test_an_adapter_is_a_model_of_its_own_with_a_parent(tmp_path: Path) -> None:
+    (tmp_path / "other.gguf").write_bytes(small_model())
+    models = {"other": ModelConfig(adapters={"x": tmp_path / "x.gguf"})}
+    config = Config(model="one", state_dir=tmp_path, store=StoreConfig(models_dir=tmp_path), models=models)
+    backend = OneModel(WorkerState.READY, info=INFO)
+    backend.status = replace(backend.status, adapters=("a", "b"))
+    name = backend.status.name
+    backend.find_model = lambda asked: asked  # type: ignore[method-assign]
+    async with running(backend, config) as daemon:
+        data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
+        one = (await daemon.http.get(f"{daemon.url}/v1/models/{name}+b")).json()
+    parents = {model["id"]: model.get("parent") for model in data}
+    assert {key: value for key, value in parents.items() if key != "builtin"} == {
+        name: None,
+        f"{name}+a": name,
+        f"{name}+b": name,
+        "other": None,
+        "other+x": "other",
+    }
+    assert (one["id"], one["parent"]) == (f"{name}+b", name)
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/api/generate", {"prompt": "hi"}),
+    ],
+)
+async def test_an_adapter_by_its_own_field(route: str, fields: dict[str, object]) -> None:
+    backend = FakeBackend(models=("fake", "fake+one"))
+    async with running(backend) as daemon:
+        body = {"model": "fake", "edgeagent": {"adapter": "one"}} | fields
+        reply = await daemon.http.post(daemon.url + route, json=body)
+        assert reply.status_code == 200, reply.text
+    assert [request.model for request in backend.requests] == ["fake+one"]

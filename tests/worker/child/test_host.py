@@ -7,9 +7,17 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, ModelLoadFailed, NotSupported
+from edgeagent.errors import (
+    ContextLengthExceeded,
+    EdgeAgentError,
+    InvalidRequest,
+    ModelDamaged,
+    ModelLoadFailed,
+    NotSupported,
+)
 from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
@@ -24,6 +32,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
+from tests.adapters import make_adapter
 from tests.conftest import TinyModel
 from tests.integrity import check_integrity
 from tests.models import make_tiny_model
@@ -289,3 +298,23 @@ def test_a_request_that_is_refused_leaves_nothing_behind(host: Host) -> None:
         host.engine.add(host.prepare(request(TokenPrompt((5,) * (CONTEXT + 1)))).spec)
     assert not host.engine.has_work
     check_integrity(host.engine)
+
+
+def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tiny_model(MemoryKind.FULL_ATTENTION)
+    adapters = {name: str(make_adapter(tmp_path / name, path, seed=seed)) for seed, name in enumerate(("one", "two"))}
+    config = EngineConfig(threads=1, ctx=CONTEXT).model_dump_json().encode()
+    message = Load("tiny", str(path), None, config, adapters=adapters)
+    tried: list[str] = []
+    host = Host(message, open_model(message), on_try=tried.append)
+    prompt = TextPrompt("in the and the in the and the in the and the in the and the")
+    answers = {
+        name: [generate(host, prompt, max_tokens=8, adapter=name) for _ in range(2)] for name in ("", "one", "two")
+    }
+    assert all(first == again for first, again in answers.values())
+    assert len({tuple(first) for first, _ in answers.values()}) == 3
+    assert [each for each in tried if "adapter" in each] == [f"the adapter {path}" for path in adapters.values()]
+    check_integrity(host.engine)
+    with pytest.raises(ModelDamaged, match="does not suit"):
+        bad = structs.replace(message, adapters={"bad": str(path)})
+        Host(bad, open_model(bad))

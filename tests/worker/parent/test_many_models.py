@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.config import Config, LoadConfig, ModelConfig
-from edgeagent.errors import BackendUnavailable, ModelNotFound
-from edgeagent.types import WorkerState
+from edgeagent.config import Config, EngineConfig, LoadConfig, ModelConfig
+from edgeagent.errors import BackendUnavailable, ModelNotFound, NotSupported
+from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
+from edgeagent.worker.parent.kept_choices import KeptChoices
+from edgeagent.worker.parent.loading import Checks, Preparation
 from edgeagent.worker.parent.memory import Held, Memory
 from edgeagent.worker.parent.pool import Pool
 from tests.stub_worker import num_lives, stub_command
@@ -36,7 +38,7 @@ class Shelf:
 
     def offer(self, name: str) -> Files:
         self.offered.append(name)
-        if not name.startswith("m"):
+        if not name.startswith("m") or "+" in name:
             raise ModelNotFound(f"model {name!r} not found; did you mean m1?", param="model")
         return self.resolve(name)
 
@@ -227,3 +229,40 @@ async def test_where_the_machine_is_short_of_memory_an_idle_model_leaves(
     monkeypatch.setattr("edgeagent.worker.parent.pool.read_pressure", lambda: "memory")
     await eventually(lambda: loaded(pool) == {"mini"})
     await pool.stop()
+
+
+async def test_a_model_with_an_adapter_is_the_same_worker(shelf: Shelf, tmp_path: Path) -> None:
+    pool = shelf.pool(models={"m1": ModelConfig(adapters={"one": tmp_path / "a.gguf"})})
+    await begin(pool)
+    assert (await answer(pool, "mx+one")).text == (await answer(pool, "m1")).text == "0 "
+    assert num_lives(shelf.lives) == 2
+    assert await pool.locate("m1+one") == await pool.locate("mx+one") == pool.find_model("m1+one") == "m1+one"
+    assert pool.status("m1+one").name == "m1" and pool.status("m1").names == ("m1", "m1+one")
+    sent: list[GenerateRequest] = []
+    model = pool._model("m1")
+    model.supervisor.submit = lambda request, *_: sent.append(request)  # type: ignore[method-assign]
+    for name in ("m1+one", "m1"):
+        pool.submit(request("answer 1", "r", name), Record())
+    assert [each.adapter for each in sent] == ["one", ""]
+    for name in ("m1+two", "mini+one", "m1+"):
+        with pytest.raises(ModelNotFound, match="not found"):
+            await pool.locate(name)
+    with pytest.raises(ModelNotFound, match="of adapters m1 has one"):
+        await pool.locate("m1+two")
+    with pytest.raises(NotSupported, match="not its vectors"):
+        await pool.ask("m1+one", Embed((TextPrompt("x"),)))
+    await pool.stop()
+
+
+async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
+    checked: list[Path] = []
+    paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    for path in (*paths.values(), tmp_path / "m.gguf"):
+        path.write_bytes(b"x")
+    checks = Checks(lambda _: None, KeptChoices(), validate_adapter=checked.append)
+    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), checks, paths)
+    load = preparation.load()
+    assert checked == list(paths.values()) and load.adapters == {name: str(path) for name, path in paths.items()}
+    assert preparation.weigh() == 3
+    paths["one"].write_bytes(b"other")
+    assert preparation.files.are_replaced() and preparation.load().identity != load.identity
