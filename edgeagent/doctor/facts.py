@@ -135,6 +135,7 @@ class Facts:
     model: str = "builtin"
     model_problem: str = ""
     unknown_tables: tuple[str, ...] = ()
+    adapter_problems: tuple[str, ...] = ()
     token_problem: str = ""
     hub: str | None = None
     hub_problem: str = ""

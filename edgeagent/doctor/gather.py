@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgeagent import __version__
@@ -16,6 +16,7 @@ from edgeagent.doctor.places import look_at, look_at_port
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import Runtime, find_daemon, read_token
 from edgeagent.store.cache import HubCache
+from edgeagent.store.gguf import validate_adapter
 from edgeagent.store.hub_reach import hub_address, why_unreachable
 from edgeagent.store.resolve import Library
 
@@ -50,6 +51,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         limits=Limits(cache.disk_bytes, cache.min_free_bytes, store.min_free_bytes, config.engine.sandbox),
         model=config.model,
         model_problem=_model_problem(config),
+        adapter_problems=tuple(_adapter_problems(config)),
         unknown_tables=tuple(name for name in config.models if not _is_here(name, config)),
         token_problem=token_problem,
         hub=hub_address() if with_network else None,
@@ -65,6 +67,16 @@ def _daemon(running: Runtime, ask_ready: AskReady) -> RunningDaemon:
     return RunningDaemon(running.pid, running.url, running.version, problem)
 
 
+def _adapter_problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong with the files of adapters: one that is damaged keeps its model from being loaded."""
+    for own in config.models.values():
+        for path in own.adapters.values():
+            try:
+                validate_adapter(path)
+            except EdgeAgentError as error:
+                yield error.message
+
+
 def _is_here(name: str, config: Config) -> bool:
     try:
         Library.of(config).find(name)
@@ -77,8 +89,11 @@ def _model_problem(config: Config) -> str:
     """Return why the default model is not here; empty where it is, or where only remotes answer."""
     if config.model == "none":
         return ""
+    library = Library.of(config)
+    base, _, adapter = config.model.rpartition("+")
     try:
-        missing = [path for path in Library.of(config).find(config.model).paths if not Path(path).is_file()]
+        name = base if base and library.has_adapter(base, adapter) else config.model
+        missing = [path for path in library.find(name).paths if not Path(path).is_file()]
     except EdgeAgentError as error:
         return error.message
     return f"{missing[0]} is missing" if missing else ""

@@ -48,6 +48,8 @@ def check_model(facts: Facts) -> list[Finding]:
     """Check that the models that the settings name are here."""
     if facts.model_problem:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
+    if facts.adapter_problems:
+        return fail("model", "; ".join(facts.adapter_problems), "repair [models.NAME.adapters] in config.toml")
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
         return warn(

@@ -192,6 +192,10 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(unknown_tables=("quen3",)),
         *("model", "warn", 'config.toml has [models."quen3"]', "edgeagent list"),
     ),
+    "an adapter that is none": (
+        changed(adapter_problems=("/a.gguf is not an adapter",)),
+        *("model", "fail", "/a.gguf is not an adapter", "adapters] in config.toml"),
+    ),
     "a taken port": (
         changed(port=Port("127.0.0.1", 8127, "taken", "nginx, process 7")),
         *("port", "fail", "taken by another program (nginx, process 7)", "--port"),

@@ -63,7 +63,7 @@ async def change_slot(slot_id: str) -> JSONResponse:
 def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     service = context_of(request).service
     for status in service.models():
-        if status.name == service.default_model() and status.info is not None:
+        if service.default_model() in status.names and status.info is not None:
             return status, status.info
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
 

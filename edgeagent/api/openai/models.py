@@ -108,8 +108,8 @@ async def health(request: Request) -> JSONResponse:
     Every client may ask.
     """
     service = context_of(request).service
-    states = {status.name: status.state for status in service.models()}
-    state = states.get(service.default_model())
+    default = service.default_model()
+    state = next((status.state for status in service.models() if default in status.names), None)
     # One that was unloaded is loaded again by its next request.
     if state in (WorkerState.READY, WorkerState.STOPPED) and not service.is_draining:
         return JSONResponse({"status": "ok"})

@@ -84,7 +84,7 @@ class Probe:
         await self._service.ask(model, Rerank(_TEXT, (_TEXT,)) if info.can_rank else Embed((TextPrompt(_TEXT),)))
 
     def _info(self, model: str) -> ModelInfo | None:
-        return next((status.info for status in self._service.models() if status.name == model), None)
+        return next((status.info for status in self._service.models() if model in status.names), None)
 
     async def _generate(self, model: str) -> None:
         request = GenerateRequest(

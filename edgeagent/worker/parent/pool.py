@@ -118,6 +118,7 @@ class Pool:
             return found
         base, _, adapter = found.rpartition("+")
         base = self._aliases.get(base, base)
+        base = base if base in self._models else base.rpartition("+")[0]  # the default may have an adapter
         return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
 
     async def locate(self, name: str) -> str:
@@ -154,15 +155,29 @@ class Pool:
         """
         if self._default is not None:
             return
-        files = await asyncio.to_thread(self._resolve, self._config.model)
-        preparation = await asyncio.to_thread(self._prepare, files, self._config.model)
-        model = self._add(self._config.model, preparation, is_pinned=True)
+        name, adapter, files = await asyncio.to_thread(self._find_default)
+        preparation = await asyncio.to_thread(self._prepare, files, name)
+        model = self._add(name, preparation, is_pinned=True)
         self._default = model.name
-        self._aliases |= dict.fromkeys(_DEFAULT_NAMES, model.name)
+        if adapter:
+            model.check_adapter(adapter)
+            self._default = f"{model.name}+{adapter}"
+        self._aliases |= dict.fromkeys(_DEFAULT_NAMES, self._default)
         model.supervisor.start()
         self._tasks.add(asyncio.create_task(self._look_after()))
         self._tasks |= {asyncio.create_task(self._preload(name)) for name in own_options.preloaded(self._config)}
         await model.checked.wait()
+
+    def _find_default(self) -> tuple[str, str, FoundModel]:
+        """Return the configured model's name without its adapter, the adapter's name, and the model's files."""
+        name = self._config.model
+        base, _, adapter = name.rpartition("+")
+        try:
+            return name, "", self._resolve(name)
+        except (ModelNotFound, InvalidRequest):
+            if not base or base not in self._config.models:
+                raise
+        return base, adapter, self._resolve(base)
 
     async def stop(self) -> None:
         """End all workers and their requests."""

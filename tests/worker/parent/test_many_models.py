@@ -254,6 +254,26 @@ async def test_a_model_with_an_adapter_is_the_same_worker(shelf: Shelf, tmp_path
     await pool.stop()
 
 
+async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> None:
+    adapters = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    config = Config(model="m1+one", models={"m1": ModelConfig(adapters=adapters)})
+    command = stub_command(shelf.lives)
+    pool = Pool(
+        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
+    )
+    await pool.start()
+    assert pool.default_model() == pool.find_model("") == pool.find_model("default") == "m1+one"
+    assert pool.find_model("default+two") == "m1+two" and pool.find_model("m1") == "m1"
+    assert [status.is_pinned for status in pool.models()] == [True]
+    await pool.stop()
+    config = Config(model="m1+three", models={"m1": ModelConfig(adapters=adapters)})
+    pool = Pool(
+        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
+    )
+    with pytest.raises(ModelNotFound, match="m1 has one, two"):
+        await pool.start()
+
+
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
     checked: list[Path] = []
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
