@@ -10,6 +10,7 @@ import numpy as np
 from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance, Payload
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import CacheStatus, MemoryKind
 
 
@@ -159,8 +160,8 @@ class FakeRunner:
 def warm_costs(max_batch: int, batch_s: float = 0.0) -> CostModel:
     """Return what a warm-up finds out: a batch takes so long, and a token a millisecond at most."""
     costs = CostModel(max_batch)
-    costs.observe(1, 0, min(batch_s, 0.001))
-    costs.observe(max_batch, 0, batch_s)
+    costs.observe(StepShape.alone(1, 0), min(batch_s, 0.001))
+    costs.observe(StepShape.alone(max_batch, 0), batch_s)
     return costs
 
 

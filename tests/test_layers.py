@@ -93,7 +93,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "sampling": set(),
         "tuning": set(),
         "cache": {"runner", "cost_model"},
-        "speculation": {"cache", "runner", "cost_model", "sequence"},
+        "speculation": {"cache", "runner", "cost_model", "step_shape", "sequence"},
         "llama": {"sampling", "tuning", "cache", "runner", "scheduler"},
     },
     "worker": {

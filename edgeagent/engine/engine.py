@@ -25,6 +25,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.status import EngineStatus
 from edgeagent.engine.step_in_progress import StepInProgress
+from edgeagent.engine.step_shape import StepShape
 from edgeagent.engine.turns import AdapterTurns
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
@@ -125,6 +126,7 @@ class Engine:
             num_cells_used=self._cells.num_cells_used,
             prefill_tokens_per_s=self._rates[0],
             token_s=self._rates[1],
+            step_error=self._cost_model.error,
             host=self._saver.blocks.host.stats(),
         )
 
@@ -209,20 +211,17 @@ class Engine:
         `is_wanted` reports a waiting command, but never twice in a row.
         """
         outputs = self.admit()
+        began_s = self._clock()
         works = self._plan()
         if not works:
             self._use_idle_moment()
             return outputs
         self._saver.shed()
-        num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
-        # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
-        # chunks.
-        num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
-        depth = max(work.sequence.num_computed for work in works)
-        expected_s = self._cost_model.predict(num_tokens, depth)
+        shape = self._shape(works)
+        expected_s = self._cost_model.predict(shape)
         started_s = self._clock()
         is_urgent = any(work.sequence.tier is Tier.REALTIME for work in works)
-        if not self.current_step.begin(num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
+        if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
             return outputs
         try:
             self._turns.apply(self._runner)
@@ -242,10 +241,19 @@ class Engine:
         self._unsettled_s = self._clock() - started_s
         self._turns.note(self._unsettled_s)
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
-        self._cost_model.observe(num_tokens, depth, self._unsettled_s, self._saver.num_idle_cells)
+        self._cost_model.observe(shape, self._unsettled_s)
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self._rates = self._measured_rates()
-        return outputs + self._verify_all(works, started_s)
+        outputs += self._verify_all(works, started_s)
+        self._scheduler.note_overhead(self._clock() - began_s - self._unsettled_s)
+        return outputs
+
+    def _shape(self, works: Items[Work]) -> StepShape:
+        num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
+        # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
+        # chunks.
+        num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
+        return StepShape(num_tokens, self._cells.num_cells_used, sum(work.num_pairs for work in works))
 
     def settle(self) -> None:
         """Save states and blocks of the latest step; `step` and `admit` call it first if it was not called.
@@ -289,19 +297,21 @@ class Engine:
 
         With running streams, a prompt gets the part of each step that the inter-token-latency budget leaves.
         """
-        depth = max((sequence.num_computed for sequence in self._running.values()), default=0)
-        size = self._runner.max_batch
-        if self._running:
-            size = self._cost_model.max_tokens_within(self._itl_budget_s, depth, 1)
-        step_s = self._cost_model.predict(size, depth)
-        token_s = self._cost_model.measured(len(self._running) + 1, depth)
+        depths = [sequence.num_computed for sequence in self._running.values()]
+        beside = StepShape(len(depths), self._cells.num_cells_used, float(sum(depths)))
+        depth, size = max(depths, default=0), self._runner.max_batch
+        if depths:
+            size = self._cost_model.max_tokens_within(self._itl_budget_s, beside, depth, 1)
+        step_s = self._cost_model.predict(beside.plus(size, depth))
+        token_s = self._cost_model.measured(beside.plus(1, depth))
         return size / step_s if step_s else 0.0, token_s or 0.0
 
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
             running = [sequence for sequence in self._running.values() if sequence.restoring is None]
-            works = self._turns.plan(running, self._scheduler, self._proposals)
+            num_cells = self._cells.num_cells_used
+            works = self._turns.plan(running, self._scheduler, self._proposals, num_cells)
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # A single sequence always fits: its length and its drafts are limited by the number of cells.

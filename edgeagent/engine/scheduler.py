@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import Tier
 
 # The smallest useful prompt chunk: a smaller one does not fill a CPU kernel's tile and costs the same.
 MIN_CHUNK = 32
+
+# The same beside streams whose budget it would exceed: half of a tile takes a little more than half of its time.
+MIN_CHUNK_BESIDE = 16
 
 # The longest step, as predicted. Smaller chunks cost a slow machine more time in total: measured on a 0.5 B model,
 # chunks of 508 tokens took 21 s for a prompt, of 124 tokens 25 s, of 28 tokens 50 s.
@@ -40,6 +44,8 @@ _MIN_SCORED = 4
 # How long more urgent sequences or other clients' may keep a sequence from progress.
 _MAX_STALL_S = 60.0
 
+_OVERHEAD_WEIGHT = 0.1  # of the latest step's
+
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
@@ -57,6 +63,12 @@ class Work:
     drafts: tuple[int, ...]
     num_logits: int
     num_scored: int
+
+    @property
+    def num_pairs(self) -> float:
+        """Return how many pairs its attention forms; see StepShape."""
+        num_tokens = self.num_tokens + len(self.drafts)
+        return float(num_tokens * self.sequence.num_computed)
 
     @property
     def slice(self) -> Slice:
@@ -132,19 +144,21 @@ class Scheduler:
         self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
+        self._overhead_s = 0.0  # what a step takes beside the decode: drafting, and sampling
 
     def plan(
         self,
         running: Items[Sequence],
         drafts: dict[str, tuple[int, ...]],
+        num_cells: int = 0,
         *,
         num_turns: int = 1,
         is_awaited: bool = False,
     ) -> list[Work]:
         """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only.
 
-        No more sequences may run than a batch has tokens. `num_turns`: how many groups of sequences take turns, of
-        which `running` is one; `is_awaited`: a sequence of another group decodes.
+        No more sequences may run than a batch has tokens. `num_cells` of the cache are in use. `num_turns`: how many
+        groups of sequences take turns, of which `running` is one; `is_awaited`: a sequence of another group decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         works = []
@@ -156,9 +170,12 @@ class Scheduler:
         prompts = [sequence for sequence in running if not sequence.is_decoding]
         if not prompts:
             return works  # most steps: no prediction is needed
-        depth = max(sequence.num_computed for sequence in running)
-        budget_s = self._itl_budget_s / num_turns
-        room = min(room, self._prompt_budget(works, depth, budget_s, is_awaited=is_awaited))
+        beside = StepShape(
+            sum(1 + len(work.drafts) for work in works), num_cells, sum(work.num_pairs for work in works)
+        )
+        budget_s = None if not decoding and not is_awaited else self._itl_budget_s / num_turns - self._overhead_s
+        depth = max(sequence.num_computed for sequence in prompts)
+        room = min(room, self._prompt_budget(beside, depth, budget_s))
         # Each sampling sequence needs a row of logits; scoring uses the rows that are left.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
         for sequence in by_share(prompts):
@@ -173,22 +190,28 @@ class Scheduler:
                 room -= num_tokens
         return works
 
+    def note_overhead(self, seconds: float) -> None:
+        """Note what the latest step took beside its decode; the budget is for both."""
+        self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
+
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
         """Return how many of a prompt's tokens to score, given `room` for this many tokens without scores."""
         if is_alone:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
 
-    def _prompt_budget(self, decoding: list[Work], depth: int, budget_s: float, *, is_awaited: bool) -> int:
-        """Return how many prompt tokens the step may have, within `budget_s` if a stream waits for its end."""
+    def _prompt_budget(self, beside: StepShape, depth: int, budget_s: float | None) -> int:
+        """Return how many prompt tokens the step may have, of sequences with `depth` tokens before.
+
+        `beside` is what else it computes; it may take `budget_s` if a stream waits for its end (None: none does).
+        """
         costs = self._cost_model
-        if costs.predict(MIN_CHUNK, depth) is None:
+        if costs.predict(beside.plus(MIN_CHUNK, depth)) is None:
             return MIN_CHUNK
         # A size that was never measured may take twice as long, once: its linear estimate is usually too high.
         most = costs.max_tokens_within(
-            MAX_STEP_S, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
+            MAX_STEP_S, beside, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
         )
-        if not decoding and not is_awaited:
+        if budget_s is None:
             return most
-        taken = sum(1 + len(work.drafts) for work in decoding)
-        return min(most, max(MIN_CHUNK, costs.max_tokens_within(budget_s, depth, MIN_CHUNK) - taken))
+        return min(most, costs.max_tokens_within(budget_s, beside, depth, MIN_CHUNK_BESIDE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeagent.engine.cost_model import PredictionError
 from edgeagent.types import CacheStatus
 
 
@@ -17,4 +18,5 @@ class EngineStatus:
     num_cells_used: int
     prefill_tokens_per_s: float
     token_s: float
+    step_error: PredictionError | None
     host: CacheStatus

@@ -16,6 +16,7 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
+from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError, ModelLoadFailed
 
 # Letters, digits, white space, other scripts and a character outside of the basic plane, to reach each path of a
@@ -56,7 +57,7 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
             end = num_tokens
             sizes[end] = len(runner.save(0, 0, end))
             if is_warm and costs is not None:
-                costs.observe(end, 0, took_s)
+                costs.observe(StepShape.alone(end, 0), took_s)
             fits = int(MAX_STEP_S / max(took_s, 1e-6))
             num_tokens = min(_NUM_TOKENS, max(MIN_SLOW_CHUNK, fits), runner.max_batch)
         _check(_decode(runner, end, tokens[:1]), path)
@@ -81,7 +82,7 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
             times_s.append(time.monotonic() - started_s)
             runner.clear(0)
         took_s = min(times_s)
-        costs.observe(num_tokens, 0, took_s)
+        costs.observe(StepShape.alone(num_tokens, 0), took_s)
 
 
 def _tokenize(model: Model, path: Path) -> list[int]:

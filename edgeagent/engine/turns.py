@@ -44,16 +44,19 @@ class AdapterTurns:
         """Note how long a step of this turn took."""
         self._turn_s += step_s
 
-    def plan(self, running: Items[Sequence], scheduler: Scheduler, proposals: Proposals) -> list[Work]:
-        """Return the batch of the adapter whose turn it is. Nothing is drafted for sequences with an adapter."""
+    def plan(self, running: Items[Sequence], scheduler: Scheduler, proposals: Proposals, num_cells: int) -> list[Work]:
+        """Return the batch of the adapter whose turn it is; `num_cells` of the cache are in use.
+
+        Nothing is drafted for sequences with an adapter.
+        """
         chosen = self.take(running)
-        drafts = {} if self.current else proposals.propose(chosen)
+        drafts = {} if self.current else proposals.propose(chosen, num_cells)
         if len(chosen) == len(running):
-            return scheduler.plan(chosen, drafts)
+            return scheduler.plan(chosen, drafts, num_cells)
         num_turns = len({sequence.spec.adapter for sequence in running})
         others = (sequence for sequence in running if sequence.spec.adapter != self.current)
         is_awaited = any(sequence.is_decoding for sequence in others)
-        return scheduler.plan(chosen, drafts, num_turns=num_turns, is_awaited=is_awaited)
+        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, is_awaited=is_awaited)
 
     def apply(self, runner: Runner) -> None:
         """Let the runner compute with the adapter whose turn it is."""

@@ -21,6 +21,14 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_kv_cells_used": ("KV cells in use, idle prefixes included.", lambda worker: worker.num_cells_used),
     "edgeagent_kv_cells": ("All KV cells.", lambda worker: worker.num_cells),
     "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
+    "edgeagent_step_prediction_error_median": (
+        "How far the predicted times of the latest 200 steps were off, as a share of the measured.",
+        lambda worker: worker.step_error_median,
+    ),
+    "edgeagent_step_prediction_error_p95": (
+        "The same, exceeded by a step in twenty.",
+        lambda worker: worker.step_error_p95,
+    ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
 _BREAKERS = {"closed": 0.0, "half_open": 1.0, "open": 2.0}

@@ -116,6 +116,9 @@ class WorkerStatus(Struct, frozen=True):
     """Prompt tokens a second that one more request could have computed now, and"""
     token_s: float = 0.0
     """the time from one token of it to the next, by the steps measured so far; 0 where none were."""
+    step_error_median: float = 0.0
+    step_error_p95: float = 0.0
+    """How far the predicted times of the latest steps were off, as a share of the measured; 0 where too few were."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0

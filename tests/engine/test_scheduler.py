@@ -10,8 +10,17 @@ import pytest
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
-from edgeagent.engine.scheduler import MAX_SCORED, MAX_STEP_S, MIN_CHUNK, MIN_SLOW_CHUNK, Scheduler, by_share
+from edgeagent.engine.scheduler import (
+    MAX_SCORED,
+    MAX_STEP_S,
+    MIN_CHUNK,
+    MIN_CHUNK_BESIDE,
+    MIN_SLOW_CHUNK,
+    Scheduler,
+    by_share,
+)
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import Tier
 from tests.fakes import warm_costs
 
@@ -98,7 +107,7 @@ def test_no_stop_leaves_a_prompts_last_token_alone() -> None:
 def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
-        costs.observe(size, 10, size / 1000)  # a millisecond a token
+        costs.observe(StepShape.alone(size, 10), size / 1000)  # a millisecond a token
     works = Scheduler(512, 0.130, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
     assert summary(works) == [("a", 1, 1), ("b", 127, 0)]
 
@@ -143,11 +152,11 @@ def chunks(num_prompt: int, step_s: Callable[[int], float], *, num_warm: int | N
     """Return the chunks of a lone prompt on a machine that takes `step_s(tokens)` for a step."""
     costs = CostModel(512)
     if num_warm is not None:
-        costs.observe(num_warm, 0, step_s(num_warm))
+        costs.observe(StepShape.alone(num_warm, 0), step_s(num_warm))
     scheduler, prompt, sizes = Scheduler(512, 0.1, costs), sequence("a", num_prompt), list[int]()
     while prompt.num_pending:
         (work,) = scheduler.plan([prompt], {})
-        costs.observe(work.num_tokens, prompt.num_computed, step_s(work.num_tokens))
+        costs.observe(StepShape.alone(work.num_tokens, prompt.num_computed), step_s(work.num_tokens))
         sizes.append(work.num_tokens)
         prompt.num_computed += work.num_tokens
     return sizes
@@ -178,7 +187,7 @@ def test_of_an_unknown_machine_the_first_step_is_small() -> None:
 def test_beside_a_stream_too_no_step_is_long_on_a_slow_machine() -> None:
     costs = CostModel(512)
     for size in (1, 4, 8, 32):
-        costs.observe(size, 10, size / 2)
+        costs.observe(StepShape.alone(size, 10), size / 2)
     works = Scheduler(512, 0.1, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
     assert summary(works) == [("a", 1, 1), ("b", 4, 0)]
 
@@ -189,14 +198,14 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
     def num_scored(row_cost: float, *others: Sequence) -> int:
         scored = sequence("scored", 600, order=1)
         scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
-        # A token takes a millisecond, so that the budget is one of MIN_CHUNK tokens.
+        # A token takes a millisecond, so that the budget is one of MIN_CHUNK_BESIDE tokens.
         plan = Scheduler(512, 0.001, warm_costs(512, 0.512), row_cost=row_cost).plan([*others, scored], {})
         return next(work.num_scored for work in plan if work.sequence is scored)
 
     assert num_scored(0.5) == num_scored(64.0) == MAX_SCORED
     stream = decoding("stream")
-    assert num_scored(0.0, stream) == MIN_CHUNK
-    assert num_scored(1.0, stream) == MIN_CHUNK // 2
+    assert num_scored(0.0, stream) == MIN_CHUNK_BESIDE
+    assert num_scored(1.0, stream) == MIN_CHUNK_BESIDE // 2
     assert num_scored(64.0, stream) == 4
 
 
@@ -204,7 +213,7 @@ def test_rows_cost_nothing_where_nothing_is_said_of_them() -> None:
     scored = sequence("scored", 600, order=1)
     scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
     _, work = Scheduler(512, 0.001, warm_costs(512, 0.512)).plan([decoding("stream"), scored], {})
-    assert work.num_scored == MIN_CHUNK
+    assert work.num_scored == MIN_CHUNK_BESIDE
 
 
 class Asked(CostModel):
@@ -215,16 +224,15 @@ class Asked(CostModel):
         self.depths: set[int] = set()
         self._within_itl = within_itl
 
-    def predict(self, num_tokens: int, depth: int) -> float | None:
-        self.depths.add(depth)
+    def predict(self, shape: StepShape) -> float | None:
         return 0.01
 
-    def max_tokens_within(self, budget_s: float, depth: int, *_: object, **__: object) -> int:
+    def max_tokens_within(self, budget_s: float, shape: StepShape, depth: int, *_: object, **__: object) -> int:
         self.depths.add(depth)
-        return 512 if budget_s == MAX_STEP_S else self._within_itl
+        return 512 if budget_s == MAX_STEP_S else self._within_itl - shape.num_tokens
 
 
-def test_the_deepest_sequence_counts() -> None:
+def test_the_deepest_prompt_counts() -> None:
     costs = Asked(100)
     Scheduler(512, 0.1, costs).plan([sequence("a", 600, num_computed=300), sequence("b", 600, num_computed=40)], {})
     assert costs.depths == {300}

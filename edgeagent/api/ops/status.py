@@ -153,6 +153,8 @@ def _worker(worker: WorkerStatus) -> Fields:
         "num_tokens_from_disk_total": worker.num_tokens_from_disk_total,
         "num_output_tokens_total": worker.num_output_tokens_total,
         "tokens_per_second": round(worker.tokens_per_second, 3),
+        "step_error_median": round(worker.step_error_median, 4),
+        "step_error_p95": round(worker.step_error_p95, 4),
         "num_threads": worker.num_threads,
         "rss_bytes": worker.rss_bytes,
         "memory_cache": None if worker.memory_cache is None else _cache(worker.memory_cache),

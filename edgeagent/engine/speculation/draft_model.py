@@ -18,6 +18,7 @@ from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError
 
 # A draft model that is further behind than this (after a long prompt) catches up by one such chunk each step: this many
@@ -74,7 +75,8 @@ class DraftModel:
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
         """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; 0 while none was measured."""
-        steps_s = self._costs.compare(range(1, num_sequences + 1), depth)
+        used = StepShape(0, self._cache.num_cells_used, 0.0)
+        steps_s = self._costs.compare(used, range(1, num_sequences + 1), depth)
         return [0.0, *(steps_s or [0.0] * num_sequences)]
 
     def catch_up_s(self, sequence: Sequence) -> float:
@@ -139,7 +141,8 @@ class DraftModel:
 
     def _guess(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
-        room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
+        used = StepShape(0, self._cache.num_cells_used, 0.0)
+        room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
         slices, behind, wanted = [], [], {}
         proposals: dict[str, list[int]] = {}
@@ -167,7 +170,7 @@ class DraftModel:
             for draft, _ in behind:
                 draft.fed.clear()
             return {}
-        self._decode(slices, depth)
+        self._decode(slices)
         for draft, missing in behind:
             self._cache.append(draft.seq_id, missing)
             draft.num_agreed += len(missing)
@@ -182,12 +185,14 @@ class DraftModel:
                     [
                         Slice(draft.seq_id, draft.num_agreed + len(draft.fed) - 1, draft.fed[-1:], 1)
                         for _, draft in going_on
-                    ],
-                    depth,
+                    ]
                 )
         return {name: tuple(tokens) for name, tokens in proposals.items()}
 
-    def _decode(self, slices: Items[Slice], depth: int) -> None:
+    def _decode(self, slices: Items[Slice]) -> None:
         started_s = self._clock()
         self._runner.decode(slices)
-        self._costs.observe(sum(len(part.tokens) for part in slices), depth, self._clock() - started_s)
+        shape = StepShape(0, self._cache.num_cells_used, 0.0)
+        for part in slices:
+            shape = shape.plus(len(part.tokens), part.start)
+        self._costs.observe(shape, self._clock() - started_s)

@@ -17,11 +17,12 @@ from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
 from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.step_shape import StepShape
 
 # Where drafts do not pay, this part of the time is spent on trying whether they do by now.
 _SHARE_OF_TRIALS = 0.01
-# A sequence for which nothing was drafted yet may spend this part of its time on the first trial.
-_SHARE_OF_FIRST_TRIAL = 0.03
+# First trials, of sequences for which nothing was drafted yet, may take this part of the time, all of them together.
+_SHARE_OF_FIRST_TRIALS = 0.02
 # So many tokens are tried: fewer hardly pay, and more cost more than it is worth to know.
 _NUM_TRIED = 3
 # Steps of drafts until one is made without, so that its cost stays known.
@@ -80,12 +81,12 @@ class Proposals:
         self._shared: dict[tuple[str, str], SharedAcceptance] = {}  # by source and kind of sampler
         self._states: dict[str, _State] = {}
         self._num_steps = 0
-        self._trial_s = 0.0  # saved up for a trial
+        self._trial_s = self._first_trial_s = 0.0  # saved up for a trial, and for a sequence's first one
         self._rest = 0  # steps for which nothing is asked
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
-    def propose(self, running: Items[Sequence]) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id, for decoding sequences only."""
+    def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
+        """Return proposals by sequence id, for decoding sequences only. `num_cells` of the cache are in use."""
         # A sequence close to its length limit gets no more drafts than it has room for.
         rooms = {
             sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in running if sequence.is_decoding
@@ -107,7 +108,9 @@ class Proposals:
         free = [sequence for sequence in decoding if sequence.id not in forced]
         if not free:
             return forced
-        return forced | self._drafted(free, rooms, num_tokens=len(rooms) + sum(map(len, forced.values())))
+        num_tokens = len(rooms) + sum(map(len, forced.values()))
+        depth = sum(sequence.num_computed for sequence in free) / len(free)
+        return forced | self._drafted(free, rooms, StepShape(num_tokens, num_cells, num_tokens * depth))
 
     def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
         """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count as drafts."""
@@ -125,15 +128,14 @@ class Proposals:
         if self._drafters.ngrams is not None:
             self._drafters.ngrams.release(sequence)
 
-    def _drafted(self, free: Items[Sequence], rooms: dict[str, int], num_tokens: int) -> dict[str, tuple[int, ...]]:
-        """Return the drafts of a step that computes `num_tokens` without them."""
+    def _drafted(self, free: Items[Sequence], rooms: dict[str, int], plain: StepShape) -> dict[str, tuple[int, ...]]:
+        """Return the drafts of a step that is `plain` without them."""
         self._num_steps += 1
         found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
         if self._rest and not any(found):
             self._rest -= 1
             return {}
-        depth = max(sequence.num_computed for sequence in free)
-        target_s, steps_s = self._look_up(num_tokens, len(free), depth)
+        target_s, steps_s = self._look_up(plain, len(free))
         candidates = []
         for sequence, ngram in zip(free, found, strict=True):
             offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), steps_s)]
@@ -160,19 +162,20 @@ class Proposals:
             self._rest = _REST
         return proposals
 
-    def _look_up(self, num_tokens: int, num_free: int, depth: int) -> tuple[list[float], list[float]]:
+    def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
         """Return the expected times of the target's steps with 0, 1 … draft tokens, and of draft steps for 0, 1 …
         sequences."""
         if self._num_steps % _STEPS_PER_LOOKUP == 0:
             self._times.clear()
-        known = self._times.get((num_tokens, num_free))
+        known = self._times.get((plain.num_tokens, num_free))
         if known is None:
             most = min(MAX_DRAFTED, self._max_tokens * num_free)
             # Nothing is measured until it is tried: then all lengths cost the same.
-            target_s = self._costs.compare(range(num_tokens, num_tokens + most + 1), depth) or [1.0] * (most + 1)
+            depth = plain.num_pairs / plain.num_tokens
+            target_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
             model = self._drafters.model
-            known = target_s, [] if model is None else model.steps_s(num_free, depth)
-            self._times[num_tokens, num_free] = known
+            known = target_s, [] if model is None else model.steps_s(num_free, int(depth))
+            self._times[plain.num_tokens, num_free] = known
         return known
 
     def _choose(self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int) -> list[int]:
@@ -213,9 +216,11 @@ class Proposals:
         without for longest.
         """
         self._trial_s += _SHARE_OF_TRIALS * target_s[0] * (1 + _REST)
+        self._first_trial_s += _SHARE_OF_FIRST_TRIALS * target_s[0] * (1 + _REST)
         for index, candidate in enumerate(candidates):
-            spent_s = candidate.sequence.num_output * target_s[0]
-            if not candidate.acceptance.is_judged and _trial_s(candidate, target_s) <= _SHARE_OF_FIRST_TRIAL * spent_s:
+            cost_s = _trial_s(candidate, target_s)
+            if not candidate.acceptance.is_judged and cost_s <= self._first_trial_s:
+                self._first_trial_s -= cost_s
                 self._begin_trial(candidate, counts, index)
                 return
         index = max(range(len(candidates)), key=lambda index: candidates[index].acceptance.num_idle_steps)

@@ -359,6 +359,8 @@ class Worker:
             num_cells=self._host.num_cells,
             prefill_tokens_per_s=status.prefill_tokens_per_s,
             token_s=status.token_s,
+            step_error_median=0.0 if status.step_error is None else status.step_error.median,
+            step_error_p95=0.0 if status.step_error is None else status.step_error.p95,
             num_prompt_tokens_total=self._num_prompt_tokens,
             num_cached_tokens_total=self._num_cached_tokens,
             num_tokens_from_memory_total=self._num_restored["host"],

@@ -15,6 +15,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.step_shape import StepShape
 from tests.engine.test_engine import greedy, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
@@ -67,7 +68,7 @@ class Served:
         blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=True, block_tokens=BLOCK_TOKENS)
         costs = CostModel(self.runner.max_batch)
         for num_tokens in (1, 32):
-            costs.observe(num_tokens, 0, machine.batch_s + num_tokens * machine.token_s)
+            costs.observe(StepShape.alone(num_tokens, 0), machine.batch_s + num_tokens * machine.token_s)
         self.engine = Engine(self.runner, max_running=4, blocks=blocks, costs=costs, clock=self.runner.clock)
 
     def begin(self, name: str, prompt: list[int], max_tokens: int = 4, **options: object) -> float:
@@ -155,7 +156,7 @@ def test_what_must_leave_is_dropped_if_reading_costs_more_than_computing(read_s:
 
 def test_what_matters_is_read_out_as_long_as_it_saves_anything() -> None:
     costs = CostModel(512)
-    costs.observe(512, 0, 1.0)
+    costs.observe(StepShape.alone(512, 0), 1.0)
     leaving = ReadOutPolicy(costs)
     leaving.observe_read(1000, 1.0)
     for _ in range(100):

@@ -14,6 +14,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
+from edgeagent.engine.step_shape import StepShape
 from tests.fakes import FakeRunner
 
 
@@ -55,7 +56,7 @@ class Machine:
         self.chance = random.Random(2)
         costs = self.costs = CostModel(512)
         for size in (1, 2, 4, 8, 16):
-            costs.observe(size, 100, self.target_s(size))
+            costs.observe(StepShape.alone(size, 0), self.target_s(size))
         self.proposals = Proposals(Drafters(self.draft), costs)
         self.sequence = decoding([5, 6, 7])
 
@@ -63,12 +64,13 @@ class Machine:
         """Make steps and return how many tokens were drafted in each."""
         lengths = []
         for _ in range(num_steps):
-            drafts = self.proposals.propose([self.sequence]).get("a", ())
+            depth = self.sequence.num_computed
+            drafts = self.proposals.propose([self.sequence], depth).get("a", ())
             stood = 0
             while stood < len(drafts) and self.chance.random() < self.rate:
                 stood += 1
             step_s = self.target_s(1 + len(drafts))
-            self.costs.observe(1 + len(drafts), 100, step_s)
+            self.costs.observe(StepShape.alone(1 + len(drafts), depth), step_s)
             if drafts:
                 self.proposals.observe(self.sequence, len(drafts), stood)
             self.sequence.tokens.extend([1] * (1 + stood))

@@ -1,0 +1,182 @@
+"""Learns how a step's time grows with its shape, as a sum of which no part is negative:
+
+    seconds = a·tokens + b·tokens·cells + c·pairs + d, with another c in steps of whole tiles of flash attention
+
+What such a sum leaves out is a ratio for each size: kernels work in tiles, so five tokens may cost what eight do.
+
+The measurements are kept as a table, one mean for each kind of step, so that what was learnt of large steps lasts
+through an hour of small ones. Younger ones weigh more. The error that is minimized is relative: a token's step counts
+as much as a prompt's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from edgeagent.engine.step_shape import StepShape
+
+_Terms = tuple[float, float, float, float, float]
+_NUM_TERMS = 5
+FLASH_TILE = 64
+"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q), several times as
+quickly for each pair."""
+_THOUSAND = 1e3  # cells and pairs are counted in thousands: the terms are of like size then
+_WEIGHT = 0.2  # of a new measurement in the mean of its kind, at least
+# A mean's weight halves with so many later measurements, down to the least weight.
+_HALF_LIFE = 128.0
+_LEAST_WEIGHT = 0.05
+_MAX_KINDS = 128
+# The fit begins with the one before: few rounds of it suffice.
+_NUM_ROUNDS = 60
+_MIN_S = 1e-4  # quicker steps are not told apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """The mean terms and seconds of a kind of step, and when it was measured last, in measurements before."""
+
+    terms: _Terms
+    seconds: float
+    order: int
+    num: int
+
+
+class CostFit:
+    """Seconds of a step by its shape. Only `fit` changes the sum; each measurement changes the ratio of its size."""
+
+    def __init__(self) -> None:
+        # By size, then by the levels of cells and pairs.
+        self._means: dict[int, dict[tuple[int, int], _Mean]] = {}
+        self._coefficients = [0.0] * _NUM_TERMS
+        self._ratios: dict[int, float] = {}
+        self._num_observed = 0
+        self.sizes: list[int] = []
+        """The sizes that were measured, rising; see size_of."""
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Add a measured step."""
+        self._num_observed += 1
+        size, terms = size_of(shape.num_tokens), _terms(shape)
+        if size not in self._means:
+            bisect.insort(self.sizes, size)
+        means = self._means.setdefault(size, {})
+        key = (_level(shape.num_cells), _level(shape.num_pairs / shape.num_tokens))
+        known, num = means.get(key), 1
+        if known is not None:
+            num = known.num + 1
+            weight = max(_WEIGHT, 1 / num)
+            a, b, c, d, e = (old + weight * (new - old) for old, new in zip(known.terms, terms, strict=True))
+            terms, seconds = (a, b, c, d, e), known.seconds + weight * (seconds - known.seconds)
+        means[key] = _Mean(terms, max(seconds, _MIN_S), self._num_observed, num)
+        self._forget()
+        self._update_ratio(size)
+
+    def fit(self) -> None:
+        """Fit again, by coordinate descent on the weighted least squares of the relative errors."""
+        matrix = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
+        target = [0.0] * _NUM_TERMS
+        for mean in (mean for means in self._means.values() for mean in means.values()):
+            weight = self._weight(mean)
+            scaled = [term / mean.seconds for term in mean.terms]
+            for i in range(_NUM_TERMS):
+                target[i] += weight * scaled[i]
+                for j in range(_NUM_TERMS):
+                    matrix[i][j] += weight * scaled[i] * scaled[j]
+        found = self._coefficients
+        for _ in range(_NUM_ROUNDS):
+            # Tokens come first: a single measurement counts as a time for each, which overestimates larger steps.
+            for i in range(_NUM_TERMS):
+                if matrix[i][i] > 0:
+                    rest = sum(matrix[i][j] * found[j] for j in range(_NUM_TERMS) if j != i)
+                    found[i] = max(0.0, (target[i] - rest) / matrix[i][i])
+        for size in self.sizes:
+            self._update_ratio(size)
+
+    def sum_s(self, shape: StepShape) -> float:
+        """Return the sum for a step, without its size's ratio; 0 before the first fit."""
+        return self._sum(_terms(shape))
+
+    def cells_s(self, num_tokens: int, num_cells: int) -> float:
+        """Return the part of a step's time that is due to this many cells in use."""
+        return self._coefficients[1] * num_tokens * num_cells / _THOUSAND
+
+    def ratio(self, num_tokens: int) -> float:
+        """Return what the sum is to be multiplied by for this many tokens; between known sizes it is interpolated."""
+        size = size_of(num_tokens)
+        if size in self._ratios:
+            return self._ratios[size]
+        place = bisect.bisect_left(self.sizes, size)
+        return interpolated([(each, self._ratios[each]) for each in self.sizes[max(0, place - 1) : place + 1]], size)
+
+    def order(self, num_tokens: int) -> int:
+        """Return when this size, or the next larger one that is known, was measured last, in measurements before."""
+        place = min(bisect.bisect_left(self.sizes, size_of(num_tokens)), len(self.sizes) - 1)
+        return max(mean.order for mean in self._means[self.sizes[place]].values())
+
+    def _sum(self, terms: _Terms) -> float:
+        return sum(factor * term for factor, term in zip(self._coefficients, terms, strict=True))
+
+    def _weight(self, mean: _Mean) -> float:
+        return float(max(_LEAST_WEIGHT, 0.5 ** ((self._num_observed - mean.order) / _HALF_LIFE)))
+
+    def _update_ratio(self, size: int) -> None:
+        total = weights = 0.0
+        for mean in self._means[size].values():
+            fitted_s = self._sum(mean.terms)
+            if fitted_s > 0:
+                weight = self._weight(mean)
+                total += weight * math.log(mean.seconds / fitted_s)
+                weights += weight
+        self._ratios[size] = math.exp(total / weights) if weights else 1.0
+
+    def _forget(self) -> None:
+        if sum(map(len, self._means.values())) <= _MAX_KINDS:
+            return
+        size, key = min(
+            ((size, key) for size, means in self._means.items() for key in means),
+            key=lambda each: self._means[each[0]][each[1]].order,
+        )
+        del self._means[size][key]
+        if not self._means[size]:
+            del self._means[size], self._ratios[size]
+            self.sizes.remove(size)
+
+
+def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
+    """Return a ratio between those of known sizes, which rise; beyond them, that of the nearest; 1 if none is known."""
+    if not ratios:
+        return 1.0
+    place = bisect.bisect_left(ratios, num_tokens, key=lambda each: each[0])
+    if place == len(ratios):
+        return ratios[-1][1]
+    size, ratio = ratios[place]
+    if place == 0 or size == num_tokens:
+        return ratio
+    smaller, smallers = ratios[place - 1]
+    return smallers + (ratio - smallers) * (num_tokens - smaller) / (size - smaller)
+
+
+def size_of(num_tokens: int) -> int:
+    """Return the largest number of tokens of the same kind: four bits of it count."""
+    shift = max(0, num_tokens.bit_length() - 4)
+    return max(1, -(-num_tokens >> shift) << shift)
+
+
+def _level(number: float) -> int:
+    """Return k with 2^(k-1) < number ≤ 2^k."""
+    return max(0, int(number) - 1).bit_length()
+
+
+def _terms(shape: StepShape) -> _Terms:
+    pairs = shape.num_pairs / _THOUSAND
+    is_tiled = shape.num_tokens >= FLASH_TILE
+    return (
+        float(shape.num_tokens),
+        shape.num_tokens * shape.num_cells / _THOUSAND,
+        0.0 if is_tiled else pairs,
+        pairs if is_tiled else 0.0,
+        1.0,
+    )
