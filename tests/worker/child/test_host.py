@@ -294,6 +294,8 @@ class TestPrepare:
 
 
 def test_a_request_that_is_refused_leaves_nothing_behind(host: Host) -> None:
+    while host.engine.has_work:  # what an earlier test left to be saved
+        host.engine.step()
     with pytest.raises(EdgeAgentError):
         host.engine.add(host.prepare(request(TokenPrompt((5,) * (CONTEXT + 1)))).spec)
     assert not host.engine.has_work
