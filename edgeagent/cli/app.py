@@ -42,6 +42,7 @@ COMMANDS = {
     "pull": Command("edgeagent.cli.models:pull", "Download a model."),
     "list": Command("edgeagent.cli.model_list:list_models", "List the models on this machine."),
     "show": Command("edgeagent.cli.model_list:show", "Show one model: files, architecture, memory."),
+    "fit": Command("edgeagent.cli.fit:fit", "Say whether a model fits into memory, and what would."),
     "rm": Command("edgeagent.cli.model_changes:remove", "Delete models; says what that frees."),
     "prune": Command("edgeagent.cli.model_changes:prune", "Delete downloads that no model needs."),
     "import": Command("edgeagent.cli.model_changes:import_models", "Use models of Ollama, LM Studio or llama.cpp."),

@@ -61,6 +61,7 @@ class GgufHeader:
     num_params: int
     num_tensors: int
     tensor_types: tuple[tuple[str, int], ...]
+    matrix_bytes: tuple[tuple[str, int], ...]
     tokenizer: str
     pre_tokenizer: str
     num_vocab: int
@@ -159,13 +160,16 @@ def _merged(headers: list[GgufHeader], split: Split) -> GgufHeader:
             param="model",
         )
     counts: Counter[str] = Counter()
+    matrix_bytes: Counter[str] = Counter()
     for header in headers:
         counts.update(dict(header.tensor_types))
+        matrix_bytes.update(dict(header.matrix_bytes))
     return replace(
         headers[0],
         num_params=sum(header.num_params for header in headers),
         num_tensors=num_tensors,
         tensor_types=tuple(counts.most_common()),
+        matrix_bytes=tuple(matrix_bytes.most_common()),
         size_bytes=sum(header.size_bytes for header in headers),
         data_bytes=sum(header.data_bytes for header in headers),
     )
@@ -191,6 +195,7 @@ def _header(
         num_params=tensors.num_params,
         num_tensors=num_tensors,
         tensor_types=tuple(tensors.num_by_type.most_common()),
+        matrix_bytes=tuple(tensors.matrix_bytes.most_common()),
         tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.model")),
         pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
         num_vocab=_num_vocab(reader, metadata),

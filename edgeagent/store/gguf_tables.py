@@ -48,6 +48,8 @@ _MAX_LAYER_ARRAY = 512
 _WHOLE_NUMBERS = (4, 5, 10, 11)
 _MAX_SHOWN_CHARS = 40
 
+_TABLE = "token_embd.weight"  # of tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Array:
@@ -63,11 +65,15 @@ Metadata = dict[str, int | float | str | Array]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What the tensors add up to; `data_bytes` runs to the end of the last one."""
+    """What the tensors add up to; `data_bytes` runs to the end of the last one.
+
+    `matrix_bytes` are those of matrices by type, without the table of tokens, which is only looked up.
+    """
 
     num_params: int
     num_params_by_type: Counter[str]
     num_by_type: Counter[str]
+    matrix_bytes: Counter[str]
     data_bytes: int
 
 
@@ -144,12 +150,13 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
     num_params, offset, end = 0, 0, 0
     num_params_by_type: Counter[str] = Counter()
     num_by_type: Counter[str] = Counter()
+    matrix_bytes: Counter[str] = Counter()
     for _ in range(num_tensors):
         name = reader.string("a tensor's name", MAX_TENSOR_NAME_BYTES)
         if name in names:
             reader.fail(f"tensor {name!r} appears twice")
         names.add(name)
-        type_name, num_elements, num_bytes = _read_shape(reader, name)
+        type_name, num_elements, num_bytes, is_matrix = _read_shape(reader, name)
         declared_offset = reader.u64()
         if declared_offset != offset:
             reader.fail(f"tensor {name!r} is declared at offset {declared_offset}, expected {offset}")
@@ -160,17 +167,19 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
         num_params += num_elements
         num_params_by_type[type_name] += num_elements
         num_by_type[type_name] += 1
+        if is_matrix and name != _TABLE:
+            matrix_bytes[type_name] += num_bytes
     data_start = _padded(reader.offset, alignment)
     if num_tensors and data_start + end > reader.size_bytes:
         reader.fail(
             f"the file is truncated: its tensors need {data_start + end} bytes and it has {reader.size_bytes}; "
             "download it again"
         )
-    return Tensors(num_params, num_params_by_type, num_by_type, end)
+    return Tensors(num_params, num_params_by_type, num_by_type, matrix_bytes, end)
 
 
-def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int]:
-    """Return a tensor's type name, its number of elements and its bytes."""
+def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int, bool]:
+    """Return a tensor's type name, its number of elements, its bytes, and whether it is a matrix, or several."""
     num_dims = reader.u32()
     if num_dims > MAX_DIMS:
         reader.fail(f"tensor {name!r} has {num_dims} dimensions, more than {MAX_DIMS}")
@@ -192,7 +201,8 @@ def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int]:
     row = dims[0] if dims else 1
     if row % kind.block_elements:
         reader.fail(f"tensor {name!r} has rows of {row}, not a multiple of {kind.name}'s {kind.block_elements}")
-    return kind.name, num_elements, num_elements // kind.block_elements * kind.block_bytes
+    num_bytes = num_elements // kind.block_elements * kind.block_bytes
+    return kind.name, num_elements, num_bytes, sum(dim > 1 for dim in dims) > 1
 
 
 def _padded(offset: int, alignment: int) -> int:

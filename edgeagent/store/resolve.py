@@ -122,8 +122,7 @@ class Library:
             raise ModelDamaged(
                 f"{found.paths[0]} is damaged: its sha256 is not {found.sha256}; import {name} again", param="model"
             )
-        draft_path = builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
-        return ResolvedModel(found.name, found.paths, draft_path)
+        return ResolvedModel(found.name, found.paths, self._draft_of(found))
 
     def resolve_for_client(self, name: str) -> ResolvedModel:
         """Do as `resolve` for a name that came over the wire: paths are the owner's to give, and are refused."""
@@ -201,6 +200,10 @@ class Library:
         found = self.find(name)
         return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
 
+    def find_draft(self, name: str) -> Path | None:
+        """Return the file of a model's draft partner, unverified, if it is here; raise as `find` does."""
+        return self._draft_of(self.find(name))
+
     def find(self, name: str) -> Found:
         """Return what a name means, unverified; raise ModelNotFound or InvalidRequest."""
         owned = self._owned(name)
@@ -275,6 +278,9 @@ class Library:
                 f"{path} is damaged: its sha256 is not {promised}; run `edgeagent pull {wanted}` to download it again",
                 param="model",
             )
+
+    def _draft_of(self, found: Found) -> Path | None:
+        return builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
 
     def _draft(self, name: str | None) -> Path | None:
         """Return a draft partner's file if it is here; a model works without it."""

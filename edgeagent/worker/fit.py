@@ -7,39 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
-from edgeagent.config import EngineConfig
 from edgeagent.errors import ModelLoadFailed
+from edgeagent.store.fit import Header
 from edgeagent.types import DeviceInfo
 
-DEFAULT_MAX_CONTEXT = 8192
-"""Tokens of context where none are asked for and the model was trained for more."""
-# ggml's blocks: bytes for 32 numbers.
-_BYTES_OF_32 = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18}
 _CONTEXT_STEP = 256
-
-
-class KvShape(Protocol):
-    """Numbers kept for each token, in all layers; 0 if the file does not say."""
-
-    @property
-    def num_k_values(self) -> int: ...
-    @property
-    def num_v_values(self) -> int: ...
-
-
-class Header(Protocol):
-    """The fields of a file's header that the checks need."""
-
-    @property
-    def num_vocab(self) -> int: ...
-    @property
-    def context_length(self) -> int | None: ...
-    @property
-    def kv_shape(self) -> KvShape: ...
 
 
 def check_draft(model: Header, model_path: Path, draft: Header, draft_path: Path) -> None:
@@ -49,17 +24,6 @@ def check_draft(model: Header, model_path: Path, draft: Header, draft_path: Path
             f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
             f"{model.num_vocab}; a draft must share the model's vocabulary: choose another as --draft"
         )
-
-
-def kv_bytes_per_token(headers: Sequence[Header], config: EngineConfig) -> float:
-    """Return the bytes that a token of context takes in all these models together; 0 if unknown."""
-    k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
-    return sum(k * header.kv_shape.num_k_values + v * header.kv_shape.num_v_values for header in headers)
-
-
-def num_cells_wanted(header: Header, config: EngineConfig) -> int:
-    """Return the tokens of context that the engine will make room for."""
-    return config.ctx or min(header.context_length or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
 def check_memory(num_cells: int, bytes_per_token: float, devices: Sequence[DeviceInfo], num_trained: int = 0) -> None:

@@ -9,18 +9,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from edgeagent.config import EngineConfig
-from edgeagent.engine.llama import model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.store.kv_shape import KvShape
 from edgeagent.types import DeviceInfo
-from edgeagent.worker.fit import (
-    DEFAULT_MAX_CONTEXT,
-    check_draft,
-    check_memory,
-    kv_bytes_per_token,
-    num_cells_wanted,
-)
+from edgeagent.worker.fit import check_draft, check_memory
 
 MODEL, DRAFT = Path("/models/big.gguf"), Path("/models/small.gguf")
 GIB = 1 << 30
@@ -32,6 +24,9 @@ class FakeHeader:
     num_vocab: int = 100
     context_length: int | None = None
     kv_shape: KvShape = SHAPE
+    size_bytes: int = GIB
+    num_layers: int | None = 3
+    matrix_bytes: tuple[tuple[str, int], ...] = ()
 
 
 @pytest.fixture(autouse=True)
@@ -45,21 +40,6 @@ def test_a_draft_with_another_vocabulary() -> None:
     check_draft(FakeHeader(), MODEL, FakeHeader(num_vocab=0), DRAFT)
     with pytest.raises(ModelLoadFailed, match=r"draft /models/small.gguf has 99 tokens .* /models/big.gguf has 100;"):
         check_draft(FakeHeader(), MODEL, FakeHeader(num_vocab=99), DRAFT)
-
-
-def test_bytes_for_each_token_follow_the_types() -> None:
-    headers = (FakeHeader(), FakeHeader(kv_shape=KvShape(32, 0)))
-    assert kv_bytes_per_token(headers, EngineConfig()) == (512 + 256 + 32) * 2
-    quantized = EngineConfig(kv_type_k="q8_0", kv_type_v="q4_0", flash_attention="on")
-    assert kv_bytes_per_token(headers, quantized) == (512 + 32) * 34 / 32 + 256 * 18 / 32
-
-
-def test_cells_are_those_that_the_engine_takes() -> None:
-    assert DEFAULT_MAX_CONTEXT == model.DEFAULT_MAX_CONTEXT
-    assert num_cells_wanted(FakeHeader(context_length=512), EngineConfig()) == 512
-    assert num_cells_wanted(FakeHeader(context_length=1 << 20), EngineConfig()) == 8192
-    assert num_cells_wanted(FakeHeader(), EngineConfig()) == 8192
-    assert num_cells_wanted(FakeHeader(context_length=512), EngineConfig(ctx=1024)) == 1024
 
 
 def test_a_context_that_no_memory_holds_is_refused_with_one_that_fits() -> None:

@@ -10,14 +10,14 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeagent.config import EngineConfig
-from edgeagent.worker.fit import Header, check_draft, kv_bytes_per_token, num_cells_wanted
+from edgeagent.store.fit import Header, kv_bytes_per_token, num_cells_wanted, predict
+from edgeagent.worker.fit import check_draft
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.model_files import GivenFolder, ModelFiles, identity
 from edgeagent.worker.protocol import DiskCache, Load
 
-# Of a worker without a model, and of the buffers that a model computes in.
-_WORKER_BYTES = 100 << 20
-_BUFFERS_BYTES = 100 << 20
+# Of a worker, and of the buffers that a model computes in, where the file's header could not be read.
+_WORKER_BYTES = 200 << 20
 
 
 def file_size(path: Path) -> int:
@@ -99,7 +99,11 @@ class Preparation:
         self.folder.give(None if disk is None else Path(disk.folder))
         num_cells = 0 if model is None else num_cells_wanted(model, self.engine)
         bytes_per_token = kv_bytes_per_token(tuple(headers.values()), self.engine)
-        self.needed_bytes = int(self.weigh() + num_cells * bytes_per_token) + _WORKER_BYTES + _BUFFERS_BYTES
+        self.weigh()
+        self.needed_bytes = self.weights_bytes + _WORKER_BYTES
+        if model is not None:
+            drafts = [header for path, header in headers.items() if path != self.path]
+            self.needed_bytes = predict([model, *drafts], self.engine, num_cells).total_bytes
         return Load(
             name=self.name,
             path=str(self.path.absolute()),

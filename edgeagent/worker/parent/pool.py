@@ -18,8 +18,8 @@ from msgspec import structs
 
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
+from edgeagent.store.fit import Header
 from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Rerank, TextAnswer, TextQuery, WorkerState
-from edgeagent.worker.fit import Header
 from edgeagent.worker.parent import own_options
 from edgeagent.worker.parent.eviction import Eviction
 from edgeagent.worker.parent.kept_choices import KeptChoices

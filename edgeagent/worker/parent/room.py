@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgeagent.store.fit import margin_bytes
 from edgeagent.worker.parent.memory import Memory
-
-# What a load leaves free for everything else on the machine.
-_MARGIN_SHARE = 0.05
-_MAX_MARGIN_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Devices:
 
 def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
     """Return what a further model may take: less what the loaded ones map and what loading ones still need."""
-    free = memory.available_bytes + devices.free_bytes - _margin_bytes(memory)
+    free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
     for tenant in tenants:
         held = None if tenant.pid is None else memory.held.get(tenant.pid)
         if tenant.is_loading:
@@ -78,10 +75,6 @@ def describe_limit(name: str, max_loaded: int, tenants: Sequence[Tenant]) -> str
     return (
         f"{name} cannot be loaded now: at most {max_loaded} models are loaded at a time (load.max_models), and {others}"
     )
-
-
-def _margin_bytes(memory: Memory) -> int:
-    return min(_MAX_MARGIN_BYTES, int(_MARGIN_SHARE * memory.total_bytes))
 
 
 def _size(num_bytes: int) -> str:
