@@ -29,6 +29,8 @@ from edgeagent.types import (
     PurgeCache,
     RemoteStatus,
     RenderPrompt,
+    Rerank,
+    Score,
     Started,
     Step,
     TextAnswer,
@@ -180,6 +182,8 @@ class FakeBackend:
                 text = "0"
             case Embed():
                 return TextAnswer(embeddings=tuple(_embedding(prompt, query.dimensions) for prompt in query.inputs))
+            case Rerank(asked, documents):
+                return TextAnswer(scores=tuple(Score(0.5, len(asked) + len(document)) for document in documents))
         pieces = tuple(char.encode() for char in text) if has_pieces else ()
         return TextAnswer(text, tuple(map(ord, text)), pieces)
 

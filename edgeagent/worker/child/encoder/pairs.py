@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
-from edgeagent.errors import ContextLengthExceeded
+from edgeagent.errors import ContextLengthExceeded, InvalidRequest
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.rendered import Marker, Rendered, control_pattern, tokenize_rendered
 from edgeagent.types import Rerank
@@ -34,7 +34,7 @@ class PairReader:
         self._template = model.metadata(_TEMPLATE_KEY)
 
     def read(self, query: Rerank) -> list[list[int]]:
-        """Return the tokens of each pair; raise ContextLengthExceeded, which names the document."""
+        """Return the tokens of each pair; raise ContextLengthExceeded or InvalidRequest, which names the document."""
         pairs = self._filled(query) if self._template is not None else self._joined(query)
         for index, tokens in enumerate(pairs):
             self._check_length(len(tokens), index)
@@ -63,6 +63,10 @@ class PairReader:
         return self._vocabulary.tokenize(text, parse_special=False)
 
     def _check_length(self, num_tokens: int, index: int) -> None:
+        if num_tokens == 0:
+            raise InvalidRequest(
+                f"documents[{index}] and the query have no token; one must have some", param=f"documents[{index}]"
+            )
         if num_tokens > self._max_tokens:
             raise ContextLengthExceeded(
                 f"documents[{index}] has {num_tokens} tokens with the query, but at most {self._max_tokens} can be "

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from edgeagent.engine.llama.model import Model
-from edgeagent.errors import ContextLengthExceeded
+from edgeagent.errors import ContextLengthExceeded, InvalidRequest
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.types import Rerank
 from edgeagent.worker.child.encoder.pairs import PairReader
@@ -61,3 +61,8 @@ def test_too_long_names_the_document() -> None:
         read(_Model(), "a", "b", "12345678", max_tokens=8)
     assert caught.value.param == "documents[1]"
     assert "a larger --ctx, 64 at most" in caught.value.message
+
+
+def test_a_pair_without_a_token_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"documents\[0\] and the query have no token"):
+        read(_Model(), "", "")
