@@ -25,7 +25,7 @@ FLASH_TILE = 64
 quickly for each pair."""
 _THOUSAND = 1e3  # cells and pairs are counted in thousands: the terms are of like size then
 _WEIGHT = 0.2  # of a new measurement in the mean of its kind, at least
-# A mean's weight halves with so many later measurements, down to the least weight.
+# A mean's weight halves with this many later measurements, down to the least weight.
 _HALF_LIFE = 128.0
 _LEAST_WEIGHT = 0.05
 _MAX_KINDS = 128
@@ -94,6 +94,11 @@ class CostFit:
                     found[i] = max(0.0, (target[i] - rest) / matrix[i][i])
         for size in self.sizes:
             self._update_ratio(size)
+
+    def means(self) -> list[tuple[StepShape, float]]:
+        """Return the mean shape and seconds of each kind of step, the one that was measured last at the end."""
+        means = sorted((mean for kinds in self._means.values() for mean in kinds.values()), key=lambda mean: mean.order)
+        return [(_shape_of(mean.terms), mean.seconds) for mean in means]
 
     def sum_s(self, shape: StepShape) -> float:
         """Return the sum for a step, without its size's ratio; 0 before the first fit."""
@@ -168,6 +173,13 @@ def size_of(num_tokens: int) -> int:
 def _level(number: float) -> int:
     """Return k with 2^(k-1) < number ≤ 2^k."""
     return max(0, int(number) - 1).bit_length()
+
+
+def _shape_of(terms: _Terms) -> StepShape:
+    """Return the shape that has these terms, to whole tokens and cells."""
+    tokens, crowd, small, tiled, _ = terms
+    num_tokens = max(1, round(tokens))
+    return StepShape(num_tokens, round(crowd * _THOUSAND / num_tokens), (small + tiled) * _THOUSAND)
 
 
 def _terms(shape: StepShape) -> _Terms:

@@ -17,15 +17,16 @@ from edgeagent.engine.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
 _MOST_OFF = 2.0  # a measurement further off counts as this: the machine slept, or was stopped
-# It is fitted anew after each of the first measurements, then after so many: fewer where a prediction was so far off.
+# Each of the first measurements is followed by a fit. Later, a fit follows this many measurements, or fewer if the last
+# prediction was off by more than this share.
 _NUM_FIRST = 16
 _PER_FIT, _PER_FIT_IF_FAR_OFF = 32, 4
 _FAR_OFF = 0.3
 # A measurement is old after this many later ones. Where a later one contradicts it, the later one is believed.
 _OLD = 16
-# With drafts, the step of one sequence may be so many times larger.
+# With drafts, the step of one sequence may be this many times larger.
 _SIMILAR = 8
-# A chunk of a prompt ends a step of so many tokens, or a multiple: kernels compute whole tiles.
+# With a chunk of a prompt, a step has a multiple of this many tokens: kernels compute whole tiles.
 TILE = 32
 _NUM_ERRORS = 200
 _ENOUGH_ERRORS = 20
@@ -74,6 +75,21 @@ class CostModel:
         if self._num_observed <= _NUM_FIRST or num_since >= (_PER_FIT_IF_FAR_OFF if is_far_off else _PER_FIT):
             self._fit.fit()
             self._fitted_at = self._num_observed
+
+    def learned(self) -> list[tuple[StepShape, float]]:
+        """Return what was learnt of steps, for `learn` of another process."""
+        return self._fit.means()
+
+    def learn(self, steps: Items[tuple[StepShape, float]]) -> None:
+        """Begin with what an earlier process learnt. How fast the machine is now, the first steps tell."""
+        for shape, seconds in steps:
+            self._fit.observe(shape, seconds)
+        if steps:
+            self._fit.fit()
+
+    def knows(self, num_tokens: Items[int]) -> bool:
+        """Whether steps of each of these sizes were measured."""
+        return {size_of(number) for number in num_tokens} <= set(self._fit.sizes)
 
     def predict(self, shape: StepShape) -> float | None:
         """Return the expected seconds of a step; None if nothing was measured."""

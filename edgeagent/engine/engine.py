@@ -23,7 +23,7 @@ from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runne
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
-from edgeagent.engine.status import EngineStatus
+from edgeagent.engine.status import EngineStatus, sum_up
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.step_shape import StepShape
 from edgeagent.engine.turns import AdapterTurns
@@ -57,29 +57,31 @@ class Engine:
         adapters: Items[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `drafters` are ignored where
-        the memory cannot take back a refused draft. `costs`: measured costs of the runner's steps. `num_trained`: the
-        model's trained context in tokens (0: unknown). `adapters` are those that sequences may name.
+        """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `drafters` draft no
+        more than the memory can take back, which may be nothing. `costs`: measured costs of the runner's steps.
+        `num_trained`: the model's trained context in tokens (0: unknown). `adapters` are those that sequences may name.
         """
         self._num_trained = num_trained
         self._runner = runner
         self._clock = clock
-        # Each running sequence has a token in every batch.
-        self._max_running = min(max_running, runner.max_batch)
-        self._cost_model = costs or CostModel(runner.max_batch)
+        self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
+        """Sequences that run at a time."""
+        self.cost_model = costs or CostModel(runner.max_batch)
+        """What steps of the runner cost."""
         self._scheduler = Scheduler(
-            runner.max_batch, itl_budget_s, self._cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
+            runner.max_batch, itl_budget_s, self.cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
         )
-        self._saver = Saver(runner, blocks or no_blocks(), clock, self._cost_model)
+        self._saver = Saver(runner, blocks or no_blocks(), clock, self.cost_model)
         self._restorer = Restorer(runner, self._saver, clock)
         self._cells = self._saver.cells
-        self._admission = Admission(runner, self._saver, self._restorer, self._cost_model, clock)
+        self._admission = Admission(runner, self._saver, self._restorer, self.cost_model, clock)
         self._itl_budget_s = itl_budget_s
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
-        drafters = drafters if drafters is not None and runner.memory_kind in CUTTABLE else Drafters()
+        drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
         self._savers = [self._saver] if drafters.model is None else [self._saver, drafters.model.saver]
-        self._proposals = Proposals(drafters, self._cost_model, itl_budget_s)
-        self._verifier = Verifier(runner, self._cells, self._proposals, clock)
+        self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock)
+        """Drafts, and what they have shown."""
+        self._verifier = Verifier(runner, self._cells, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._background = [BackgroundWork(saver, clock) for saver in self._savers]
@@ -99,8 +101,9 @@ class Engine:
         return bool(self._waiting or self._running) or not all(work.is_done for work in self._background)
 
     def refresh(self) -> None:
-        """Add all blocks on disk to the tree; lookups add only a few each."""
-        self._saver.blocks.refresh()
+        """Add all blocks on disk to the trees; lookups add only a few each."""
+        for saver in self._savers:
+            saver.blocks.refresh()
 
     @property
     def rest_s(self) -> float | None:
@@ -126,8 +129,10 @@ class Engine:
             num_cells_used=self._cells.num_cells_used,
             prefill_tokens_per_s=self._rates[0],
             token_s=self._rates[1],
-            step_error=self._cost_model.error,
-            host=self._saver.blocks.host.stats(),
+            step_error=self.cost_model.error,
+            drafts=self.proposals.tally.counts(),
+            draft_gain=self.proposals.tally.gain,
+            host=sum_up(saver.blocks.host.stats() for saver in self._savers),
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
@@ -166,7 +171,7 @@ class Engine:
         outputs = self._restore_running()
         is_short_of_cells = False
         for sequence in by_share(self._waiting.values(), self._running.values()):
-            if len(self._running) >= self._max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
+            if len(self._running) >= self.max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
                 break
             if self._admission.must_wait(sequence, self._running.values()):
                 continue
@@ -218,7 +223,7 @@ class Engine:
             return outputs
         self._saver.shed()
         shape = self._shape(works)
-        expected_s = self._cost_model.predict(shape)
+        expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
         is_urgent = any(work.sequence.tier is Tier.REALTIME for work in works)
         if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
@@ -241,19 +246,28 @@ class Engine:
         self._unsettled_s = self._clock() - started_s
         self._turns.note(self._unsettled_s)
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
-        self._cost_model.observe(shape, self._unsettled_s)
+        self.cost_model.observe(shape, self._unsettled_s)
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self._rates = self._measured_rates()
+        plain_s = self._plain_s(works)
         outputs += self._verify_all(works, started_s)
+        if plain_s is not None:
+            self.proposals.note_step(len(works), self._unsettled_s, plain_s)
         self._scheduler.note_overhead(self._clock() - began_s - self._unsettled_s)
         return outputs
 
-    def _shape(self, works: Items[Work]) -> StepShape:
-        num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
+    def _shape(self, works: Items[Work], *, with_drafts: bool = True) -> StepShape:
+        num_tokens = sum(work.num_tokens + with_drafts * len(work.drafts) for work in works)
         # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
         # chunks.
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
         return StepShape(num_tokens, self._cells.num_cells_used, sum(work.num_pairs for work in works))
+
+    def _plain_s(self, works: Items[Work]) -> float | None:
+        """Return what a step of decoding sequences would have taken without its drafts; None if it had none."""
+        if not self.proposals.has_drafted or not all(work.sequence.is_decoding for work in works):
+            return None
+        return self.cost_model.predict(self._shape(works, with_drafts=False))
 
     def settle(self) -> None:
         """Save states and blocks of the latest step; `step` and `admit` call it first if it was not called.
@@ -276,7 +290,11 @@ class Engine:
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._saver.close()
+        if self.proposals.draft_model is not None:
+            self.proposals.draft_model.close()
         self._restorer.close()
+        if self._saver.blocks.below is not None:
+            self._saver.blocks.below.close()
 
     def purge(self, partition: str | None = None) -> int:
         """Forget the cached prefixes of a partition (None: of all); return how many blocks were removed.
@@ -289,8 +307,7 @@ class Engine:
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
         parts = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
-        num_gone, *_ = [sum(map(saver.purge, parts)) for saver in self._savers]
-        return num_gone
+        return sum(saver.purge(part) for saver in self._savers for part in parts)
 
     def _measured_rates(self) -> tuple[float, float]:
         """Return the prompt tokens a second and the seconds a token of one more sequence; 0 where none were measured.
@@ -301,9 +318,9 @@ class Engine:
         beside = StepShape(len(depths), self._cells.num_cells_used, float(sum(depths)))
         depth, size = max(depths, default=0), self._runner.max_batch
         if depths:
-            size = self._cost_model.max_tokens_within(self._itl_budget_s, beside, depth, 1)
-        step_s = self._cost_model.predict(beside.plus(size, depth))
-        token_s = self._cost_model.measured(beside.plus(1, depth))
+            size = self.cost_model.max_tokens_within(self._itl_budget_s, beside, depth, 1)
+        step_s = self.cost_model.predict(beside.plus(size, depth))
+        token_s = self.cost_model.measured(beside.plus(1, depth))
         return size / step_s if step_s else 0.0, token_s or 0.0
 
     def _plan(self) -> list[Work]:
@@ -311,7 +328,7 @@ class Engine:
         while self._running:
             running = [sequence for sequence in self._running.values() if sequence.restoring is None]
             num_cells = self._cells.num_cells_used
-            works = self._turns.plan(running, self._scheduler, self._proposals, num_cells)
+            works = self._turns.plan(running, self._scheduler, self.proposals, num_cells)
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # A single sequence always fits: its length and its drafts are limited by the number of cells.
@@ -406,5 +423,5 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None
-        self._proposals.release(sequence)
+        self.proposals.release(sequence)
         self._admission.release(sequence)

@@ -27,13 +27,14 @@ CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 class Slice:
     """Consecutive tokens of one sequence in a batch: tokens[i] goes to position start + i.
 
-    The last `num_logits` tokens give logits (0: none).
+    The last `num_logits` tokens give logits (0: none). The last `num_drafts` may be taken back by `Runner.rewind`.
     """
 
     seq_id: int
     start: int
     tokens: Sequence[int]
     num_logits: int
+    num_drafts: int = 0
 
 
 class DecodeCancelled(Exception):
@@ -54,6 +55,7 @@ class Runner(Protocol):
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
     row_cost: float  # cost of a row of logits in addition to its token, in tokens
+    max_drafts: int  # tokens of a batch that `rewind` can take back of a sequence; 0: drafts are not possible
     min_prompt_chunk: int  # smaller chunks of a prompt give different bits than larger ones (Sequence.note_batch)
 
     def decode(self, slices: Sequence[Slice]) -> None:
@@ -74,6 +76,13 @@ class Runner(Protocol):
 
     def trim(self, seq_id: int, length: int) -> bool:
         """Forget a sequence's positions from `length` on; False if this memory cannot (then nothing changed)."""
+        ...
+
+    def rewind(self, seq_id: int, length: int) -> bool:
+        """Forget refused drafts of the latest batch: positions from `length` on; False if this memory cannot.
+
+        Call it before the next decode, and once for each sequence.
+        """
         ...
 
     def clear(self, seq_id: int) -> None:

@@ -31,7 +31,8 @@ class SequenceSpec:
     `boundaries` are positions in the prompt where other prompts are likely to diverge: the end of the system prompt,
     then others; `num_system` is the first of them, 0 where there are no instructions. Its cached prefix may be written
     to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
-    `adapter` is the identity of the adapter that computes it, "" without one.
+    `adapter` is the identity of the adapter that computes it, "" without one. `draft_tokens` are drafted for it at each
+    step, if that many can be (0: none, None: as many as pay).
     """
 
     id: str
@@ -53,6 +54,7 @@ class SequenceSpec:
     pin: bool = False
     lane: str = ""
     adapter: str = ""
+    draft_tokens: int | None = None
 
     @property
     def cache_partition(self) -> str:

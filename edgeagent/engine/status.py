@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgeagent.engine.cost_model import PredictionError
-from edgeagent.types import CacheStatus
+from edgeagent.types import CacheStatus, DraftCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +20,21 @@ class EngineStatus:
     prefill_tokens_per_s: float
     token_s: float
     step_error: PredictionError | None
+    drafts: tuple[DraftCounts, ...]
+    draft_gain: float
     host: CacheStatus
+
+
+def sum_up(caches: Iterable[CacheStatus]) -> CacheStatus:
+    """Return the counts of a model's cache and its draft's together; neither has a rate or a trouble."""
+    each = list(caches)
+    return CacheStatus(
+        num_blocks=sum(cache.num_blocks for cache in each),
+        num_bytes=sum(cache.num_bytes for cache in each),
+        max_bytes=sum(cache.max_bytes for cache in each),
+        num_hits=sum(cache.num_hits for cache in each),
+        num_misses=sum(cache.num_misses for cache in each),
+        num_offered=sum(cache.num_offered for cache in each),
+        num_dropped=sum(cache.num_dropped for cache in each),
+        num_evicted=sum(cache.num_evicted for cache in each),
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.runner import Logits, OutOfCells, Slice
+from edgeagent.engine.runner import CUTTABLE, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
 from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError, ModelLoadFailed
@@ -28,6 +28,9 @@ _NUM_TOKENS = 32
 _DRAFT_STEPS = (1, 2, 4, 8, 16)
 _MAX_DRAFT_STEP_S = 0.3
 _TRIES = 2  # of each; the quicker one counts
+# A sequence that took drafts back may differ from one that never had them by this part of what drafts that stay change.
+_MAX_DIFFERENCE = 0.1
+_NUM_BEFORE, _NUM_DRAFTS = 4, 4  # tokens before those drafts, and the most drafts
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
 
 
@@ -70,7 +73,9 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
 
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
     """Measure the steps that drafting chooses among, so that it need not learn from requests; the cells are empty
-    before and after. Raise OutOfCells or InternalError."""
+    before and after. Those that are known are not measured. Raise OutOfCells or InternalError."""
+    if costs.knows(_DRAFT_STEPS):
+        return
     took_s = 0.0
     for num_tokens in _DRAFT_STEPS:
         if 2 * took_s > _MAX_DRAFT_STEP_S or num_tokens > runner.max_batch:
@@ -83,6 +88,55 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
             runner.clear(0)
         took_s = min(times_s)
         costs.observe(StepShape.alone(num_tokens, 0), took_s)
+
+
+def can_take_back(runner: LlamaRunner) -> bool:
+    """Whether two sequences that take drafts back continue as if they never had them; the cells are empty before and
+    after.
+
+    llama.cpp keeps the states for that in each architecture's own code, on each backend, and was wrong in some.
+    Raise OutOfCells or InternalError.
+    """
+    num_drafts = min(runner.max_drafts, _NUM_DRAFTS)
+    if runner.memory_kind in CUTTABLE or num_drafts < 1:
+        return num_drafts > 0
+    count = _NUM_BEFORE + num_drafts + 2
+    tokens = np.linspace(0, runner.num_vocab - 1, 3 * count).astype(int).reshape(count, 3).T.tolist()
+    kept = [_NUM_BEFORE + 1 + num_drafts // 2, _NUM_BEFORE + 1]  # tokens of each sequence that stay
+    drafted = [tokens[index][: kept[index]] + tokens[2][kept[index] : count - 1] for index in range(2)]
+    try:
+        _feed(runner, [tokens[index][: kept[index]] for index in range(2)])
+        undisturbed = _feed(runner, [tokens[index][-1:] for index in range(2)])
+        _empty(runner)
+        _feed(runner, drafted)
+        disturbed = _feed(runner, [tokens[index][-1:] for index in range(2)])
+        _empty(runner)
+        _feed(runner, [each[:_NUM_BEFORE] for each in drafted])
+        _feed(runner, [each[_NUM_BEFORE:] for each in drafted], num_drafts)
+        if not all(runner.rewind(index, kept[index]) for index in range(2)):
+            return False
+        taken_back = _feed(runner, [tokens[index][-1:] for index in range(2)])
+    finally:
+        _empty(runner)
+    return all(
+        _difference(back, right) <= _MAX_DIFFERENCE * _difference(wrong, right)
+        for back, wrong, right in zip(taken_back, disturbed, undisturbed, strict=True)
+    )
+
+
+def _feed(runner: LlamaRunner, tokens: list[list[int]], num_drafts: int = 0) -> list[Logits]:
+    """Compute these tokens of the first sequences; return the logits behind each."""
+    runner.decode([Slice(index, runner.length(index), each, 1, num_drafts) for index, each in enumerate(tokens)])
+    return [runner.logits(index).copy() for index in range(len(tokens))]
+
+
+def _empty(runner: LlamaRunner) -> None:
+    for index in range(2):
+        runner.clear(index)
+
+
+def _difference(row: Logits, other: Logits) -> float:
+    return float(np.abs(row - other).max())
 
 
 def _tokenize(model: Model, path: Path) -> list[int]:

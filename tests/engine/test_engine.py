@@ -92,7 +92,12 @@ def make_engine(
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
     blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
     costs = warm_costs(runner.max_batch, batch_s)
-    drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4)
+    drafters = None
+    if draft is not None:
+        host = HostTier(host_bytes // 4, below=below)
+        keyring = Keyring(b"fake draft", b"s" * 32)
+        kept = BlockCache(keyring, host, below, can_cut=True, block_tokens=64, is_draft=True)
+        drafters = Drafters(DraftModel(draft, kept), max_tokens=4)
     return Engine(runner, max_running=max_running, drafters=drafters, blocks=blocks, costs=costs)
 
 
@@ -594,8 +599,12 @@ class TestFailure:
 
 @pytest.mark.parametrize(
     ("kind", "speculative"),
-    # Drafts need a memory that can be cut.
-    [(MemoryKind.FULL_ATTENTION, False), (MemoryKind.FULL_ATTENTION, True), (MemoryKind.RECURRENT, False)],
+    [
+        (MemoryKind.FULL_ATTENTION, False),
+        (MemoryKind.FULL_ATTENTION, True),
+        (MemoryKind.RECURRENT, False),
+        (MemoryKind.RECURRENT, True),
+    ],
 )
 @pytest.mark.parametrize("seed", range(20))
 def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative: bool) -> None:
@@ -605,6 +614,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         num_sequences=rng.choice((4, 6, 12)),
         max_batch=rng.choice((8, 16, 64)),
         memory_kind=kind,
+        max_drafts=3,
     )
     # The draft agrees by chance only where its own function of the prefix is the same: give it the same one.
     draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None
@@ -671,4 +681,13 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         room = runner.num_cells - len(want.prompt)
         tokens, reason = naive(want.prompt, min(want.max_tokens, room))
         assert (outputs[name], finished[name]) == (tokens, reason), name
+    engine.close()
+    # A later process has nothing but the tier below.
+    fresh = [each and FakeRunner(num_cells=each.num_cells, memory_kind=kind) for each in (runner, draft)]
+    assert fresh[0] is not None
+    engine = make_engine(fresh[0], draft=fresh[1], host_bytes=host_bytes, below=below)
+    for number, tokens in enumerate(known):
+        prompt = tokens[: runner.num_cells - 6]
+        engine.add(SequenceSpec(f"again {number}", prompt, greedy(), max_tokens=5))
+        assert run(engine, check=True) == {f"again {number}": naive(prompt, 5)}
     engine.close()

@@ -112,6 +112,21 @@ def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     assert summary(works) == [("a", 1, 1), ("b", 127, 0)]
 
 
+def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() -> None:
+    costs = CostModel(512)
+    for size in (32, 64, 128, 256, 512):
+        costs.observe(StepShape.alone(size, 10), size / 1000)  # a millisecond a token
+    resuming = sequence("b", 600, order=1)
+    resuming.spec = dataclasses.replace(resuming.spec, delivered=(1,))
+    sizes = []
+    for budget_s in (0.130, 0.400):
+        for prompt in (sequence("b", 600, order=1), resuming):
+            _, work = Scheduler(512, budget_s, costs).plan([decoding("a"), prompt], {})
+            sizes.append(work.num_tokens)
+    assert sizes[0] < sizes[1] <= 250, "a quarter of a second"
+    assert sizes[2] == sizes[3] > 250, "the owner's budget is larger"
+
+
 def test_nothing_known_means_the_smallest_chunk() -> None:
     works = Scheduler(512, 0.1, CostModel(512)).plan([decoding("a"), sequence("b", 600, order=1)], {})
     assert summary(works) == [("a", 1, 1), ("b", MIN_CHUNK, 0)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from pathlib import Path
 
 import gguf
@@ -10,14 +12,17 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import CUTTABLE, Slice
 from edgeagent.engine.sampling.sampler import resolve
-from edgeagent.engine.trial import try_out
+from edgeagent.engine.trial import can_take_back, try_out
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind, SamplingParams
 from tests.conftest import TinyModel
 from tests.models import MEMORIES, make_tiny_model
+from tests.peer.shelf import TWINS, make_model
 
 CONFIG = EngineConfig(threads=1, ctx=512)
 
@@ -88,3 +93,55 @@ def test_bad_recommendations_are_passed_over(tmp_path: Path) -> None:
     defaults = Model(path, CONFIG).default_sampling()
     resolved = resolve(SamplingParams(), defaults)
     assert (resolved.top_k, resolved.temperature, resolved.top_p, resolved.min_p) == (40, 0.8, 0.95, 0.25)
+
+
+class Stale(LlamaRunner):
+    """Goes back to states that the latest batch did not leave, as llama.cpp does if it is asked to."""
+
+    def decode(self, slices: Items[Slice]) -> None:
+        rows = []
+        for part in slices:
+            for index, token in enumerate(part.tokens):
+                super().decode([Slice(part.seq_id, part.start + index, [token], 1)])
+            rows.append(self.logits(0).copy())
+        self._outputs = [*rows]
+
+    def rewind(self, seq_id: int, length: int) -> bool:
+        was_cut = bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+        assert was_cut
+        return was_cut
+
+
+class TestTakingBack:
+    @pytest.fixture(params=["qwen3.5-0.8b", "lfm2-350m"])
+    def model(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
+        model = Model(make_model(tmp_path / "hybrid.gguf", TWINS[request.param], "Q8_0"), CONFIG)
+        yield model
+        model.close()
+
+    @pytest.mark.parametrize("num_back", [1, 2, 16])
+    def test_states_that_are_kept_are_right(self, model: Model, num_back: int) -> None:
+        runner = LlamaRunner(model, CONFIG, num_back=num_back)
+        assert runner.max_drafts == num_back
+        assert can_take_back(runner)
+        assert [runner.length(seq_id) for seq_id in range(2)] == [0, 0]
+        runner.close()
+
+    def test_states_that_are_not_the_earlier_ones_are_seen(self, model: Model) -> None:
+        runner = Stale(model, CONFIG, num_back=8)
+        assert not can_take_back(runner)
+        runner.close()
+
+    def test_none_are_kept_unless_asked_for(self, model: Model) -> None:
+        runner = LlamaRunner(model, CONFIG)
+        assert runner.max_drafts == 0
+        assert not can_take_back(runner)
+        runner.close()
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_of_the_tiny_models_only_attention_takes_drafts_back(tiny_model: TinyModel, kind: MemoryKind) -> None:
+    model = Model(tiny_model(kind), CONFIG)
+    runner = LlamaRunner(model, CONFIG, num_back=4)
+    assert can_take_back(runner) == (kind in CUTTABLE)
+    runner.close()

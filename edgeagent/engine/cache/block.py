@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -103,7 +103,8 @@ class Head:
     """A block without its payload: the fields that lookups need.
 
     `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
-    the position of `tokens[0]` in the prefix.
+    the position of `tokens[0]` in the prefix. `is_draft`: it is of a model that drafts for another. Such blocks have
+    roots of their own too; the flag only says which of a worker's two caches is told of it.
     """
 
     root: BlockKey
@@ -111,23 +112,19 @@ class Head:
     key: BlockKey
     start: int
     tokens: array[int]
+    is_draft: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Block(Head):
-    """One piece of a prefix; useless without all its ancestors.
+    """One piece of a prefix; useless without all its ancestors."""
 
-    `draft` is the draft model's payload for the same tokens, if it has one.
-    """
-
-    target: Payload
-    draft: Payload | None = None
+    payload: Payload
 
     @property
     def num_bytes(self) -> int:
         """Bytes it takes, tokens included."""
-        payloads = len(self.target) + (0 if self.draft is None else len(self.draft))
-        return payloads + self.tokens.itemsize * len(self.tokens)
+        return len(self.payload) + self.tokens.itemsize * len(self.tokens)
 
 
 class BlockTier(Protocol):
@@ -187,10 +184,11 @@ class LowerTier(BlockTier, Protocol):
     Pending blocks are in memory; the tier that offered them holds them, and counts their bytes.
     """
 
-    def take_found(self, max_heads: int) -> Iterable[Head]:
+    def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterable[Head]:
         """Return blocks that are kept and were not offered here: at first those of an earlier process. Parents first.
 
-        Each is returned once, at most `max_blocks` in a call; some may be gone.
+        With `is_draft` those of draft models, else the others. Each is returned once, at most `max_heads` in a call;
+        some may be gone.
         """
         ...
 

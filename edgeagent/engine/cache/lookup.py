@@ -75,10 +75,12 @@ class BlockCache:
         can_cut: bool,
         block_tokens: int = MAX_BLOCK_TOKENS,
         token_bytes: float = 0.0,
+        is_draft: bool = False,
     ) -> None:
         """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block.
 
-        `token_bytes`: bytes of a token in a block (0: unknown, or all is a state).
+        `token_bytes`: bytes of a token in a block (0: unknown, or all is a state). `is_draft`: of a model that drafts
+        for another, which uses the tier below too.
         """
         self.block_tokens = block_tokens
         self.token_bytes = token_bytes
@@ -88,6 +90,7 @@ class BlockCache:
         """Of these blocks, and of the sequences in the cells of the engine that uses them."""
         self._keyring = keyring
         self._can_cut = can_cut
+        self._is_draft = is_draft
         self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
         self._sweep_at = _MIN_SWEEP
         self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: of all
@@ -164,7 +167,8 @@ class BlockCache:
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
         """Make the block of these tokens behind `parent` (None: the root)."""
         parent = parent or root
-        return Block(root, parent, self._keyring.key(parent, own), start, own, payload)
+        key = self._keyring.key(parent, own)
+        return Block(root, parent, key, start, own, payload, is_draft=self._is_draft)
 
     def add(self, block: Block, importance: Importance) -> bool:
         """Take a block into host memory; False if there is no room for it."""
@@ -176,7 +180,7 @@ class BlockCache:
     def refresh(self, max_heads: int = 1 << 60) -> None:
         """Add blocks that other processes wrote to the tier below, and forget blocks that no tier holds."""
         if self.below is not None:
-            for head in self.below.take_found(max_heads):
+            for head in self.below.take_found(max_heads, is_draft=self._is_draft):
                 self.tree.add(head)
         if len(self.tree.blocks) > self._sweep_at:
             for key in tuple(self.tree.blocks):
@@ -244,8 +248,10 @@ def make_blocks(
     below: LowerTier | None = None,
     share: float = 1.0,
     token_bytes: float = 0.0,
+    *,
+    is_draft: bool = False,
 ) -> BlockCache:
-    """Return the blocks of one model as configured, with a share of the memory; for `token_bytes` see BlockCache.
+    """Return the blocks of one model as configured, with a share of the memory; for the last two see BlockCache.
 
     A tier `below` needs a keyring that outlives the process.
     """
@@ -254,7 +260,15 @@ def make_blocks(
     host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
     keyring = keyring or Keyring(b"", os.urandom(32))
     block_tokens = choose_block_tokens(token_bytes)
-    return BlockCache(keyring, host, below, can_cut=can_cut, block_tokens=block_tokens, token_bytes=token_bytes)
+    return BlockCache(
+        keyring,
+        host,
+        below,
+        can_cut=can_cut,
+        block_tokens=block_tokens,
+        token_bytes=token_bytes,
+        is_draft=is_draft,
+    )
 
 
 def no_blocks() -> BlockCache:

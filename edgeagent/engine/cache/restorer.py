@@ -150,11 +150,9 @@ class Restorer:
             self._loader.wait(timeout_s)
 
     def close(self) -> None:
-        """End the reading, and close the tier below."""
+        """End the reading; the tier below stays open."""
         if self._loader is not None:
             self._loader.close()
-        if self._blocks.below is not None:
-            self._blocks.below.close()
 
     def _is_better_lower(self, source: Source, references: Sequence[BlockReference]) -> bool:
         """Whether to restore a prefix that the cells hold too, since it would keep the used cells far apart.
@@ -209,7 +207,7 @@ class Restorer:
         if not self._cells.reserve(length):
             return False
         started_s = self._clock()
-        if not self._runner.restore(seq_id, block.target, reference.start + length):
+        if not self._runner.restore(seq_id, block.payload, reference.start + length):
             return False
         self._cells.append(seq_id, block.tokens)
         num_there = self._cells.cut(seq_id, reference.end) if reference.num_tokens < length else reference.end

@@ -279,9 +279,9 @@ class Saver:
             return _Saved.REFUSED  # no answer needs it
         block = self.blocks.make(self.cells.root(seq_id), chain.key, chain.end, own, payload)
         self._state_bytes = self._runner.state_bytes(seq_id)
-        self._cell_bytes = max(0, len(block.target) - self._state_bytes) / len(own)
+        self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
         is_kept = self.blocks.add(block, priority.at(end))
-        self.read_out_policy.observe_read(len(block.target), self._clock() - started_s)
+        self.read_out_policy.observe_read(len(block.payload), self._clock() - started_s)
         if is_kept:
             if not self._has_state and len(own) == self.blocks.block_tokens:
                 chain.append(end, block.key)  # as the next look would find

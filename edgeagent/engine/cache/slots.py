@@ -171,12 +171,12 @@ class PrefixCache:
         self._tree.extend(seq_id, tokens)
 
     def rewind(self, seq_id: int) -> int:
-        """Cut the runner's memory of a live sequence to the recorded length, after an interrupted decode.
+        """Cut the runner's memory of a live sequence to the recorded length, after refused drafts or an interruption.
 
         Return the length it has afterwards: the recorded one, or 0 where the memory could not be cut.
         """
         length = self._tree.length(seq_id)
-        if self._runner.length(seq_id) == length or self._runner.trim(seq_id, length):
+        if self._runner.length(seq_id) == length or self._runner.rewind(seq_id, length):
             return length
         self.reset(seq_id)
         return 0

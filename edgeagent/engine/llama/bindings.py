@@ -7,6 +7,7 @@ Importing this module loads the native library: no module that the daemon proces
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -39,34 +40,71 @@ lib = _load()
 
 _ERROR_LEVEL = 4  # ggml_log_level
 _last_errors: deque[str] = deque(maxlen=8)
-# The abort flags of all contexts: while one is set, llama.cpp reports the interruption as an error.
+# The abort flags of all contexts: while one is set, llama.cpp reports the interruption as an error, in these words.
 abort_flags: list[ctypes.Array[ctypes.c_char]] = []
+_INTERRUPTIONS = ("failed to compute graph", "graph_compute_async failed", "failed to encode", "failed to decode")
 
 
 def _log(level: int, text: bytes, _: object) -> None:
     # Messages below an error describe the model; the daemon logs its own description.
-    if level == _ERROR_LEVEL and not any(flag.value for flag in abort_flags):
-        line = text.decode(errors="replace").strip()
+    if level != _ERROR_LEVEL:
+        return
+    line = text.decode(errors="replace").strip()
+    is_interrupted = any(flag.value for flag in abort_flags)
+    if not (is_interrupted and any(words in line for words in _INTERRUPTIONS)):
         _last_errors.append(line)
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
 
 _log_callback = lib.llama_log_callback(_log)  # kept alive: llama.cpp holds the pointer
-lib.llama_log_set(_log_callback, None)
+
+
+def listen() -> None:
+    """Let llama.cpp's messages come here; another listener had them."""
+    lib.llama_log_set(_log_callback, None)
+
+
+listen()
 
 
 def last_error() -> str:
-    """Return llama.cpp's latest error message ("" if there is none)."""
-    return "; ".join(dict.fromkeys(_last_errors))
+    """Return llama.cpp's error messages since the last call ("" if there are none)."""
+    messages = "; ".join(dict.fromkeys(_last_errors))
+    _last_errors.clear()
+    return messages
 
 
 _DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "gpu", 3: "accelerator"}
+_INTEGRATED = 2
 
 
+class _DeviceProps(ctypes.Structure):
+    """ggml_backend_dev_props of ggml-backend.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_bool * 16),  # five, and room for more
+    )
+
+
+@cache
 def _ggml(name: str) -> Any:
-    """Return one of ggml's shared libraries; which file holds which symbol differs by platform."""
+    """Return one of ggml's shared libraries; which file holds which symbol differs by platform.
+
+    A wheel holds a library under up to three names, as copies. llama.cpp has loaded one of them; another one would be
+    loaded beside it, with a registry and buffer types of its own.
+    """
     folder = Path(sys.modules["llama_cpp"].__path__[0]) / "lib"
+    if hasattr(os, "RTLD_NOLOAD"):
+        for path in (*folder.glob(f"lib{name}.so*"), *folder.glob(f"lib{name}.*dylib")):
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
     prefixes, suffixes = ("lib", ""), (".so", ".dylib", ".dll")
     for path in (folder / f"{prefix}{name}{suffix}" for prefix in prefixes for suffix in suffixes):
         if path.exists():
@@ -114,25 +152,46 @@ def devices() -> tuple[DeviceInfo, ...]:
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     get = ggml.ggml_backend_dev_get
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    name, description, memory, kind = (
-        getattr(base, f"ggml_backend_dev_{what}") for what in ("name", "description", "memory", "type")
+    describe, backend, name = (
+        base.ggml_backend_dev_get_props,
+        base.ggml_backend_dev_backend_reg,
+        base.ggml_backend_reg_name,
     )
-    for function in (name, description):
-        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    memory.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]
-    kind.argtypes = [ctypes.c_void_p]
+    describe.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DeviceProps)]
+    backend.restype, backend.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     found = []
     for index in range(ggml.ggml_backend_dev_count()):
-        device = get(index)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(free), ctypes.byref(total))
+        device, props = get(index), _DeviceProps()
+        describe(device, ctypes.byref(props))
         found.append(
             DeviceInfo(
-                name=name(device).decode(errors="replace"),
-                description=description(device).decode(errors="replace"),
-                kind=_DEVICE_KINDS.get(kind(device), "accelerator"),  # type: ignore[arg-type]
-                memory_total_bytes=total.value,
-                memory_free_bytes=free.value,
+                name=_text(props.name),
+                description=_text(props.description),
+                kind=_DEVICE_KINDS.get(props.type, "accelerator"),  # type: ignore[arg-type]
+                memory_total_bytes=props.memory_total,
+                memory_free_bytes=props.memory_free,
+                is_integrated=props.type == _INTEGRATED,
+                backend=_text(name(backend(device))),
+                id=_text(props.device_id),
             )
         )
     return tuple(found)
+
+
+class BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override of llama.h: tensors whose name matches a pattern lie in this type of buffer."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+@cache
+def cpu_buffer_type() -> int:
+    """Return ggml's type of buffers in the machine's memory."""
+    function = _ggml("ggml-base").ggml_backend_cpu_buffer_type
+    function.restype = ctypes.c_void_p
+    return int(function())
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")

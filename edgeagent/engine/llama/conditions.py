@@ -28,7 +28,7 @@ def make_conditions(model: Model, config: EngineConfig, *, num_cells: int, num_t
         "threads": str(num_threads),
         "cells": str(num_cells),
         "batch": str(config.batch),
-        "parallel": str(config.parallel),
+        "parallel": str(config.num_parallel),
         "KV types": f"{config.kv_type_k} {config.kv_type_v}",
         "flash attention": config.flash_attention,
         "layers on a GPU": str(model.num_gpu_layers),

@@ -15,15 +15,27 @@ from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
 from edgeagent.engine.llama.bindings import last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
-from edgeagent.engine.llama.model import DEFAULT_MAX_CONTEXT, Model
+from edgeagent.engine.llama.model import Model, is_short_of_memory
+from edgeagent.engine.llama.past_states import PastStates, possible_depth
 from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.engine.tuning.attention import Attention, possible_attention
-from edgeagent.errors import InternalError, ModelLoadFailed
+from edgeagent.errors import InternalError, ModelLoadFailed, ModelOutOfMemory
+from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 from edgeagent.types import MemoryKind
 
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml_type
+KV_TYPES = {  # ggml_type
+    "auto": 1,
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+}
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 # llama.cpp allows 256 sequences a context. An idle sequence costs nothing more in attention's memory, but a whole state
 # in recurrent memory; those are kept in host memory if there is any.
@@ -54,10 +66,18 @@ class LlamaRunner:
     """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
 
     def __init__(
-        self, model: Model, config: EngineConfig, *, num_cells: int | None = None, attention: Attention | None = None
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        num_cells: int | None = None,
+        attention: Attention | None = None,
+        num_back: int = 0,
     ) -> None:
         """Make the context, with the default attention if none was chosen.
 
+        A memory that is a state keeps, for each sequence, the states before its last `num_back` tokens if llama.cpp
+        can do that for this architecture; `max_drafts` says how many it keeps.
         Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options).
         """
         self.model = model
@@ -66,7 +86,7 @@ class LlamaRunner:
         self.num_vocab = model.num_tokens
         self.num_threads = config.threads or num_usable_cores()
         num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
-        self.num_sequences = config.parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
+        self.num_sequences = config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
         self._spare = self.num_sequences  # a sequence of our own, for tokens that are not kept
         # With a window or a state, padding would add another sequence to a batch, with unknown effects.
         is_on_cpu = model.num_gpu_layers == 0
@@ -76,11 +96,15 @@ class LlamaRunner:
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         params = self._context_params(config, num_cells)
+        if model.memory_kind not in CUTTABLE:
+            params.n_rs_seq = possible_depth(num_back, min(params.n_batch, params.n_ubatch, params.n_ctx))
         self._context = lib.llama_init_from_model(model.handle, params)
         if not self._context:
-            raise ModelLoadFailed(
+            why = last_error()
+            kind = ModelOutOfMemory if is_short_of_memory(why) else ModelLoadFailed
+            raise kind(
                 f"llama.cpp could not make a context of {params.n_ctx} tokens for {model.path}: "
-                f"{last_error() or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
+                f"{why or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
             )
         self._memory = lib.llama_get_memory(self._context)
         if not self._memory:
@@ -91,6 +115,8 @@ class LlamaRunner:
             )
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
+        self._past = PastStates(self._context, self._memory)
+        self.max_drafts = self.max_batch if self.memory_kind in CUTTABLE else self._past.depth
         self._adapters: dict[str, Adapter] = {}
         self._payloads = PayloadPool()
         self._make_batch()
@@ -102,7 +128,7 @@ class LlamaRunner:
         params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
         params.n_seq_max = self.num_sequences + 1
         # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
-        num_sampled = max(self.num_sequences, config.parallel * (1 + config.draft_tokens))
+        num_sampled = max(self.num_sequences, config.num_parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
         # A row multiplies the width by the vocabulary; a token multiplies by the weights of all layers.
         row_params = self.model.num_tokens * self.model.embedding_length
@@ -132,7 +158,7 @@ class LlamaRunner:
         self._batch.seq_id = pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
         self._batch_arrays = (ones, pointers)
-        self._outputs: list[int] = []
+        self._outputs: list[int | Logits] = []  # rows of llama.cpp's buffer, or copies of rows that it has no more
         self._row = ctypes.c_float * self.num_vocab
         self._views: dict[int, Logits] = {}
 
@@ -176,8 +202,25 @@ class LlamaRunner:
         Raise DecodeCancelled (parts may be computed: trim to what is known), OutOfCells (nothing was computed), or
         InternalError.
         """
+        self._past.begin()
+        rows: dict[int, list[int | Logits]] = {}
+        for call in self._past.calls(slices):
+            is_first = not rows
+            # The next call overwrites llama.cpp's buffer.
+            rows = {seq_id: [self._row_at(row).copy() for row in each] for seq_id, each in rows.items()}
+            try:
+                rows |= self._decode_at_once(call)
+            except OutOfCells:
+                if is_first:
+                    raise
+                raise DecodeCancelled from None  # the calls before it were computed
+        self._past.note(slices)
+        self._outputs = [row for part in slices for row in rows[part.seq_id]]
+
+    def _decode_at_once(self, slices: Sequence[Slice]) -> dict[int, list[int | Logits]]:
+        """Compute slices in one call; return their rows of llama.cpp's buffer by sequence."""
         at = 0
-        outputs: list[int] = []
+        rows: dict[int, list[int | Logits]] = {}
         for part in slices:
             end = at + len(part.tokens)
             self._tokens[at:end] = part.tokens
@@ -185,19 +228,18 @@ class LlamaRunner:
             self._seq_ids[at:end] = part.seq_id
             self._flags[at : end - part.num_logits] = 0
             self._flags[end - part.num_logits : end] = 1
-            outputs.extend(range(end - part.num_logits, end))
+            rows[part.seq_id] = [*range(end - part.num_logits, end)]
             at = end
         status = self._compute(at)
-        if status == 0:
-            # Otherwise the step's time would be spent at the read of the logits, or in the next step.
-            lib.llama_synchronize(self._context)
-            self._outputs = outputs
-        elif status == _OUT_OF_CELLS:
+        if status == _OUT_OF_CELLS:
             raise OutOfCells
-        elif status == 2:
+        if status == 2:
             raise DecodeCancelled
-        else:
+        if status != 0:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
+        # Otherwise the step's time would be spent at the read of the logits, or in the next step.
+        lib.llama_synchronize(self._context)
+        return rows
 
     def _compute(self, num_tokens: int) -> int:
         """Decode `num_tokens` of the batch, with a few padding tokens if that is faster; return the status."""
@@ -217,7 +259,12 @@ class LlamaRunner:
 
     def logits(self, index: int) -> Logits:
         """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
-        address = ctypes.addressof(lib.llama_get_logits_ith(self._context, self._outputs[index]).contents)
+        return self._row_at(self._outputs[index])
+
+    def _row_at(self, row: int | Logits) -> Logits:
+        if not isinstance(row, int):
+            return row
+        address = ctypes.addressof(lib.llama_get_logits_ith(self._context, row).contents)
         view = self._views.get(address)
         if view is None:
             # llama.cpp returns few different addresses: the rows of its buffer. A cached view owns no memory, so an
@@ -245,16 +292,25 @@ class LlamaRunner:
         """Forget positions from `length` on; False if this memory cannot (then nothing changed)."""
         if not self.can_trim(seq_id, length):
             return False
+        if length == 0:
+            self._past.forget(seq_id)
         return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+
+    def rewind(self, seq_id: int, length: int) -> bool:
+        """Take back drafts of the latest batch, from `length` on; False if this memory cannot."""
+        if self.memory_kind in CUTTABLE:
+            return self.trim(seq_id, length)
+        return self._past.go_back(seq_id, length, self.length(seq_id) - length)
 
     def clear(self, seq_id: int) -> None:
         """Forget a whole sequence."""
+        self._past.forget(seq_id)
         self._gapless_from.pop(seq_id, None)
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> bool:
         """Let an empty target share the source's first `length` positions; False if this memory cannot."""
-        if not self.can_trim(source, length):
+        if not self.can_trim(source, length) or not self._past.settle(source):
             return False
         # The whole sequence is tagged and then cut: sliding windows hold only part of [0, length), and recurrent
         # states know no ranges.
@@ -277,6 +333,8 @@ class LlamaRunner:
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
         """Return the bytes of positions [start, end), with the state at `end` where the memory is one."""
+        if not self._past.settle(seq_id):
+            raise InternalError("llama.cpp could not read the state of a sequence")
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
         try:
             size = lib.llama_state_seq_get_size(self._context, self._spare)
@@ -305,6 +363,8 @@ class LlamaRunner:
 
         False if llama.cpp refuses it (no room, other settings); then the sequence is unchanged.
         """
+        if not self._past.settle(seq_id):
+            return False
         source = np.frombuffer(payload, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)

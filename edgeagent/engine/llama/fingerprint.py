@@ -1,8 +1,8 @@
 """One value for all that a cached block depends on: the model's content, the context's settings, the build.
 
 A block of another fingerprint has other keys and is never found, so it cannot be misread. The fingerprint leaves out
-the placement of layers, which depends on free memory: on each device the KV cells are the same except for rounding. It
-also leaves out the draft model, which has its own cells.
+the placement of layers and the length of the context, which depend on free memory: on each device the KV cells are the
+same except for rounding. It also leaves out the draft model, whose blocks have a fingerprint of their own.
 """
 
 from __future__ import annotations
@@ -39,19 +39,31 @@ class Fingerprint:
 
 
 def make_fingerprint(
-    files: Iterable[Path], config: EngineConfig, *, num_cells: int, block_tokens: int, flash_attention: str
+    files: Iterable[Path],
+    config: EngineConfig,
+    *,
+    rope: str,
+    block_tokens: int,
+    flash_attention: str,
+    is_draft: bool = False,
 ) -> Fingerprint:
-    """Return the fingerprint of a loaded model with these files."""
+    """Return the fingerprint of a loaded model with these files. `rope` names its rotary embedding's factors.
+
+    `is_draft`: it drafts for another. The same file's blocks are others then: steps of a draft round otherwise than
+    those that promise the same answer again.
+    """
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:
         _add_file(hasher.update, file)
+    fields = {"use": "draft"} if is_draft else {}
     return Fingerprint(
         {
+            **fields,
             "block format": str(_BLOCKS_VERSION),
             "block size": str(block_tokens),
             "llama.cpp": commit(),
             "llama.cpp library": library_stamp(),
-            "context length": str(num_cells),
+            "RoPE factors": rope,
             "K type": config.kv_type_k,
             "V type": config.kv_type_v,
             "flash attention": flash_attention,

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.bindings import devices, last_error, lib
-from edgeagent.engine.llama.offload import Footprint, kv_cache_bytes, num_layers_that_fit
+from edgeagent.engine.llama.bindings import BufferOverride, cpu_buffer_type, devices, last_error, lib
 from edgeagent.engine.sampling.sampler import is_in_range
-from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed
+from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
 
 # llama.cpp's own defaults (common/common.h), used where the GGUF names none.
@@ -43,8 +43,16 @@ _USER_DEFINED = 1 << 4  # llama_token_attr
 _MAX_DIGITS = 10  # a hostile file may have more than Python reads
 # What llama.cpp's messages say where the machine is at fault, not the file.
 _MACHINE_WORDS = ("alloc", "memory", "mmap", "mlock", "failed to open", "device")
+_MEMORY_WORDS = (
+    "allocate",
+    "allocation",
+    "out of memory",
+    "outofdevicememory",
+    "outofhostmemory",
+    "insufficient memory",
+)
 _GUESSED = 1 << 10  # in llama_ftype: the type was guessed from the tensors
-DEFAULT_MAX_CONTEXT = 8192
+_NO_SPLIT = 0  # llama_split_mode
 
 
 def split_parts(path: Path) -> list[Path]:
@@ -60,8 +68,24 @@ def _load_failure(path: Path) -> ModelLoadFailed:
     """Return the error of a file that llama.cpp does not load: ModelDamaged, unless the machine is at fault."""
     why = last_error()
     is_of_file = "error loading model" in why and not any(word in why.lower() for word in _MACHINE_WORDS)
-    kind = ModelDamaged if is_of_file else ModelLoadFailed
+    kind = ModelDamaged if is_of_file else ModelOutOfMemory if is_short_of_memory(why) else ModelLoadFailed
     return kind(f"llama.cpp cannot load {path}: {why or 'it does not say why'}")
+
+
+def is_short_of_memory(why: str) -> bool:
+    """Whether llama.cpp's messages tell of memory that could not be had."""
+    return any(words in why.lower() for words in _MEMORY_WORDS)
+
+
+def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
+    """Return what keeps the experts of the first layers in the machine's memory, for llama_model_params."""
+    if num_layers <= 0:
+        return None
+    overrides = (BufferOverride * (num_layers + 1))()  # the last one, empty, ends them
+    for layer in range(num_layers):
+        overrides[layer].pattern = rf"blk\.{layer}\.ffn_.*_exps".encode()
+        overrides[layer].buffer_type = cpu_buffer_type()
+    return overrides
 
 
 def _metadata(handle: object, key: str) -> str | None:
@@ -90,17 +114,21 @@ class InfillTokens:
 class Model:
     """Weights and vocabulary of one GGUF file. Satisfies text.vocabulary.Vocabulary.
 
-    Raises ModelLoadFailed when llama.cpp refuses the file or a GPU is asked for and there is none. Close it after all
-    contexts made of it.
+    `config.gpu_layers` are put on GPUs, if there are any; -1: all. Raises ModelLoadFailed when llama.cpp refuses the
+    file. Close it after all contexts made of it.
     """
 
     def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
         self.path = path
         self.devices: tuple[DeviceInfo, ...] = devices()
-        self.num_gpu_layers = self._choose_gpu_layers(config)
+        self.num_gpu_layers = config.gpu_layers if any(device.kind == "gpu" for device in self.devices) else 0
         params = lib.llama_model_default_params()
         params.n_gpu_layers = self.num_gpu_layers
-        params.main_gpu = config.main_gpu
+        if config.main_gpu >= 0:
+            params.split_mode, params.main_gpu = _NO_SPLIT, config.main_gpu
+        overrides = _expert_overrides(config.cpu_experts) if self.num_gpu_layers else None
+        if overrides is not None:
+            params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         # Builds with AMX may end the process at the first matrix product (llama.cpp issue 20824).
         # llama.cpp uses AMX for repacked weights only.
         params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
@@ -120,46 +148,6 @@ class Model:
         if self.num_tokens == 0:
             raise ModelLoadFailed(f"{path} has no vocabulary: it is not a language model")
         self._pieces: dict[int, bytes] = {}
-
-    def _choose_gpu_layers(self, config: EngineConfig) -> int:
-        has_gpu = any(device.kind == "gpu" for device in self.devices)
-        if config.gpu_layers > 0 and not has_gpu:
-            raise ModelLoadFailed(
-                f"{config.gpu_layers} layers were asked to be on a GPU, but this build of llama.cpp sees none "
-                f"(it sees: {', '.join(device.description for device in self.devices)}). "
-                "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
-            )
-        if not has_gpu:
-            return 0
-        return config.gpu_layers if config.gpu_layers >= 0 else self._num_layers_that_fit(config)
-
-    def _num_layers_that_fit(self, config: EngineConfig) -> int:
-        """Read the model's shape without its weights and compare it with the GPUs' free memory."""
-        params = lib.llama_model_default_params()
-        params.vocab_only = True
-        handle = lib.llama_model_load_from_file(str(self.path).encode(), params)
-        if not handle:
-            raise _load_failure(self.path)
-        try:
-
-            def number(suffix: str, default: int) -> int:
-                text = _metadata(handle, f"{_metadata(handle, 'general.architecture')}.{suffix}")
-                return int(text) if text is not None and text.isdecimal() else default
-
-            num_layers = number("block_count", 1)
-            num_heads = number("attention.head_count", 1)
-            head_width = number("attention.key_length", number("embedding_length", 0) // max(1, num_heads))
-            num_kv_values = number("attention.head_count_kv", num_heads) * head_width
-            num_cells = config.ctx or min(number("context_length", DEFAULT_MAX_CONTEXT), DEFAULT_MAX_CONTEXT)
-        finally:
-            lib.llama_model_free(handle)
-        footprint = Footprint(
-            weights_bytes=sum(part.stat().st_size for part in split_parts(self.path)),
-            kv_cache_bytes=kv_cache_bytes(num_layers, num_cells, num_kv_values, 2.0),
-            num_layers=num_layers,
-        )
-        free_bytes = sum(device.memory_free_bytes for device in self.devices if device.kind == "gpu")
-        return num_layers_that_fit(footprint, free_bytes)
 
     @property
     def handle(self) -> object:
@@ -320,6 +308,12 @@ class Model:
     def context_length_trained(self) -> int:
         """Tokens of context the model was trained for."""
         return int(lib.llama_model_n_ctx_train(self._handle))
+
+    @property
+    def context_length_unscaled(self) -> int:
+        """Tokens of context from which on llama.cpp takes a model's factors for long texts, where it has some."""
+        text = self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length") or ""
+        return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else self.context_length_trained
 
     @property
     def embedding_length(self) -> int:

@@ -28,7 +28,7 @@ class LlamaProbe:
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
         """Make the context, with room for `depth` used cells and the measured work after them."""
-        self._num_streams = min(config.parallel, MAX_STREAMS)
+        self._num_streams = min(config.num_parallel, MAX_STREAMS)
         self._depth = depth
         self._state = ""
         self._num_layers = 0  # to compute; 0: not even one

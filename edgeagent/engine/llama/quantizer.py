@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from edgeagent.engine.llama.bindings import lib
+from edgeagent.engine.llama.bindings import lib, listen
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.errors import ModelLoadFailed
 
@@ -58,7 +58,9 @@ class Quantizer:
         self._errors.clear()
         lib.llama_log_set(self._log, None)
         paths = str(self._source).encode(), str(target).encode()
-        if lib.llama_model_quantize(*paths, ctypes.byref(self._params)) != 0:
+        status = lib.llama_model_quantize(*paths, ctypes.byref(self._params))
+        listen()
+        if status != 0:
             raise ModelLoadFailed("; ".join(dict.fromkeys(self._errors)) or "llama.cpp gives no reason", param="model")
 
     def _read(self, level: int, text: bytes, _: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 # Until something is judged, drafts are expected to stand this often, so that drafting is tried.
@@ -52,6 +53,17 @@ class SharedAcceptance:
             _blend(stood, judged, rate, _WEIGHT_OF_SEQUENCE)
             for stood, judged in zip(self._counts.stood, self._counts.judged, strict=True)
         ]
+
+    def counts(self) -> tuple[list[float], list[float]]:
+        """Return the judged tokens and those that stood, by position; older ones count less."""
+        return list(self._counts.judged), list(self._counts.stood)
+
+    def begin_with(self, judged: Items[float], stood: Items[float]) -> None:
+        """Begin with the counts of an earlier process."""
+        for position, (num_judged, num_stood) in enumerate(zip(judged, stood, strict=False)):
+            if position < self.max_tokens:
+                self._counts.judged[position] = num_judged
+                self._counts.stood[position] = min(num_stood, num_judged)
 
     def add(self, num_judged: int, num_stood: int) -> None:
         """Take in one draft."""

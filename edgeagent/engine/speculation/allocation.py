@@ -106,6 +106,12 @@ def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float
     return best
 
 
+def could_pay(offer: Offer, target_s: Items[float], num_sequences: int) -> bool:
+    """Return whether drafts for this offer alone would pay if all of them stood."""
+    perfect = Offer((1.0,) * len(offer.chances), offer.step_s)
+    return best_rate(perfect, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
+
+
 def _rate(num_tokens: float, seconds: float) -> float:
     # A coarse clock may have measured nothing.
     return num_tokens / max(seconds, 1e-9)

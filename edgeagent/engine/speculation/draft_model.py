@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from edgeagent.engine.cache.lookup import BlockCache, no_blocks
-from edgeagent.engine.cache.restorer import Restorer
+from edgeagent.engine.cache.restorer import Restorer, Restoring
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError
 
@@ -26,8 +28,12 @@ from edgeagent.errors import InternalError
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
+# A step waits this long at most for blocks to come back into the draft's cells; one at least comes.
+_MAX_RESTORE_S = 0.01
 # So few missing tokens cost no more than the one that a draft begins with.
 _FEW = 4
+# What the latest time counts in the average.
+_PICK_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
@@ -35,11 +41,14 @@ class _Draft:
     """A sequence's state in the draft model.
 
     The cache holds `num_agreed` tokens, all equal to the target's; the runner holds those and then `fed`: the last
-    token that was known, and guesses. They are recorded only after the target has verified them.
+    token that was known, and guesses. They are recorded only after the target has verified them. `restoring` has the
+    blocks of its beginning that are still to come.
     """
 
     seq_id: int
     num_agreed: int
+    restoring: Restoring | None = None
+    num_looked_at: int = 0  # tokens that were searched for ends of blocks
     fed: list[int] = field(default_factory=list)
 
     def num_stood(self, tokens: Items[int]) -> int:
@@ -61,40 +70,49 @@ class DraftModel:
         costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` in memory keep prefixes that were evicted from the draft's cells (None: they are lost).
+        """`blocks` keep prefixes that were evicted from the draft's cells (None: they are lost).
 
         `costs`: measured costs of the runner's steps.
         """
         self._runner = runner
         self._clock = clock
-        self._costs = costs or CostModel(runner.max_batch)
-        self.saver = Saver(runner, blocks or no_blocks(), clock, self._costs)
+        self.costs = costs or CostModel(runner.max_batch)
+        self.saver = Saver(runner, blocks or no_blocks(), clock, self.costs)
         self._restorer = Restorer(runner, self.saver, clock)
         self._cache = self.saver.cells
         self._drafts: dict[str, _Draft] = {}
+        self._pick_s = 0.0  # to read a token from its logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
         """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; 0 while none was measured."""
         used = StepShape(0, self._cache.num_cells_used, 0.0)
-        steps_s = self._costs.compare(used, range(1, num_sequences + 1), depth)
-        return [0.0, *(steps_s or [0.0] * num_sequences)]
+        steps_s = self.costs.compare(used, range(1, num_sequences + 1), depth)
+        if steps_s is None:
+            return [0.0] * (num_sequences + 1)
+        return [0.0, *(step_s + count * self._pick_s for count, step_s in enumerate(steps_s, 1))]
 
     def catch_up_s(self, sequence: Sequence) -> float:
-        """Return the expected seconds until it can draft for a sequence; infinity if it has no room for it."""
+        """Return the expected seconds of computing until it can draft for a sequence.
+
+        Infinity if it has no room for the sequence, or if blocks of its beginning are still being read: no step waits
+        for them.
+        """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
-        if draft is None:
+        if draft is None or not self._is_restored(draft):
             return math.inf
         num_missing = len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
-        return (self._costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
+        return (self.costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
 
-    def draft(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id, at most as many as `counts` says for each.
+    def draft(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+    ) -> dict[str, tuple[int, ...]]:
+        """Return proposals by sequence id, at most as many as `counts` says for each, or until its ending says so.
 
         A sequence that it is far behind of gets none: it catches up with it, by a chunk.
         """
         self.saver.shed()
         try:
-            return self._guess(counts)
+            return self._guess(counts, endings)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.fed.clear()
@@ -103,49 +121,87 @@ class DraftModel:
         except InternalError:
             # No answer needs the draft. Its memory is unknown after a failed decode.
             for draft in self._drafts.values():
+                self._stop_restoring(draft)
                 draft.fed.clear()
                 draft.num_agreed = 0
                 self._cache.reset(draft.seq_id)
             return {}
 
+    @property
+    def is_restoring(self) -> bool:
+        """Whether blocks of a sequence are still to come, so that it should be asked again soon."""
+        return any(draft.restoring is not None for draft in self._drafts.values())
+
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended; its prefix stays for the next turn."""
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
+            self._stop_restoring(draft)
             self._cache.rewind(draft.seq_id)
             self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
 
+    def close(self) -> None:
+        """Save what a tier can keep after the process ends, and end the reading."""
+        if self.saver.blocks.below is not None:
+            self.saver.close()
+        self._restorer.close()
+
     def _begin(self, sequence: Sequence) -> _Draft | None:
-        """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live."""
+        """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live.
+
+        Its blocks are read only now: before the first token they would compete with the target's for the disk.
+        """
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
-        found = self._restorer.find(partition, sequence.tokens, max_length, lambda _tokens, _depth: None)
+        found = self._restorer.find(partition, sequence.tokens, max_length, self.costs.prefill_s)
         restoring = self._restorer.claim(sequence.tokens, found)
         if restoring is None:
             return None
-        while not self._restorer.advance(restoring, math.inf):
-            pass  # memory never makes it wait
-        draft = self._drafts[sequence.id] = _Draft(restoring.seq_id, self._cache.length(restoring.seq_id))
+        draft = _Draft(restoring.seq_id, self._cache.length(restoring.seq_id), restoring)
+        self._drafts[sequence.id] = draft
         return draft
 
+    def _is_restored(self, draft: _Draft) -> bool:
+        """Restore blocks that have been read, for a moment; whether none is left."""
+        if draft.restoring is not None and self._restorer.advance(draft.restoring, _MAX_RESTORE_S):
+            draft.restoring = None
+            draft.num_agreed = draft.num_looked_at = self._cache.length(draft.seq_id)
+        return draft.restoring is None
+
+    def _stop_restoring(self, draft: _Draft) -> None:
+        if draft.restoring is not None:
+            self._restorer.stop(draft.restoring)
+            draft.restoring = None
+
     def _settle(self, sequence: Sequence) -> _Draft | None:
-        """Return a sequence's draft state without refused drafts; claim one if it has none."""
-        draft = self._drafts.get(sequence.id)
-        if draft is None:
-            return self._begin(sequence)
+        """Return a sequence's draft state without refused drafts; claim one if it has none.
+
+        None if there is no room for it, or blocks of its beginning are still to come.
+        """
+        draft = self._drafts.get(sequence.id) or self._begin(sequence)
+        if draft is None or not self._is_restored(draft):
+            return None
         stood = draft.num_stood(sequence.tokens)
-        if stood:
+        # Guesses are not recorded, so another sequence may have been given their cells since.
+        if stood and self._cache.reserve(stood):
             self._cache.append(draft.seq_id, draft.fed[:stood])
         draft.fed.clear()
         draft.num_agreed = self._cache.rewind(draft.seq_id)
+        self._save_ends(sequence, draft)
         return draft
 
-    def _guess(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
+    def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
+        """Let the blocks that have become full be read out, when there is time."""
+        before, now, priority = draft.num_looked_at, draft.num_agreed, sequence.spec.cache_priority
+        draft.num_looked_at = now
+        if sequence.keeps_prefix and priority.has_block_end(before, now, self.saver.blocks.block_tokens):
+            self.saver.checkpoint(draft.seq_id, priority, is_boundary=False)
+
+    def _guess(self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]) -> dict[str, tuple[int, ...]]:
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
         used = StepShape(0, self._cache.num_cells_used, 0.0)
-        room = self._costs.max_tokens_within(_MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
+        room = self.costs.max_tokens_within(_MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
         slices, behind, wanted = [], [], {}
-        proposals: dict[str, list[int]] = {}
         going_on: list[tuple[str, _Draft]] = []
         for sequence, count in counts:
             draft = self._settle(sequence)
@@ -161,7 +217,6 @@ class DraftModel:
                 slices.append(Slice(draft.seq_id, draft.num_agreed, [*missing, sequence.tokens[-1]], 1))
                 draft.fed.append(sequence.tokens[-1])
                 wanted[sequence.id] = count
-                proposals[sequence.id] = []
                 going_on.append((sequence.id, draft))
             behind.append((draft, missing))
             room -= len(missing)
@@ -174,19 +229,32 @@ class DraftModel:
         for draft, missing in behind:
             self._cache.append(draft.seq_id, missing)
             draft.num_agreed += len(missing)
+        return self._draft_on(going_on, wanted, endings)
+
+    def _draft_on(
+        self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return proposals by sequence id: a token of each from the last batch, then more in batches of their own."""
+        proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:
+            started_s = self._clock()
+            num_rows, unsure = len(going_on), set()
             for row, (name, _) in enumerate(going_on):
-                proposals[name].append(int(self._runner.logits(row).argmax()))
-            going_on = [(name, draft) for name, draft in going_on if len(proposals[name]) < wanted[name]]
-            if going_on:
-                for name, draft in going_on:
-                    draft.fed.append(proposals[name][-1])
-                self._decode(
-                    [
-                        Slice(draft.seq_id, draft.num_agreed + len(draft.fed) - 1, draft.fed[-1:], 1)
-                        for _, draft in going_on
-                    ]
-                )
+                logits = self._runner.logits(row)
+                token = int(logits.argmax())
+                proposals[name].append(token)
+                if name in endings and not endings[name].goes_on(logits, token):
+                    unsure.add(name)
+            going_on = [
+                (name, draft) for name, draft in going_on if name not in unsure and len(proposals[name]) < wanted[name]
+            ]
+            self._pick_s += _PICK_WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
+            slices = []
+            for name, draft in going_on:
+                draft.fed.append(proposals[name][-1])
+                slices.append(Slice(draft.seq_id, draft.num_agreed + len(draft.fed) - 1, draft.fed[-1:], 1))
+            if slices:
+                self._decode(slices)
         return {name: tuple(tokens) for name, tokens in proposals.items()}
 
     def _decode(self, slices: Items[Slice]) -> None:
@@ -195,4 +263,4 @@ class DraftModel:
         shape = StepShape(0, self._cache.num_cells_used, 0.0)
         for part in slices:
             shape = shape.plus(len(part.tokens), part.start)
-        self._costs.observe(shape, self._clock() - started_s)
+        self.costs.observe(shape, self._clock() - started_s)

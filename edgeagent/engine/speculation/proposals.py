@@ -8,16 +8,21 @@ drafts and steps cost and how often drafts stood; see allocation.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
-from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, could_pay
+from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.tally import Tally
 from edgeagent.engine.step_shape import StepShape
+from edgeagent.types.choices import DraftRecord
 
 # Where drafts do not pay, this part of the time is spent on trying whether they do by now.
 _SHARE_OF_TRIALS = 0.01
@@ -27,9 +32,9 @@ _SHARE_OF_FIRST_TRIALS = 0.02
 _NUM_TRIED = 3
 # Steps of drafts until one is made without, so that its cost stays known.
 _PLAIN_EVERY = 128
-# Measured times change slowly: they are looked up after so many steps.
+# Measured times change slowly: they are looked up again after this many steps.
 _STEPS_PER_LOOKUP = 16
-# Where nothing is worth a draft, it is not asked for again for so many steps, unless a text begins to repeat itself.
+# Where no draft pays, this many steps pass before the next look, unless a text begins to repeat itself.
 _REST = 8
 # Where a sequence's text repeats itself, how long the match is tells how far: by the least length.
 _NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (0, "ngram, up to 5"))
@@ -39,12 +44,23 @@ _NOTHING = Offer(())
 
 @dataclass(frozen=True, slots=True)
 class Drafters:
-    """Where proposals come from. `max_tokens`: the most that are drafted for a sequence in a step (0: none)."""
+    """Where proposals come from. `max_tokens`: the most that are drafted for a sequence in a step (0: none).
+
+    `are_even`: in a step all sequences get equally many, because others would take further passes over the weights.
+    """
 
     model: DraftModel | None = None
     ngrams: NgramDrafter | None = None
     max_tokens: int = 16
     max_forced: int = 0  # the most tokens forced by a grammar in one step
+    are_even: bool = False
+
+    def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
+        """Return drafters for a memory that can take back `max_tokens` of a sequence; with 0 they draft nothing."""
+        if max_tokens == 0:
+            return Drafters(max_tokens=0)
+        most, forced = min(self.max_tokens, max_tokens), min(self.max_forced, max_tokens)
+        return replace(self, max_tokens=most, max_forced=forced, are_even=are_even)
 
 
 @dataclass(slots=True)
@@ -66,12 +82,19 @@ class _State:
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
     source: str = ""  # of the proposals of this step; none of a grammar
     is_awaited: bool = False  # the draft model computes what it lacks, to draft for it then
+    ending: Ending | None = None  # of the draft model's draft of this step
 
 
 class Proposals:
     """Proposes for each sequence from one source a step."""
 
-    def __init__(self, drafters: Drafters, costs: CostModel, itl_budget_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        drafters: Drafters,
+        costs: CostModel,
+        itl_budget_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`costs` are those of the target's steps. A step with its drafts takes `itl_budget_s` at most."""
         self._itl_budget_s = itl_budget_s
         self._drafters = drafters
@@ -79,14 +102,44 @@ class Proposals:
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
         self._shared: dict[tuple[str, str], SharedAcceptance] = {}  # by source and kind of sampler
+        self._confidence: dict[str, Confidence] = {}  # in the draft model's probabilities, by kind of sampler
         self._states: dict[str, _State] = {}
         self._num_steps = 0
         self._trial_s = self._first_trial_s = 0.0  # saved up for a trial, and for a sequence's first one
         self._rest = 0  # steps for which nothing is asked
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+        self.tally = Tally()
+        self._clock = clock
+        self._draft_s, self._num_accepted = 0.0, 0  # of this step
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The draft model, if there is one."""
+        return self._drafters.model
+
+    def records(self) -> tuple[DraftRecord, ...]:
+        """Return what drafts have shown, for `learn` of another process."""
+        return tuple(
+            DraftRecord(source, sampler, *map(tuple, shared.counts()))
+            for (source, sampler), shared in self._shared.items()
+        )
+
+    def learn(self, records: Items[DraftRecord]) -> None:
+        """Begin with the records of an earlier process."""
+        for each in records:
+            shared = self._shared.setdefault((each.source, each.sampler), SharedAcceptance(self._max_tokens))
+            shared.begin_with(each.judged, each.stood)
 
     def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id, for decoding sequences only. `num_cells` of the cache are in use."""
+        started_s, self._num_accepted = self._clock(), 0
+        proposals = self._proposed(running, num_cells)
+        if self._drafters.are_even and proposals:
+            proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
+        self._draft_s = self._clock() - started_s
+        return proposals
+
+    def _proposed(self, running: Items[Sequence], num_cells: int) -> dict[str, tuple[int, ...]]:
         # A sequence close to its length limit gets no more drafts than it has room for.
         rooms = {
             sequence.id: sequence.max_length - len(sequence.tokens) - 1 for sequence in running if sequence.is_decoding
@@ -104,13 +157,24 @@ class Proposals:
                 self._states[sequence.id] = _State()
                 self._rest = 0
             else:
-                state.source = ""
-        free = [sequence for sequence in decoding if sequence.id not in forced]
+                state.source, state.ending = "", None
+        free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
         if not free:
             return forced
         num_tokens = len(rooms) + sum(map(len, forced.values()))
         depth = sum(sequence.num_computed for sequence in free) / len(free)
         return forced | self._drafted(free, rooms, StepShape(num_tokens, num_cells, num_tokens * depth))
+
+    def _cut_even(self, proposals: dict[str, tuple[int, ...]], names: Items[str]) -> dict[str, tuple[int, ...]]:
+        """Return as many proposals for each of these sequences as the one with the fewest has."""
+        least = min(len(proposals.get(name, ())) for name in names)
+        states = (self._states[name] for name in proposals if name in self._states)
+        for state in states:
+            if least == 0:
+                state.source = ""
+            if state.ending is not None:
+                state.ending.cut(least)
+        return {name: tokens[:least] for name, tokens in proposals.items()} if least else {}
 
     def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
         """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count as drafts."""
@@ -118,7 +182,22 @@ class Proposals:
         if state is not None and state.source:
             sequence.num_drafted += num_proposed
             sequence.num_accepted += num_accepted
-            state.acceptances[state.source].observe(num_proposed, num_accepted)
+            self._num_accepted += num_accepted
+            self.tally.add_draft(state.source, num_proposed, num_accepted)
+            ending, num_judged = state.ending, num_proposed
+            if ending is not None:
+                self._confidence_of(sequence).observe(ending.probabilities, num_accepted)
+                num_judged += ending.is_early  # as if the next token had been refused: its place gave nothing
+            state.acceptances[state.source].observe(num_judged, num_accepted)
+
+    @property
+    def has_drafted(self) -> bool:
+        """Whether the latest step had drafts."""
+        return any(state.source for state in self._states.values())
+
+    def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
+        """Note how long a step of decoding sequences took beside drafting, and would have taken without drafts."""
+        self.tally.add_step(num_sequences, self._num_accepted, step_s + self._draft_s, plain_s)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was preempted."""
@@ -132,7 +211,8 @@ class Proposals:
         """Return the drafts of a step that is `plain` without them."""
         self._num_steps += 1
         found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
-        if self._rest and not any(found):
+        is_fixed = any(sequence.spec.draft_tokens for sequence in free)
+        if self._rest and not any(found) and not is_fixed:
             self._rest -= 1
             return {}
         target_s, steps_s = self._look_up(plain, len(free))
@@ -142,7 +222,12 @@ class Proposals:
             if len(offers) > 1:
                 offers.sort(key=lambda each: -best_rate(each.offer, target_s, len(rooms)))
             candidates += offers[:1]
-        counts = self._choose(candidates, target_s, len(rooms))
+        counts, gain = self._choose(candidates, target_s, len(rooms))
+        if is_fixed:
+            self._fix(candidates, counts)
+            gain = 0.0
+        if self._drafters.are_even:
+            counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
         proposals: dict[str, tuple[int, ...]] = {}
         guesses: list[tuple[Sequence, int]] = []
         for candidate, count in zip(candidates, counts, strict=True):
@@ -157,8 +242,11 @@ class Proposals:
                 else:
                     guesses.append((candidate.sequence, count))
         if guesses and self._drafters.model is not None:
-            proposals |= self._drafters.model.draft(guesses)
-        if not proposals and not guesses:
+            plan = DraftPlan(target_s, steps_s, len(rooms), sum(counts), gain, self._itl_budget_s)
+            guesses = self._end_early(guesses, plan)
+            endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
+            proposals |= self._drafters.model.draft(guesses, endings)
+        if not proposals and not guesses and not (self._drafters.model and self._drafters.model.is_restoring):
             self._rest = _REST
         return proposals
 
@@ -178,22 +266,51 @@ class Proposals:
             self._times[plain.num_tokens, num_free] = known
         return known
 
-    def _choose(self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int) -> list[int]:
-        """Return how many tokens each candidate may draft in this step."""
+    def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
+        """Let drafts end where the draft model is unsure; see DraftPlan."""
+        num_drafting, found = sum(count > 0 for _, count in guesses), []
+        for sequence, count in guesses:
+            if count:
+                confidence = self._confidence_of(sequence)
+                room = sequence.max_length - len(sequence.tokens) - 1
+                needs = plan.needs(confidence.rate, count, num_drafting, room)
+                self._states[sequence.id].ending = Ending(confidence, needs)
+                count = max(count, len(needs) + 1)
+            found.append((sequence, count))
+        return found
+
+    def _confidence_of(self, sequence: Sequence) -> Confidence:
+        return self._confidence.setdefault(sequence.spec.sampler.kind, Confidence())
+
+    def _choose(
+        self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int
+    ) -> tuple[list[int], float]:
+        """Return how many tokens each candidate may draft in this step, and how much more tokens a second that gives.
+
+        The latter is 0 where drafts are tried.
+        """
         if self._num_steps % _PLAIN_EVERY == 0:
-            return [0] * len(candidates)
+            return [0] * len(candidates), 0.0
         counts, gain = allocate(
             [candidate.offer for candidate in candidates], target_s, num_sequences, self._itl_budget_s
         )
         if any(candidate.catch_up_s for candidate in candidates):
             self._decide_catching_up(candidates, counts, target_s[0] * (1.0 - 1.0 / gain))
             offers = [_NOTHING if candidate.catch_up_s else candidate.offer for candidate in candidates]
-            counts, _ = allocate(offers, target_s, num_sequences, self._itl_budget_s)
+            counts, gain = allocate(offers, target_s, num_sequences, self._itl_budget_s)
         for candidate, count in zip(candidates, counts, strict=True):
             candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
-        if not any(counts) and candidates:
-            self._try_one(candidates, counts, target_s)
-        return counts
+        if any(counts):
+            return counts, gain
+        self._try_one(candidates, counts, target_s, num_sequences)
+        return counts, 0.0
+
+    def _fix(self, candidates: Items[_Candidate], counts: list[int]) -> None:
+        """Draft as much as was asked for, for the sequences whose clients did."""
+        for index, candidate in enumerate(candidates):
+            if asked := candidate.sequence.spec.draft_tokens:
+                counts[index] = min(asked, len(candidate.offer.chances))
+                self._states[candidate.sequence.id].is_awaited = candidate.catch_up_s > 0.0
 
     def _decide_catching_up(self, candidates: Items[_Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences that the draft model computes to be able to draft for them.
@@ -209,21 +326,27 @@ class Proposals:
                 if candidate.catch_up_s <= num_expected * saved_s / num_drafting:
                     self._states[sequence.id].is_awaited = True
 
-    def _try_one(self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float]) -> None:
+    def _try_one(
+        self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float], num_sequences: int
+    ) -> None:
         """Draft for one sequence although that does not seem to pay, if it costs little of the time so far.
 
         A sequence for which nothing was drafted yet goes first: it may be unlike the others. Then the one that has gone
-        without for longest.
+        without for longest. Where drafts would not pay if all of them stood, nothing is tried.
         """
+        worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
+        if not worth:
+            return
         self._trial_s += _SHARE_OF_TRIALS * target_s[0] * (1 + _REST)
         self._first_trial_s += _SHARE_OF_FIRST_TRIALS * target_s[0] * (1 + _REST)
-        for index, candidate in enumerate(candidates):
+        for index in worth:
+            candidate = candidates[index]
             cost_s = _trial_s(candidate, target_s)
             if not candidate.acceptance.is_judged and cost_s <= self._first_trial_s:
                 self._first_trial_s -= cost_s
                 self._begin_trial(candidate, counts, index)
                 return
-        index = max(range(len(candidates)), key=lambda index: candidates[index].acceptance.num_idle_steps)
+        index = max(worth, key=lambda index: candidates[index].acceptance.num_idle_steps)
         cost_s = _trial_s(candidates[index], target_s)
         if self._trial_s >= cost_s:
             self._trial_s -= cost_s

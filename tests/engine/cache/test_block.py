@@ -59,8 +59,8 @@ def test_importances_are_the_same_in_every_version() -> None:
 
 
 def test_a_block_counts_all_its_bytes() -> None:
-    block = Block(b"r", b"p", b"k", 0, array("i", [1, 2]), b"12345", b"678")
-    assert block.num_bytes == 5 + 3 + 8
+    block = Block(b"r", b"p", b"k", 0, array("i", [1, 2]), b"12345")
+    assert block.num_bytes == 5 + 8
 
 
 def test_instructions_count_as_such_up_to_their_end() -> None:

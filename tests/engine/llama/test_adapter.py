@@ -78,7 +78,8 @@ def test_it_computes_what_the_merged_model_computes(runner: LlamaRunner, files: 
         changed = logits(runner)
         merged = logits_of(files / f"merged{seed}.gguf")
         assert np.abs(changed - plain).max() > 0.1
-        assert np.allclose(changed, merged, atol=1e-3)
+        # K and V are rounded to F16, and sums have another order: on some processors that makes a thousandth.
+        assert np.allclose(changed, merged, atol=5e-3)
     runner.use_adapter("")
     assert np.array_equal(logits(runner), plain)
 

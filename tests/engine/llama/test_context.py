@@ -167,15 +167,6 @@ class TestModel:
         fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
         assert [name for name, value in fields.items() if value is None] == ["seed"]
 
-    def test_no_gpu_where_one_is_asked_for_is_an_error(self, tiny_model: TinyModel) -> None:
-        path = tiny_model(MemoryKind.FULL_ATTENTION)
-        probe = Model(path, CONFIG)
-        has_gpu = any(device.kind == "gpu" for device in probe.devices)
-        probe.close()
-        if not has_gpu:
-            with pytest.raises(ModelLoadFailed, match="GPU"):
-                Model(path, CONFIG.model_copy(update={"gpu_layers": 3}))
-
     def test_a_broken_file_is_refused_in_llama_cpp_s_words(self, tmp_path: Path) -> None:
         path = tmp_path / "broken.gguf"
         path.write_bytes(b"GGUF" + bytes(100))

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence as Items
 
-from edgeagent.engine.speculation.allocation import Offer, allocate
+from edgeagent.engine.speculation.allocation import Offer, allocate, could_pay
 
 # A processor with tiles of four tokens that reads its weights once for each: 4 tokens cost what one does.
 TILES_S = [0.025 * (1 + (num_tokens - 1) // 4) for num_tokens in range(1, 66)]
@@ -97,3 +97,14 @@ def test_nothing_better_is_found_by_trying_everything() -> None:
         )
         # In the order of the chances, which is not always the best where a wider draft step costs more.
         assert rate(offers, found, target_s) >= 0.95 * best
+
+
+def test_what_perfect_drafts_could_gain() -> None:
+    linear = [0.01 * (1 + count) for count in range(17)]
+    tiles = [0.025 * (1 + count // 4 * 0.6) for count in range(17)]
+    hopeless = Offer((0.0,) * 16, [0.0, 0.002])
+    assert not could_pay(hopeless, linear, 1), "each token costs what it gives"
+    assert could_pay(hopeless, tiles, 1), "though none stood so far"
+    assert not could_pay(Offer((), [0.0, 0.002]), tiles, 1)
+    crowded = [0.1 + 0.006 * count for count in range(17)]
+    assert not could_pay(Offer((0.9,) * 16, [0.0, 0.002]), crowded, 16), "one of sixteen streams"

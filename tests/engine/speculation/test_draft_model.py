@@ -85,6 +85,19 @@ class TestDraftModel:
             pass
         assert max(sizes) == 32, "200 tokens a second"
 
+    def test_cells_of_guesses_that_another_took_meanwhile(self) -> None:
+        runner = FakeRunner(num_cells=16)
+        draft = DraftModel(runner)
+        first, second = decoding([5, 6, 7]), decoding(list(range(1, 15)), "b")
+        ((_, proposed),) = draft.draft([(first, 3)]).items()
+        assert draft.draft([(second, 1)])
+        first.tokens.extend([*proposed, 9])
+        assert draft.draft([(first, 3)]) == {}, "there is no room for both"
+        draft.release(second)
+        assert draft.draft([(first, 1)]).keys() == {"a"}
+        draft.release(first)
+        check_integrity(draft)
+
     def test_a_draft_that_breaks_costs_nobody_an_answer(self) -> None:
         class Broken(FakeRunner):
             is_broken = False

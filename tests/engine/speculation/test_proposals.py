@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from types import MappingProxyType
+
+import numpy as np
 
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
@@ -26,8 +32,9 @@ def decoding(tokens: list[int], name: str = "a", max_length: int = 1 << 20) -> S
 class ScriptedDraft(DraftModel):
     """Drafts at a given price, and lacks nothing."""
 
-    def __init__(self, step_s: float, catch_up_s: float = 0.0) -> None:
+    def __init__(self, step_s: float, catch_up_s: float = 0.0, probabilities: Iterator[float] | None = None) -> None:
         super().__init__(FakeRunner())
+        self.probabilities = repeat(0.9) if probabilities is None else probabilities
         self.step_s, self.missing_s = step_s, catch_up_s
         self.num_catch_ups = 0
 
@@ -37,9 +44,19 @@ class ScriptedDraft(DraftModel):
     def catch_up_s(self, sequence: Sequence) -> float:
         return self.missing_s
 
-    def draft(self, counts: Items[tuple[Sequence, int]]) -> dict[str, tuple[int, ...]]:
+    def draft(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+    ) -> dict[str, tuple[int, ...]]:
         self.num_catch_ups += sum(count == 0 for _, count in counts)
-        return {sequence.id: (1,) * count for sequence, count in counts if count}
+        return {sequence.id: (1,) * self._length(endings[sequence.id], count) for sequence, count in counts if count}
+
+    def _length(self, ending: Ending, count: int) -> int:
+        """Return how many tokens are drafted, each with the next probability of the script."""
+        for number in range(1, count + 1):
+            probability = next(self.probabilities)
+            if not ending.goes_on(np.log(np.array([1 - probability, probability], np.float32)), 1):
+                return number
+        return count
 
 
 @dataclass
@@ -67,7 +84,7 @@ class Machine:
             depth = self.sequence.num_computed
             drafts = self.proposals.propose([self.sequence], depth).get("a", ())
             stood = 0
-            while stood < len(drafts) and self.chance.random() < self.rate:
+            while stood < len(drafts) and self.chance.random() < self.rate_of(stood):
                 stood += 1
             step_s = self.target_s(1 + len(drafts))
             self.costs.observe(StepShape.alone(1 + len(drafts), depth), step_s)
@@ -79,6 +96,14 @@ class Machine:
             self.num_tokens += 1 + stood
             lengths.append(len(drafts))
         return lengths
+
+    def rate_of(self, position: int) -> float:
+        """Return the chance of a drafted token; with a rate of -1 the draft model knows it."""
+        if self.rate >= 0:
+            return self.rate
+        ending = self.proposals._states["a"].ending
+        assert ending is not None
+        return ending.probabilities[position]
 
     def tokens_per_s(self, num_steps: int = 400) -> float:
         """Return the rate of some more steps."""
@@ -104,6 +129,11 @@ def linear(num_tokens: int) -> float:
     return 0.010 * num_tokens
 
 
+def sloped(num_tokens: int) -> float:
+    """One whose weights take most of the time."""
+    return 0.020 + 0.002 * num_tokens
+
+
 def test_it_finds_the_best_length_within_fifty_steps() -> None:
     for target_s in (tiles, linear):
         for rate in (0.05, 0.3, 0.6, 0.8, 0.95, 1.0):
@@ -111,6 +141,21 @@ def test_it_finds_the_best_length_within_fifty_steps() -> None:
             machine.run(50)
             # What one step in a hundred costs that only tries, and the noise of what stands.
             assert machine.tokens_per_s() > 0.93 * machine.best(), (target_s.__name__, rate)
+
+
+def mixed(random_: random.Random) -> Iterator[float]:
+    """Yield the probabilities of a text in which three of four tokens are as good as certain."""
+    while True:
+        yield 0.99 if random_.random() < 0.75 else 0.15
+
+
+def test_a_draft_ends_where_the_draft_model_is_unsure() -> None:
+    knowing = Machine(sloped, -1.0, ScriptedDraft(0.002, probabilities=mixed(random.Random(1))))
+    lengths = knowing.run(100)
+    assert len(set(lengths[50:])) > 3, "long where it is sure"
+    # No fixed length knows which tokens these are.
+    fixed = Machine(sloped, 0.75 * 0.99 + 0.25 * 0.15, ScriptedDraft(0.002))
+    assert knowing.tokens_per_s(2000) > 1.15 * fixed.best()
 
 
 def test_it_comes_back_from_a_change() -> None:
@@ -125,9 +170,15 @@ def test_it_comes_back_from_a_change() -> None:
 
 
 def test_drafts_that_never_stand_cost_a_hundredth() -> None:
-    machine = Machine(linear, 0.0)
+    machine = Machine(tiles, 0.0)
     machine.run(100)
     assert machine.tokens_per_s(2000) > 0.985 * machine.best()
+
+
+def test_nothing_is_tried_where_even_perfect_drafts_would_not_pay() -> None:
+    machine = Machine(linear, 1.0)
+    machine.run(20)
+    assert not any(machine.run(1000))
 
 
 def test_a_long_prompt_is_drafted_for_only_once_the_answer_is_long_enough() -> None:
@@ -154,6 +205,97 @@ def test_a_sequence_gets_no_more_than_it_has_room_for() -> None:
     assert proposals.propose([decoding([5, 6, 7], "b", max_length=4)]) == {}
 
 
+def test_as_many_are_drafted_as_a_request_asks_for() -> None:
+    proposals = Proposals(Drafters(ScriptedDraft(9.0)), CostModel(64))  # drafting never pays
+    sequences = [decoding([5, 6, 7], name) for name in "abc"]
+    for sequence, asked in zip(sequences, (3, 0, None), strict=True):
+        sequence.spec = replace(sequence.spec, draft_tokens=asked)
+    for _ in range(200):
+        drafts = proposals.propose(sequences)
+        assert len(drafts["a"]) == 3
+        assert "b" not in drafts
+        assert len(drafts.get("c", ())) <= 3
+        proposals.observe(sequences[0], 3, 0)
+
+
+def test_a_request_that_asks_for_drafts_has_its_prompt_computed_for_them() -> None:
+    draft = ScriptedDraft(0.001, catch_up_s=5.0)
+    proposals = Proposals(Drafters(draft), CostModel(64))
+    sequence = decoding([5, 6, 7])
+    sequence.spec = replace(sequence.spec, draft_tokens=2)
+    assert proposals.propose([sequence]) == {}
+    assert draft.num_catch_ups == 1
+    draft.missing_s = 0.0
+    assert proposals.propose([sequence]) == {"a": (1, 1)}
+
+
 def test_none_are_drafted_where_none_may_be() -> None:
     proposals = Proposals(Drafters(ScriptedDraft(0.001), NgramDrafter(), max_tokens=0), CostModel(64))
     assert proposals.propose([decoding([1, 2, 3, 4, 1, 2, 3])]) == {}
+
+
+class Repeating(NgramDrafter):
+    """Finds the same few tokens in some sequences' texts."""
+
+    def __init__(self, found: dict[str, int]) -> None:
+        super().__init__()
+        self._found = found
+
+    def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
+        return (1,) * min(max_tokens, self._found.get(sequence.id, 0)), 6
+
+
+def flat_costs() -> CostModel:
+    """Costs of a target that computes sixteen tokens in the time of one."""
+    costs = CostModel(512)
+    for size in (1, 2, 4, 8, 16, 32):
+        costs.observe(StepShape.alone(size, 0), 0.01)
+    return costs
+
+
+def lengths(found: dict[str, int], drafters: Drafters) -> list[int]:
+    """Return how many tokens are drafted for two sequences of whose texts so many were found."""
+    proposals = Proposals(replace(drafters, ngrams=Repeating(found)), flat_costs())
+    running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
+    proposed = proposals.propose(running, 6)
+    assert proposals.has_drafted == any(proposed.values())
+    return [len(proposed.get(sequence.id, ())) for sequence in running]
+
+
+def test_a_memory_that_needs_it_gets_equally_many_for_all() -> None:
+    some, even = Drafters(max_tokens=8), Drafters(max_tokens=8).within(8, are_even=True)
+    assert lengths({"a": 6, "b": 2}, some) == [6, 2]
+    assert lengths({"a": 6, "b": 2}, even) == [2, 2]
+    assert lengths({"a": 6}, some) == [6, 0]
+    assert lengths({"a": 6}, even) == [0, 0]
+
+
+def test_no_more_is_drafted_than_a_memory_takes_back() -> None:
+    drafters = Drafters(max_tokens=8, max_forced=8)
+    assert lengths({"a": 6, "b": 6}, drafters.within(3, are_even=True)) == [3, 3]
+    assert drafters.within(3, are_even=False).max_forced == 3
+    assert lengths({"a": 6, "b": 6}, drafters.within(0, are_even=True)) == [0, 0]
+
+
+class BeingRead(ScriptedDraft):
+    """Has blocks of every sequence still to come, or no room for any."""
+
+    def __init__(self, *, is_restoring: bool) -> None:
+        super().__init__(0.001)
+        self._is_restoring = is_restoring
+        self.num_asked = 0
+
+    @property
+    def is_restoring(self) -> bool:
+        return self._is_restoring
+
+    def catch_up_s(self, sequence: Sequence) -> float:
+        self.num_asked += 1
+        return math.inf
+
+
+def test_a_draft_whose_blocks_are_being_read_is_asked_at_each_step() -> None:
+    for is_restoring in (True, False):
+        draft = BeingRead(is_restoring=is_restoring)
+        assert Machine(lambda size: 0.01, 1.0, draft).run(18) == [0] * 18
+        assert draft.num_asked == (18 if is_restoring else 2)

@@ -113,7 +113,9 @@ class Folder:
         """Whether what is left of the hour's allowance is for blocks of this importance."""
         return is_worth_writing(importance, allowance_left=self._budget.left_now)
 
-    def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int) -> Outcome:
+    def write(
+        self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int, *, is_draft: bool = False
+    ) -> Outcome:
         """Publish a block."""
         if self.trouble is not None:
             return Outcome.LATER
@@ -147,7 +149,7 @@ class Folder:
                 self._obstacle = self._files.in_the_way(name.file_name)
                 return Outcome.LOST
             damaged = self._index.find_unreadable(name.key)
-            self._index.add(Held(name, num_bytes, used_s, epoch, is_announced=True))
+            self._index.add(Held(name, num_bytes, used_s, epoch, is_draft=is_draft, is_announced=True))
             if damaged is not None and damaged.name != name:
                 self._files.remove(damaged.name.file_name)
             self._is_unsynced = True

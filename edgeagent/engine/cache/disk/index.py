@@ -110,6 +110,7 @@ class Index:
             used_s = each.used_s if known is None else max(each.used_s, known.used_s)
             epoch = epochs.of(each.name.root) if known is None else known.epoch
             held = Held(each.name, each.num_bytes, used_s, epoch)
+            held.is_draft = known is not None and known.is_draft
             # One that could not be read may have been replaced since.
             if known is not None and not (known.is_unreadable and each.used_s > known.used_s):
                 held.is_announced, held.is_unreadable = known.is_announced, known.is_unreadable

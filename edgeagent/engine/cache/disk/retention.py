@@ -40,6 +40,7 @@ class Held:
     num_bytes: int
     used_s: float
     epoch: int = 0
+    is_draft: bool = False  # as its head says
     is_announced: bool = False  # to the engine, which knows what it offered itself
     is_unreadable: bool = False  # damaged, or another installation's: no lookup finds it; ours may replace it
 
@@ -60,8 +61,9 @@ def choose_victims(
     """Return what to remove, in this order, so that what is expired goes and at least `num_bytes` are freed.
 
     1. Blocks that cannot be reached, since an ancestor is gone. 2. Blocks unused for `ttl_s`. 3. The longest unused,
-    where time counts less for what is important and for partitions that hold little. A block counts as used when one of
-    its descendants is, and is removed after them. Pinned blocks are removed by rule 1 only.
+    where time counts less for what is important and for partitions that hold little, except for a draft's: it holds
+    little in any case, and its model's matters more. A block counts as used when one of its descendants is, and is
+    removed after them. Pinned blocks are removed by rule 1 only.
     """
     reachable, uses, importances = _weigh(blocks)
     bytes_of: dict[bytes, int] = {}
@@ -78,7 +80,7 @@ def choose_victims(
         elif age_s > ttl_s:
             ranked.append((1, -age_s, -name.start, held))
         else:
-            is_small = bytes_of[name.root] <= RESERVED_SHARE * max_bytes
+            is_small = not held.is_draft and bytes_of[name.root] <= RESERVED_SHARE * max_bytes
             kept_longer = _KEPT_LONGER[importances[key]] * (_RESERVED_KEPT_LONGER if is_small else 1.0)
             ranked.append((2, -age_s / kept_longer, -name.start, held))
     ranked.sort(key=lambda item: item[:3])

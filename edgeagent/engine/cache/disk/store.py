@@ -79,11 +79,11 @@ class BlockStore:
 
     # The engine's thread
 
-    def take_found(self, max_heads: int) -> Iterator[Head]:
+    def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterator[Head]:
         """See LowerTier."""
         with contextlib.suppress(Empty):
             for _ in range(max_heads):
-                yield self._writer.found.get_nowait()
+                yield self._writer.found[is_draft].get_nowait()
 
     def num_bytes(self, key: BlockKey) -> int | None:
         """See BlockTier."""

@@ -108,7 +108,8 @@ class DiskWriter:
         self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: what matters most first, then the first come
         self._order = itertools.count()
         self._is_open = False
-        self.found: SimpleQueue[Head] = SimpleQueue()
+        self.found: dict[bool, SimpleQueue[Head]] = {False: SimpleQueue(), True: SimpleQueue()}
+        """Heads of blocks that a scan found, by whether a draft model made them."""
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: SimpleQueue[None] = SimpleQueue()
         self.closed: SimpleQueue[None] = SimpleQueue()
@@ -116,7 +117,7 @@ class DiskWriter:
         """Whether to write without rest: the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
         self.block_tokens = MAX_BLOCK_TOKENS
-        """Tokens of a full block."""
+        """Tokens of a full block; a draft's may have more."""
         self.max_pending_bytes = 256 << 20
         """With so much to write the writer does not rest."""
         self.pending: dict[BlockKey, Block] = {}
@@ -157,7 +158,9 @@ class DiskWriter:
                 continue
             try:
                 content = self._files.read_head(held.name.file_name, head_bytes(held.name.length))
-                self.found.put(self._seal.decode_head(content, held.name))
+                head = self._seal.decode_head(content, held.name)
+                held.is_draft = head.is_draft
+                self.found[head.is_draft].put(head)
             except OSError:
                 continue  # the next look tries again
             except (ValueError, BadBlock):
@@ -238,7 +241,8 @@ class DiskWriter:
             return  # taken back
         if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
             self._forget_withdrawn()
-        is_settled = len(block.tokens) >= self.block_tokens or command.importance > Importance.IDLE
+        is_full = len(block.tokens) >= (MAX_BLOCK_TOKENS if block.is_draft else self.block_tokens)
+        is_settled = is_full or command.importance > Importance.IDLE
         due_s = None if is_settled else self._ticks() + _SETTLE_S
         self._waiting[block.key] = _Waiting(command.epoch, command.importance, due_s)
         if is_settled:
@@ -336,7 +340,8 @@ class DiskWriter:
             len(block.tokens),
             int(waiting.importance),
         )
-        return self._folder.write(name, self._seal.encode(block), file_bytes(block), waiting.epoch)
+        parts, num_bytes = self._seal.encode(block), file_bytes(block)
+        return self._folder.write(name, parts, num_bytes, waiting.epoch, is_draft=block.is_draft)
 
     def _rest(self, worked_s: float) -> None:
         """Leave the processor to the threads that compute tokens: they wait for each other at every layer."""

@@ -172,8 +172,8 @@ def make_chain(
         parent: BlockKey = blocks[-1].key if blocks else root
         tokens = array("i", [seed, number, *range(num_tokens - 2)])
         key = keys.key(parent, tokens)
-        target = (key * (payload_bytes // 32 + 1))[:payload_bytes]
-        blocks.append(Block(root, parent, key, num_tokens * number, tokens, target, key[::-1] if draft else None))
+        payload = (key * (payload_bytes // 32 + 1))[:payload_bytes]
+        blocks.append(Block(root, parent, key, num_tokens * number, tokens, payload, is_draft=draft))
     return blocks
 
 
@@ -183,9 +183,8 @@ def is_same(found: Block | None, block: Block) -> bool:
         found is not None
         and (found.root, found.parent, found.key, found.start) == (block.root, block.parent, block.key, block.start)
         and found.tokens == block.tokens
-        and bytes(found.target) == bytes(block.target)
-        and (found.draft is None) == (block.draft is None)
-        and bytes(found.draft or b"") == bytes(block.draft or b"")
+        and bytes(found.payload) == bytes(block.payload)
+        and found.is_draft == block.is_draft
     )
 
 

@@ -73,11 +73,11 @@ def test_of_two_files_of_a_block_the_more_important_stays() -> None:
 
 def test_a_scan_keeps_what_was_known_and_takes_out_what_is_gone() -> None:
     index = filled(name_of(1), name_of(2))
-    index.add(replace(Held(name_of(3), 100, 80.0), is_announced=True))
+    index.add(replace(Held(name_of(3), 100, 80.0), is_announced=True, is_draft=True))
     index.replace([BlockFile(name_of(1), 100, 90.0), BlockFile(name_of(3), 100, 70.0)], index.epochs())
-    assert {held.name.key[0]: (held.used_s, held.is_announced) for held in index.all()} == {
-        1: (90.0, False),
-        3: (80.0, True),
+    assert {held.name.key[0]: (held.used_s, held.is_announced, held.is_draft) for held in index.all()} == {
+        1: (90.0, False, False),
+        3: (80.0, True, True),
     }
     assert index.num_bytes == 200
 

@@ -103,6 +103,14 @@ def test_how_much_longer_a_small_share_stays(age_s: float, first: int) -> None:
     assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
 
 
+@pytest.mark.parametrize(("age_s", "first"), [(990, 1), (1010, 2)])
+def test_a_draft_has_no_share_of_its_own(age_s: float, first: int) -> None:
+    """Or its blocks would outlive those of its model, which take eight times the room."""
+    large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
+    blocks = [*large, replace(held(2, age_s=age_s, root=1), is_draft=True)]
+    assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
+
+
 def test_pinned_ones_stay_with_what_they_stand_on() -> None:
     blocks = [held(1, age_s=50 * DAY_S), held(2, 1, age_s=50 * DAY_S, importance=Importance.PINNED), held(3)]
     assert victims(*blocks, num_bytes=10_000) == [3]

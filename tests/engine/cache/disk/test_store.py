@@ -380,6 +380,24 @@ def test_two_processes_on_one_folder_find_what_the_other_wrote(folder: Path) -> 
     assert list(first.take_found(9)) == [], "it knows what it wrote"
 
 
+def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -> None:
+    chain, drafts = make_chain(2), make_chain(3, draft=True, keys=keyring(fingerprint=b"draft"))
+    first = make_store(folder)
+    for block in (*chain, *drafts):
+        assert first.offer(block, Importance.IDLE)
+    first.work()
+    second = make_store(folder)
+    second.open()
+    assert [head.key for head in second.take_found(9, is_draft=True)] == [block.key for block in drafts]
+    assert [head.key for head in second.take_found(9)] == [block.key for block in chain]
+    assert all(is_same(second.read(block.key), block) for block in (*chain, *drafts))
+    assert second.stats().num_bytes == sum(path.stat().st_size for path in folder.glob("*.kv"))
+    for store in (first, second):  # one wrote them, one read what they are
+        assert {held.name.key for held in store._index.all() if held.is_draft} == {block.key for block in drafts}
+    assert second.purge(drafts[0].root) == 3
+    assert all(is_same(second.read(block.key), block) for block in chain)
+
+
 def test_only_heads_are_read_at_the_start(folder: Path) -> None:
     chain = make_chain(50, payload_bytes=100_000)
     first = make_store(folder)

@@ -117,9 +117,9 @@ def test_what_matters_most_is_written_first(store: BlockStore, monkeypatch: pyte
     written: list[bytes] = []
     write = store._folder.write
 
-    def noted(name: BlockName, *rest: Any) -> Outcome:
+    def noted(name: BlockName, *rest: Any, **named: Any) -> Outcome:
         written.append(name.key)
-        return write(name, *rest)
+        return write(name, *rest, **named)
 
     monkeypatch.setattr(store._folder, "write", noted)
     chains = [make_chain(2, seed=seed) for seed in range(3)]
@@ -483,9 +483,9 @@ def test_what_matters_most_is_still_first_after_others_were_taken_back(
     files.fault = lambda number, name: None
     write = store._folder.write
 
-    def noted(name: BlockName, *rest: Any) -> Outcome:
+    def noted(name: BlockName, *rest: Any, **named: Any) -> Outcome:
         written.append(name.key)
-        return write(name, *rest)
+        return write(name, *rest, **named)
 
     monkeypatch.setattr(store._folder, "write", noted)
     times.pass_s(31)

@@ -1,0 +1,105 @@
+"""Going back to earlier states of a recurrent memory, to take refused drafts back.
+
+With n_rs_seq llama.cpp keeps the states before the last tokens of each sequence, for some architectures
+(llm_arch_supports_rs_rollback). llama_memory_seq_rm then goes back to one, but does not know which of them are valid:
+
+- Only the latest micro-batch of a sequence left states, and none before its first token. Others are stale.
+- A later micro-batch with several sequences may move a sequence's present state, and leaves the others behind.
+- Until the next decode the sequence's state lies in another place. llama_memory_seq_cp does not carry that over.
+
+In all three cases seq_rm returns True, and the logits are wrong. So this module knows what may be taken back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgeagent.engine.llama.bindings import lib
+from edgeagent.engine.runner import Slice
+from edgeagent.errors import InternalError
+
+# llama.cpp's split of a batch asserts that a micro-batch has more tokens than one more than the kept states.
+_MIN_SPARE = 2
+
+
+def possible_depth(wanted: int, micro_batch: int) -> int:
+    """Return how many states may be kept beside the present one."""
+    return max(0, min(wanted, micro_batch - _MIN_SPARE))
+
+
+class PastStates:
+    """The states that the sequences of one context can go back to."""
+
+    def __init__(self, context: Any, memory: Any) -> None:
+        self._context, self._memory = context, memory
+        self.depth = int(lib.llama_n_rs_seq(context))
+        """The most tokens that a sequence can go back by; 0: this architecture keeps no states."""
+        self._micro_batch = int(lib.llama_n_ubatch(context))
+        self._valid: dict[int, int] = {}  # tokens that may be taken back, by sequence
+        self._moved: set[int] = set()  # sequences that went back and were not decoded since
+
+    def calls(self, slices: Sequence[Slice]) -> list[Sequence[Slice]]:
+        """Return the calls of llama_decode that compute a batch; after the last one all drafts can be taken back.
+
+        Drafts come last. Those of several sequences share a micro-batch if they are equally long; otherwise each
+        sequence has a call of its own, since a micro-batch of one sequence moves no other's state.
+        """
+        drafting = [part for part in slices if part.num_drafts] if self.depth else []
+        if not drafting:
+            return [slices]
+        num_tokens = {len(part.tokens) for part in drafting}
+        is_one = len(num_tokens) == 1 and num_tokens.pop() * len(drafting) <= self._micro_batch
+        others = [part for part in slices if not part.num_drafts]
+        return [*([others] if others else []), *([drafting] if is_one else [[part] for part in drafting])]
+
+    def begin(self) -> None:
+        """Note that a batch is about to be computed: what the one before left is lost."""
+        self._valid.clear()
+
+    def note(self, slices: Iterable[Slice]) -> None:
+        """Note that a whole batch was computed."""
+        if self.depth == 0:
+            return
+        for part in slices:
+            self._moved.discard(part.seq_id)
+            if part.num_drafts:
+                self._valid[part.seq_id] = min(part.num_drafts, self.depth)
+
+    def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
+        """Take back a sequence's last `num_tokens`, so that `length` are left; False if that state is not kept."""
+        if not 0 < num_tokens <= self._valid.pop(seq_id, 0):
+            return False
+        if not lib.llama_memory_seq_rm(self._memory, seq_id, length, -1):
+            return False
+        self._moved.add(seq_id)
+        return True
+
+    def settle(self, seq_id: int) -> bool:
+        """Put a sequence's state where llama.cpp's other functions expect it; before a copy, a save and a restore.
+
+        Afterwards nothing can be taken back. False if llama.cpp cannot read the state; then it stays where it is.
+        Raise InternalError if it was lost.
+        """
+        self._valid.pop(seq_id, None)
+        if seq_id not in self._moved:
+            return True
+        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = int(lib.llama_state_seq_get_size_ext(self._context, seq_id, flags))
+        state = np.empty(size, np.uint8)
+        pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = lib.llama_state_seq_get_data_ext(self._context, pointer, size, seq_id, flags)
+        if not written:
+            return False
+        if lib.llama_state_seq_set_data_ext(self._context, pointer, written, seq_id, flags) != written:
+            raise InternalError("llama.cpp lost the state of a sequence when it put it back in its place")
+        self._moved.discard(seq_id)
+        return True
+
+    def forget(self, seq_id: int) -> None:
+        """Note that a sequence was emptied."""
+        self._valid.pop(seq_id, None)
+        self._moved.discard(seq_id)

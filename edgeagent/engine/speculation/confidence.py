@@ -1,0 +1,131 @@
+"""Ends a draft where the draft model itself is unsure. What its probabilities are worth is learnt."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeagent.engine.runner import Logits
+
+# Tokens are told apart by the draft model's probability of them.
+_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+# What a judged token still counts after one more of about its probability, and how many the probability counts as.
+_MEMORY = 0.98
+_WEIGHT = 4.0
+_FIRST_RATE = 0.8
+
+
+class Confidence:
+    """How often drafted tokens stood, by the probability that the draft model gave them."""
+
+    def __init__(self) -> None:
+        self._judged = [0.0] * (len(_EDGES) + 1)
+        self._stood = [0.0] * (len(_EDGES) + 1)
+        self._buffer = np.empty(0, np.float32)
+
+    @property
+    def rate(self) -> float:
+        """The share of all judged tokens that stood."""
+        return (sum(self._stood) + _WEIGHT * _FIRST_RATE) / (sum(self._judged) + _WEIGHT)
+
+    def probability(self, logits: Logits, token: int) -> float:
+        """Return the probability of the likeliest token."""
+        if self._buffer.shape != logits.shape:
+            self._buffer = np.empty(logits.shape, np.float32)
+        np.subtract(logits, logits[token], out=self._buffer)
+        np.exp(self._buffer, out=self._buffer)
+        return 1.0 / float(self._buffer.sum())
+
+    def chance(self, probability: float) -> float:
+        """Return the chance that a token of this probability stands, if those before it do."""
+        index = bisect(_EDGES, probability)
+        return (self._stood[index] + _WEIGHT * probability) / (self._judged[index] + _WEIGHT)
+
+    def observe(self, probabilities: Items[float], num_stood: int) -> None:
+        """Take in how many leading tokens of a draft stood. Those after the first refused one tell nothing."""
+        for position, probability in enumerate(probabilities[: num_stood + 1]):
+            index = bisect(_EDGES, probability)
+            self._judged[index] = self._judged[index] * _MEMORY + 1.0
+            self._stood[index] = self._stood[index] * _MEMORY + (position < num_stood)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """The plan of a step: what its parts should take, and how many tokens are drafted.
+
+    `target_s[n]` is the time of the target's step with n draft tokens, `steps_s[n]` that of a draft step for n
+    sequences. `gain`: how much more tokens a second the drafts give; 0 where they are tried. The step takes `max_s` at
+    most.
+    """
+
+    target_s: Items[float]
+    steps_s: Items[float]
+    num_sequences: int
+    num_drafted: int
+    gain: float
+    max_s: float
+
+    def needs(self, stand_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
+        """Return what a draft of `count` tokens must be worth to go on, as for Ending.
+
+        What does not lower the tokens a second of the whole step is worth it (the marginal value theorem). The draft of
+        the only stream may have `room` tokens instead, where it is sure. `stand_rate`: how often a token stands.
+        """
+        if not self.gain:
+            return []
+        rate = self.gain * self.num_sequences / max(self.target_s[0], 1e-9)
+        if self.num_sequences == 1:
+            return self._needs_alone(rate, stand_rate, room)
+        # Each token has its part of all costs.
+        token_s = (self.target_s[self.num_drafted] - self.target_s[0]) / self.num_drafted
+        token_s += self.steps_s[num_drafting] / num_drafting
+        return [rate * token_s / stand_rate] * (count - 1)
+
+    def _needs_alone(self, rate: float, stand_rate: float, room: int) -> list[float]:
+        """Return the needs, by what it gives and takes to go on by some tokens more."""
+        most, step_s, target_s = min(len(self.target_s) - 1, room), self.steps_s[1], self.target_s
+        while most > 1 and target_s[most] + most * step_s > self.max_s:
+            most -= 1
+        needs = []
+        for count in range(1, most):
+            expected, share, least = 0.0, 1.0, math.inf
+            for end in range(count + 1, most + 1):
+                share *= stand_rate
+                expected += share
+                extra_s = (end - count) * step_s + target_s[end] - target_s[count]
+                least = min(least, rate * extra_s / expected)
+            needs.append(least)
+        return needs
+
+
+class Ending:
+    """Says after each token of one draft whether it goes on. It goes on to its full length without `needs`.
+
+    `needs[n]`: behind n + 1 tokens it goes on if the chance that all of them stand is at least this.
+    """
+
+    def __init__(self, confidence: Confidence, needs: Items[float] = ()) -> None:
+        self.probabilities: list[float] = []
+        self.is_early = False
+        self._confidence = confidence
+        self._needs = needs
+        self._chance = 1.0
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget what is drafted beyond `num_tokens`, which the target does not see."""
+        if num_tokens < len(self.probabilities):
+            del self.probabilities[num_tokens:]
+            self.is_early = False
+
+    def goes_on(self, logits: Logits, token: int) -> bool:
+        """Take in the next token, the likeliest of `logits`; return whether another one is worth its time."""
+        probability = self._confidence.probability(logits, token)
+        self._chance *= self._confidence.chance(probability)
+        number = len(self.probabilities)
+        self.probabilities.append(probability)
+        self.is_early = number < len(self._needs) and self._chance < self._needs[number]
+        return not self.is_early

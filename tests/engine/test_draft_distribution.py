@@ -1,0 +1,95 @@
+"""Drafts do not change what sampling draws: the tokens have the target's own probabilities (Pearson's chi-square)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Logits
+from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.speculation import proposals
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.proposals import Drafters
+from tests.fakes import FakeRunner
+
+NUM_VOCAB = 6
+NUM_TOKENS = 3000
+LOGITS = np.random.default_rng(7).normal(0.0, 1.5, (NUM_VOCAB, NUM_VOCAB)).astype(np.float32)
+# Six rows of probabilities that sum to one: 30 degrees of freedom; one true draw in a thousand is above this.
+MOST = 59.7
+
+
+@pytest.fixture(autouse=True)
+def _always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft in each step, whether that pays or not."""
+    monkeypatch.setattr(
+        proposals, "allocate", lambda offers, *_: ([min(3, len(offer.chances)) for offer in offers], 2.0)
+    )
+
+
+class Chain(FakeRunner):
+    """A model whose next token depends on the last one only."""
+
+    def _logits_after(self, held: Sequence[int]) -> Logits:
+        return LOGITS[held[-1]]
+
+
+class Guess(DraftModel):
+    """Proposes what a rule says of the last token."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(Chain(num_vocab=NUM_VOCAB, num_cells=4096, end_token=-1))
+        self._rule, self._random = rule, np.random.default_rng(3)
+
+    def draft(self, counts, endings):  # type: ignore[no-untyped-def]
+        guesses = super().draft(counts, endings)
+        match self._rule:
+            case "wrong":  # the least likely one
+                return {name: tuple(int(LOGITS[token].argmin()) for token in each) for name, each in guesses.items()}
+            case "random":
+                return {
+                    name: tuple(map(int, self._random.integers(0, NUM_VOCAB, len(each))))
+                    for name, each in guesses.items()
+                }
+        return guesses
+
+
+def drawn(rule: str | None) -> list[int]:
+    """Return the tokens of one long sampled answer."""
+    drafters = None if rule is None else Drafters(Guess(rule), max_tokens=4)
+    engine = Engine(Chain(num_vocab=NUM_VOCAB, num_cells=4096, end_token=-1), max_running=1, drafters=drafters)
+    sampler = Sampler(ResolvedSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11), NUM_VOCAB)
+    sequence = engine.add(SequenceSpec("a", [0], sampler, max_tokens=NUM_TOKENS))
+    while engine.has_work:
+        engine.step()
+    if rule is not None:
+        assert sequence.num_drafted > NUM_TOKENS / 2
+    return list(sequence.tokens)
+
+
+def chi_square(tokens: list[int]) -> float:
+    """Return how far the successors of each token are from the target's probabilities."""
+    counts = np.zeros((NUM_VOCAB, NUM_VOCAB))
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    chances = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    expected = chances * counts.sum(axis=1, keepdims=True)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("rule", [None, "right", "wrong", "random"])
+def test_tokens_have_the_probabilities_of_the_target(rule: str | None) -> None:
+    tokens = drawn(rule)
+    assert len(tokens) == 1 + NUM_TOKENS
+    assert chi_square(tokens) < MOST
+
+
+def test_a_bias_would_be_seen() -> None:
+    """A tenth of the tokens is replaced by the likeliest ones."""
+    tokens = drawn(None)
+    for place in range(1, len(tokens), 10):
+        tokens[place] = int(LOGITS[tokens[place - 1]].argmax())
+    assert chi_square(tokens) > MOST
