@@ -22,6 +22,8 @@ _SIGNAL_WORDS = {
     "SIGXCPU": "out of its CPU time limit",
 }
 _SIGKILL, _SIGTERM = 9, 15
+# What C++ and ggml print as they end the process.
+_ALLOCATION_FAILED = ("std::bad_alloc", "out of memory", "OutOfDeviceMemory", "failed to allocate")
 _OUT_OF_MEMORY = "SIGKILL (out of memory: the kernel ended it; a smaller --ctx or model needs less)"
 # NTSTATUS values that a Windows process leaves as its exit code.
 _WINDOWS_CODES = {
@@ -87,13 +89,18 @@ def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
     return int(found[1]) if found else 0
 
 
+def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> bool:
+    """Whether a process ended for want of memory. The kernel ended `num_oom_kills` for it while this one lived."""
+    by_kernel = returncode == -_SIGKILL and num_oom_kills > 0
+    return by_kernel or (returncode != 0 and any(words in stderr for words in _ALLOCATION_FAILED))
+
+
 def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool, num_oom_kills: int = 0) -> str:
     """Return what ended a process that was not asked to stop, e.g. "SIGSEGV (invalid memory access)".
 
     `num_oom_kills` is how many processes the kernel ended to free memory while this one lived.
     """
-    is_out_of_memory = returncode == -_SIGKILL and num_oom_kills > 0
-    how = _OUT_OF_MEMORY if is_out_of_memory else _describe_code(returncode)
+    how = _OUT_OF_MEMORY if is_out_of_memory(returncode, num_oom_kills) else _describe_code(returncode)
     why = _describe_output(stderr, has_seen_prompts)
     return f"{how}: {why}" if why else how
 

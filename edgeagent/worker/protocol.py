@@ -19,6 +19,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.types import (
     AnswerSoFar,
     Delta,
+    FileShape,
     GenerateRequest,
     ModelInfo,
     TextAnswer,
@@ -51,9 +52,10 @@ class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
     `identity` tells the model's file from another that took its place. `writable` are the only folders that the sandbox
-    lets the worker write to. The context will have `num_cells` tokens of `kv_bytes_per_token`; `num_trained` is the
-    model's trained context; 0 if the headers do not say. `kept` is `to_keep` of the last worker's Ready.
-    `adapters` are the paths of the model's LoRA adapters, by name.
+    lets the worker write to. `shapes` are the model's and its draft's, () if their headers could not be read. The model
+    may take `room_bytes` of the machine's memory; 0: what is free. `num_tries` loads before this one ran out of memory.
+    `kept` is `to_keep` of the last worker's Ready. `adapters` are the paths of the model's LoRA adapters, by name;
+    `unusable_adapters` tell why others cannot be used.
     """
 
     name: str
@@ -63,11 +65,12 @@ class Load(Struct, frozen=True, tag="load"):
     identity: str = ""
     writable: tuple[str, ...] = ()
     disk: DiskCache | None = None
-    num_cells: int = 0
-    kv_bytes_per_token: float = 0.0
-    num_trained: int = 0
+    shapes: tuple[FileShape, ...] = ()
+    room_bytes: int = 0
+    num_tries: int = 0
     kept: bytes = b""
     adapters: dict[str, str] = {}
+    unusable_adapters: dict[str, str] = {}
 
 
 class Delivered(Struct, frozen=True, array_like=True):
@@ -149,11 +152,21 @@ class Ready(Struct, frozen=True, tag="ready"):
     to_keep: bytes = b""
 
 
+class Keep(Struct, frozen=True, tag="keep"):
+    """A later `to_keep` of a Ready: what was learnt since."""
+
+    content: bytes
+
+
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
-    """The model cannot be loaded; the worker exits after this. `code` is an EdgeAgentError code."""
+    """The model cannot be loaded; the worker exits after this. `code` is an EdgeAgentError code.
+
+    `can_take_less`: it ran out of memory, and would take less where the next Load counts this try.
+    """
 
     code: str
     message: str
+    can_take_less: bool = False
 
 
 class StepItem(Struct, frozen=True, array_like=True):
@@ -205,7 +218,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     status: WorkerStatus
 
 
-FromWorker = LoadProgress | Ready | LoadFailed | StepResult | AnswerPart | Failed | Pong
+FromWorker = LoadProgress | Ready | Keep | LoadFailed | StepResult | AnswerPart | Failed | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.worker.exit_cause import describe_exit, describe_left_out, num_oom_kills, read_left_out
+from edgeagent.worker.exit_cause import describe_exit, describe_left_out, is_out_of_memory, num_oom_kills, read_left_out
 
 TRACEBACK = """llama_model_loader: loaded meta data
 Traceback (most recent call last):
@@ -91,3 +91,19 @@ def test_hostile_output_is_cut() -> None:
 def test_what_a_stopping_worker_left_out_is_read_and_nothing_else_that_it_prints() -> None:
     assert read_left_out(f"ggml: goodbye\nedgeagent worker: {describe_left_out(5 << 20)}\n") == 5 << 20
     assert read_left_out("edgeagent worker: left out of everything\nleft out 7 bytes") == 0
+
+
+@pytest.mark.parametrize(
+    ("returncode", "num_oom_kills", "stderr", "expected"),
+    [
+        (-9, 1, "", True),
+        (-9, 0, "", False),
+        (-15, 1, "", False),
+        (-6, 0, "terminate called after throwing an instance of 'std::bad_alloc'", True),
+        (-6, 0, "CUDA error: out of memory", True),
+        (-11, 0, "", False),
+        (0, 0, "failed to allocate a buffer", False),
+    ],
+)
+def test_the_end_for_want_of_memory(returncode: int, num_oom_kills: int, stderr: str, expected: bool) -> None:
+    assert is_out_of_memory(returncode, num_oom_kills, stderr) is expected

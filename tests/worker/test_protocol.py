@@ -119,4 +119,4 @@ def test_what_is_left_out_has_its_default() -> None:
 
 def test_a_load_says_nothing_of_its_own() -> None:
     plain = Load("name", "/m.gguf", None, b"{}")
-    assert plain == Load("name", "/m.gguf", None, b"{}", "", (), None, 0, 0.0, 0)
+    assert plain == Load("name", "/m.gguf", None, b"{}", "", (), None, (), 0, 0)

@@ -1,28 +1,55 @@
-"""Loads a model's LoRA adapters."""
+"""A model's LoRA adapters: those that were loaded, and why others cannot be used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
+from edgeagent.errors import ModelDamaged
 
 
-def load_adapters(runner: LlamaRunner, paths: Mapping[str, str], on_try: Callable[[str], None]) -> dict[str, str]:
-    """Load a model's adapters, and compute with each once; return their identities by name. Raise ModelDamaged.
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The identities of adapters by name, and the reasons against the others by name."""
+
+    identities: Mapping[str, str]
+    unusable: Mapping[str, str]
+
+    def identity(self, name: str) -> str:
+        """Return the identity of an adapter; "" for no name. Raise ModelDamaged where it cannot be used."""
+        if not name:
+            return ""
+        if name in self.unusable:
+            raise ModelDamaged(
+                f"the adapter {name} cannot be used: {self.unusable[name]}; mend the file and load the model again",
+                param="model",
+            )
+        return self.identities[name]
+
+
+def load_adapters(
+    runner: LlamaRunner, paths: Mapping[str, str], unusable: Mapping[str, str], on_try: Callable[[str], None]
+) -> Adapters:
+    """Load a model's adapters, and compute with each once. Those that do not suit it are unusable too.
 
     `on_try` is told which is tried next, in words: one that is damaged may end the process.
     """
-    found = {}
+    found, refused = {}, dict(unusable)
     for name, path in paths.items():
         on_try(f"the adapter {path}")
-        adapter = Adapter(runner.model, Path(path))
+        try:
+            adapter = Adapter(runner.model, Path(path))
+        except ModelDamaged as error:
+            refused[name] = error.message
+            continue
         runner.add_adapter(adapter)
         runner.use_adapter(adapter.id)
         runner.decode([Slice(0, 0, [0, 0], 1)])
         runner.clear(0)
         found[name] = adapter.id
     runner.use_adapter("")
-    return found
+    return Adapters(found, refused)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.conditions import make_conditions
@@ -24,7 +25,7 @@ from edgeagent.engine.tuning.calibration import MAX_DEPTH, MAX_PROBES, Calibrati
 from edgeagent.engine.tuning.choices import Room, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import Choice, Kept, Measurements
+from edgeagent.types.choices import Choice, Kept, Learned, Measurements
 
 # In hybrid models layers differ, in patterns of up to six.
 _PATTERN = 6
@@ -38,11 +39,17 @@ _decoder = msgspec.json.Decoder(Kept)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The attention of a model's context, the reasons in words, and the calibration to keep for the next load."""
+    """The attention of a model's context, the reasons in words, the calibration, and what earlier processes learnt."""
 
     attention: Attention
     choices: tuple[Choice, ...]
-    to_keep: bytes
+    kept: Kept
+    learned: Learned
+
+    @property
+    def to_keep(self) -> bytes:
+        """The calibration for the next load; empty where there is none."""
+        return msgspec.json.encode(self.kept) if self.kept.num_tries else b""
 
 
 def choose(
@@ -56,7 +63,7 @@ def choose(
 ) -> Chosen:
     """Choose by the kept calibration. Measure now if it was made under other conditions; `on_measure` is told."""
     candidates = attention_candidates(model, config)
-    room = Room(num_cells_of(model, config), config.parallel)
+    room = Room(num_cells_of(model, config), config.num_parallel)
     conditions = make_conditions(
         model, config, num_cells=room.num_cells, num_threads=config.threads or num_usable_cores()
     )
@@ -74,11 +81,14 @@ def choose(
     decision = decide(
         candidates, measurements, room, num_layers=model.num_layers, asked=config.flash_attention, former=former
     )
-    to_keep = b""
-    if num_tries:
-        taken = decision.attention
-        to_keep = msgspec.json.encode(Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries))
-    return Chosen(decision.attention, decision.choices, to_keep)
+    taken = decision.attention
+    now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries)
+    # Times of another kind of attention mean nothing.
+    is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None) == replace(
+        now, measurements=None, num_tries=0
+    )
+    learned = former.learned if is_same and former is not None else None
+    return Chosen(taken, decision.choices, now, learned or Learned())
 
 
 def _depth(room: Room) -> int:

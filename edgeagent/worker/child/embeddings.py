@@ -44,7 +44,7 @@ class _Job:
 
 
 class Embeddings:
-    """The open Embeds, in order of arrival. The main thread uses it."""
+    """The open Embeds, which take turns text by text. The main thread uses it."""
 
     def __init__(
         self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
@@ -107,7 +107,9 @@ class Embeddings:
             self._embedder.close()
 
     def _next(self) -> str | None:
-        return next((ask_id for ask_id, job in self._jobs.items() if job.texts is not None), None)
+        # A text that was begun is ended first: the embedder knows one at a time.
+        ready = [ask_id for ask_id, job in self._jobs.items() if job.texts is not None]
+        return next((ask_id for ask_id in ready if self._jobs[ask_id].is_begun), ready[0] if ready else None)
 
     def _advance(self, ask_id: str, job: _Job, budget_s: float, num_threads: int) -> None:
         assert job.texts
@@ -120,6 +122,7 @@ class Embeddings:
         num_tokens = len(job.texts.popleft())
         job.is_begun = False
         embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
-        if not job.texts:
-            self.drop(ask_id)
+        self.drop(ask_id)
+        if job.texts:
+            self._jobs[ask_id] = job  # the others' turn: a short question does not wait for all of a long one
         self._frames.put(AnswerPart(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))

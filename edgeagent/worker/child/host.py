@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from edgeagent.cache_folder import About
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.block import Keyring, choose_block_tokens
+from edgeagent.engine.cache.block import choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.host import PENDING_SHARE
 from edgeagent.engine.cache.lookup import BlockCache, make_blocks
@@ -19,11 +18,9 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
-from edgeagent.engine.llama.fingerprint import describe_unused, make_fingerprint
-from edgeagent.engine.llama.model import Model, split_parts
+from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.sampler import Sampler, resolve
-from edgeagent.engine.sequence import partition_of
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
@@ -36,7 +33,6 @@ from edgeagent.text.prompt_text import PromptEcho
 from edgeagent.text.tool_format import REASONING
 from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import (
-    CachePolicy,
     CacheStatus,
     ChatPrompt,
     GenerateRequest,
@@ -45,11 +41,15 @@ from edgeagent.types import (
     TextQuery,
 )
 from edgeagent.worker.child.adapters import load_adapters
+from edgeagent.worker.child.block_keys import BlockKeys
 from edgeagent.worker.child.choosing import choose
 from edgeagent.worker.child.continuation import read_continuation
+from edgeagent.worker.child.learned import Lessons
+from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.spec import make_spec
+from edgeagent.worker.child.taking_back import check_drafts
 from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
@@ -65,7 +65,7 @@ class Host:
     def __init__(
         self,
         load: Load,
-        model: Model,
+        opened: Opened,
         sandbox: tuple[str, ...] = (),
         store: BlockStore | None = None,
         on_try: Callable[[str], None] = lambda _: None,
@@ -79,8 +79,9 @@ class Host:
         time.monotonic when the load began, None: now.
         """
         started_s = time.monotonic() if started_s is None else started_s
-        config = EngineConfig.model_validate_json(load.engine_config)
-        self.model = model
+        config = opened.config
+        self.model = opened.model
+        self._draft_config, self._num_gpu_bytes = opened.draft_config, opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         chosen = choose(
@@ -88,32 +89,38 @@ class Host:
             config,
             load.kept,
             lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
-            kv_bytes_per_token=load.kv_bytes_per_token,
+            kv_bytes_per_token=opened.kv_bytes_per_token,
         )
-        self._choices, self.to_keep = chosen.choices, chosen.to_keep
-        self._runner = LlamaRunner(self.model, config, attention=chosen.attention)
+        self._choices, self._lessons = opened.choices + chosen.choices, Lessons(chosen.kept, chosen.learned)
+        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
         self._runners = [self._runner]
         # A configured number of threads is never changed, so that arithmetic is reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
-        self._adapters = load_adapters(self._runner, load.adapters, on_try)
+        self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_try)
         costs = CostModel(self._runner.max_batch)
+        self._lessons.teach(costs)
         self._token_bytes = try_out(self.model, self._runner, on_try, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
-        self._name = load.name
         self._store = store
-        self._settings: Mapping[str, str] = {}
+        self._block_keys = BlockKeys(load, store)
         self.notes: tuple[str, ...] = ()
         """Notes on this load for the daemon's log."""
+        for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
+            self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         self._draft_path: str | None = None
-        self._keyring = self._make_keyring(load, config)
-        self._introduced: set[str] = set()
         self.engine = self._make_engine(load, config, costs, on_try)
+        self._lessons.teach_engine(self.engine)
         self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
         if store is not None:
             store.wait_until_open(_OPEN_S)
             self.engine.refresh()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+
+    @property
+    def to_keep(self) -> bytes:
+        """What the daemon keeps for the next load: the calibration, and what was learnt since."""
+        return self._lessons.to_keep(self.engine)
 
     def close(self) -> None:
         """Save what a tier can keep after the process ends; afterwards no method is called."""
@@ -194,8 +201,8 @@ class Host:
         if is_echoed:
             is_scored = num_scored is not None
             echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
-        adapter = self._adapters[request.adapter] if request.adapter else ""
-        self._introduce(request.cache, request.adapter, adapter)
+        adapter = self._adapters.identity(request.adapter)
+        self._block_keys.introduce(request.cache, request.adapter, adapter)
         spec = make_spec(request, prompt, sampler, delivered, num_scored, adapter)
         if earlier is not None:
             spec = earlier.extend(spec)
@@ -233,13 +240,13 @@ class Host:
     def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]) -> Engine:
         return Engine(
             self._runner,
-            max_running=config.parallel,
+            max_running=config.num_parallel,
             itl_budget_s=config.itl_budget_ms / 1000,
             costs=costs,
             num_trained=self.model.context_length_trained,
             drafters=self._make_drafters(load, config, costs, on_try),
             blocks=self._make_blocks(load, config),
-            adapters=tuple(self._adapters.values()),
+            adapters=tuple(self._adapters.identities.values()),
         )
 
     def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:
@@ -257,49 +264,27 @@ class Host:
             self.model, self._vocabulary, self.engine.context_length, self._embedding_length
         ).read
 
-    def _make_keyring(self, load: Load, config: EngineConfig) -> Keyring | None:
-        """Return the keyring of this model's blocks, the same after each restart; None if no tier outlives the
-        process."""
-        if load.disk is None:
-            return None
-        fingerprint = make_fingerprint(
-            split_parts(Path(load.path)),
-            config,
-            num_cells=self._runner.num_cells,
-            block_tokens=self._block_tokens,
-            flash_attention=self._runner.attention.flash,
-        )
-        keyring = Keyring(fingerprint.digest, load.disk.secret)
-        self._settings = fingerprint.fields
-        unused = describe_unused(Path(load.disk.folder), load.name, fingerprint, keyring)
+    def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
+        keyring = self._block_keys.make(Path(load.path), self._runner, config, self._block_tokens)
+        unused = self._block_keys.describe_unused()
         if unused is not None:
             self._note(unused)
-        return keyring
-
-    def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
         share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
-        blocks = make_blocks(self._runner.memory_kind, config, self._keyring, self._store, share, self._token_bytes)
+        blocks = make_blocks(self._runner.memory_kind, config, keyring, self._store, share, self._token_bytes)
         if self._store is not None:
-            self._store.expect(self._block_tokens, int(blocks.host.max_bytes * PENDING_SHARE))
+            # Of the draft's blocks too.
+            self._store.expect(self._block_tokens, int(blocks.host.max_bytes / share * PENDING_SHARE))
         return blocks
-
-    def _introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
-        """Tell the store which client a partition belongs to, for listing and purging it by name."""
-        name = partition_of(policy.partition, adapter_id)
-        model = f"{self._name}+{adapter}" if adapter else self._name
-        if self._store is not None and self._keyring is not None and policy.write and name not in self._introduced:
-            self._introduced.add(name)
-            self._store.introduce(self._keyring.root(name), About(model, policy.partition, self._settings))
 
     def _make_drafters(
         self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
     ) -> Drafters:
-        if config.draft_tokens == 0 or self.model.memory_kind not in CUTTABLE:
-            if load.draft_path is not None and config.draft_tokens:
-                self._note(
-                    f"{load.path} has a {self.model.memory_kind} memory, which cannot take back a refused draft; it "
-                    "runs without speculation"
-                )
+        if config.draft_tokens == 0:
+            return Drafters(max_tokens=0)
+        why_none, self._choices = check_drafts(self.model, self._runner, self._choices, on_try)
+        if why_none:
+            if load.draft_path is not None:
+                self._note(f"{load.path} runs without speculation: {why_none}")
             return Drafters(max_tokens=0)
         model = None if load.draft_path is None else self._make_draft_model(load.draft_path, load.path, config, on_try)
         ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
@@ -314,7 +299,9 @@ class Host:
 
         Raise ModelLoadFailed if its vocabulary is another one.
         """
+        config = self._draft_config
         draft = Model(Path(path), config)
+        # A draft computes its tokens one by one, and llama.cpp keeps the earlier states of one batch only.
         if draft.has_encoder or draft.memory_kind not in CUTTABLE:
             self._note(
                 f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot take back what was "
@@ -331,9 +318,11 @@ class Host:
         self._runners.append(runner)
         token_bytes = try_out(draft, runner, on_try)
         costs = CostModel(runner.max_batch)
+        self._lessons.teach_draft(costs, Path(path))
         measure_small_steps(runner, costs)
         self._draft_path = path
-        blocks = make_blocks(draft.memory_kind, config, share=_DRAFT_SHARE, token_bytes=token_bytes)
+        keyring = self._block_keys.make_of_draft(Path(path), runner, config, choose_block_tokens(token_bytes))
+        blocks = make_blocks(draft.memory_kind, config, keyring, self._store, _DRAFT_SHARE, token_bytes, is_draft=True)
         return DraftModel(runner, blocks, costs)
 
     def _note(self, text: str) -> None:
@@ -358,6 +347,7 @@ class Host:
             sampling=self._sampling,
             devices=model.devices,
             num_gpu_layers=model.num_gpu_layers,
+            num_gpu_bytes=self._num_gpu_bytes,
             num_layers=model.num_layers,
             draft=self._draft_path,
             llama_cpp_commit=commit(),
@@ -368,4 +358,5 @@ class Host:
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
             choices=self._choices,
+            num_parallel=self.engine.max_running,
         )

@@ -37,6 +37,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.embeddings import Embeddings
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.learned import Keeper
 from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.turns import Turns
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
@@ -105,8 +106,10 @@ class Worker:
 
     def run(self) -> None:
         """Serve until Stop."""
+        keeper = Keeper(self._engine, lambda: self._host.to_keep, self._frames)
         while self.turn():
-            pass
+            keeper.look()
+        keeper.look(is_last=True)
 
     def turn(self) -> bool:
         """Carry out the queued commands, then a step; wait for a command if there is no work. False on Stop.
@@ -361,6 +364,8 @@ class Worker:
             token_s=status.token_s,
             step_error_median=0.0 if status.step_error is None else status.step_error.median,
             step_error_p95=0.0 if status.step_error is None else status.step_error.p95,
+            drafts=status.drafts,
+            draft_gain=status.draft_gain,
             num_prompt_tokens_total=self._num_prompt_tokens,
             num_cached_tokens_total=self._num_cached_tokens,
             num_tokens_from_memory_total=self._num_restored["host"],

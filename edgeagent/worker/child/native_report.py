@@ -10,6 +10,8 @@ import json
 import sys
 from typing import Any
 
+import msgspec
+
 from edgeagent.worker.sandbox import landlock
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
@@ -29,16 +31,7 @@ def _described() -> dict[str, Any]:
         "commit": bindings.commit(),
         "instructions": bindings.system_description(),
         "backends": bindings.backends(),
-        "devices": [
-            {
-                "name": device.name,
-                "description": device.description,
-                "kind": device.kind,
-                "total_bytes": device.memory_total_bytes,
-                "free_bytes": device.memory_free_bytes,
-            }
-            for device in bindings.devices()
-        ],
+        "devices": [msgspec.to_builtins(device) for device in bindings.devices()],
     }
 
 

@@ -1,18 +1,91 @@
-"""Opens the model of a Load, if this machine has the memory for its context."""
+"""Opens the model of a Load in the memory that there is: it chooses layers on GPUs, context and KV types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
 from edgeagent.engine.llama.model import Model
-from edgeagent.worker.fit import check_memory
+from edgeagent.errors import ModelLoadFailed
+from edgeagent.fit.gpus import gpus_of
+from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
+from edgeagent.fit.placement import Room
+from edgeagent.fit.plan import Plan, check_possible, describe, plan_again
+from edgeagent.types import Choice, FileShape
 from edgeagent.worker.protocol import Load
 
 
-def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Model:
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model, with its options and its draft's: what was asked for, and what was chosen, with the reasons."""
+
+    model: Model
+    config: EngineConfig
+    draft_config: EngineConfig
+    choices: tuple[Choice, ...]
+    num_gpu_bytes: int
+    kv_bytes_per_token: float
+    num_back: int = 0
+    """Earlier states that the memory keeps of each sequence."""
+
+
+def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Return the model; `on_progress` gets how much of it is loaded, 0 to 1. Raise ModelLoadFailed."""
-    check_memory(load.num_cells, load.kv_bytes_per_token, devices(), load.num_trained)
-    return Model(Path(load.path), EngineConfig.model_validate_json(load.engine_config), on_progress)
+    config = EngineConfig.model_validate_json(load.engine_config)
+    shapes = load.shapes or (FileShape(0),)
+    plan = _plan(load, config, _room(load, config), load.num_tries)
+    model = Model(Path(load.path), plan.config, on_progress)
+    choices = describe(plan, config, len(shapes[0].layers), load.num_tries)
+    return Opened(
+        model,
+        plan.config,
+        plan.draft_config,
+        choices,
+        sum(plan.taken.gpu_bytes),
+        kv_bytes_per_token(shapes, plan.config),
+        plan.layout.num_back,
+    )
+
+
+def can_take_less(load: Load) -> bool:
+    """Whether another try of a load, which ran out of memory, would take less than this one."""
+    config = EngineConfig.model_validate_json(load.engine_config)
+    try:
+        room = _room(load, config)
+    except ModelLoadFailed:  # even less is free by now
+        return False
+    plans = (_plan(load, config, room, num_tries) for num_tries in (load.num_tries, load.num_tries + 1))
+    this, following = ((plan.config, plan.draft_config, plan.layout.num_back) for plan in plans)
+    return this != following
+
+
+def _plan(load: Load, config: EngineConfig, room: Room, num_tries: int) -> Plan:
+    return plan_again(load.shapes or (FileShape(0),), config, room, num_tries)
+
+
+def _room(load: Load, config: EngineConfig) -> Room:
+    """Return what a model may take here. Raise ModelLoadFailed if no plan could make its options work."""
+    found = devices()
+    if config.gpu_layers > 0 and not any(device.kind == "gpu" for device in found):
+        raise ModelLoadFailed(
+            f"{config.gpu_layers} layers were asked to be on a GPU, but this build of llama.cpp sees none "
+            f"(it sees: {', '.join(device.description for device in found)}). "
+            "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
+        )
+    gpus = gpus_of(found, config.main_gpu)
+    if config.main_gpu >= 0 and not gpus and gpus_of(found):
+        count = len(gpus_of(found))
+        raise ModelLoadFailed(
+            f"GPU {config.main_gpu} was asked for (--main-gpu), and there {'is' if count == 1 else 'are'} {count}, "
+            "counted from 0"
+        )
+    memory = psutil.virtual_memory()
+    if load.shapes:
+        check_possible(load.shapes, config, Room(memory.available + psutil.swap_memory().free, gpus))
+    free_bytes = max(0, memory.available - margin_bytes(memory.total))
+    return Room(min(free_bytes, load.room_bytes or free_bytes), gpus)

@@ -28,7 +28,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError, InternalError, ModelOutOfMemory
 from edgeagent.short_collections import keep_collections_short
 from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
@@ -37,7 +37,7 @@ from edgeagent.worker.child.encoder.loop import EncoderWorker
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.loop import PromptReady, PromptRefused, Worker
-from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.exit_cause import describe_left_out
 from edgeagent.worker.protocol import (
@@ -218,10 +218,10 @@ def _load(
         frames.put(LoadProgress(last, trying))
 
     started_s = time.monotonic()
-    model = open_model(message, report)
-    if needs_whole_texts(model):
-        return EncoderHost(message, model, sandbox, report_trial, started_s)
-    return Host(message, model, sandbox, store, report_trial, make, started_s)
+    opened = open_model(message, report)
+    if needs_whole_texts(opened.model):
+        return EncoderHost(message, opened, sandbox, report_trial, started_s)
+    return Host(message, opened, sandbox, store, report_trial, make, started_s)
 
 
 def _start(host: Host | EncoderHost, frames: Frames) -> Worker | EncoderWorker:
@@ -256,7 +256,8 @@ def main() -> int:
     try:
         host = _load(message, sandbox, store, outlet, make_template)
     except EdgeAgentError as error:
-        writer.frames.put(LoadFailed(error.code, error.message))
+        can_retry = isinstance(error, ModelOutOfMemory) and can_take_less(message)
+        writer.frames.put(LoadFailed(error.code, error.message, can_take_less=can_retry))
         writer.frames.put(None)
         writer.join()
         return 1

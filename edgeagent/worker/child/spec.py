@@ -42,4 +42,5 @@ def make_spec(
         num_system=prompt.num_system,
         lane=cache.lane,
         adapter=adapter,
+        draft_tokens=request.draft_tokens,
     )

@@ -17,7 +17,7 @@ from typing import cast
 
 import psutil
 
-from edgeagent.worker.exit_cause import describe_exit, num_oom_kills
+from edgeagent.worker.exit_cause import describe_exit, is_out_of_memory, num_oom_kills
 from edgeagent.worker.parent.environment import worker_environment
 from edgeagent.worker.parent.watchdog import Signs
 from edgeagent.worker.protocol import (
@@ -151,6 +151,13 @@ class Channel(asyncio.SubprocessProtocol):
         return describe_exit(
             self.returncode, self.stderr_tail(), has_seen_prompts=has_seen_prompts, num_oom_kills=num_more
         )
+
+    @property
+    def was_short_of_memory(self) -> bool:
+        """Whether the child, which must be gone, ended for want of memory."""
+        assert self.returncode is not None
+        num_more = num_oom_kills() - self._num_oom_kills
+        return is_out_of_memory(self.returncode, num_more, self.stderr_tail())
 
     def stderr_tail(self) -> str:
         """Return the end of what the child printed."""

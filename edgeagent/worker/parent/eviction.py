@@ -9,7 +9,9 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
+from edgeagent.fit.gpus import gpus_of
 from edgeagent.worker.parent.loaded_model import LoadedModel
 from edgeagent.worker.parent.memory import Memory, read_memory
 from edgeagent.worker.parent.room import Devices, Tenant, describe_limit, describe_refusal, first_to_leave, free_bytes
@@ -20,6 +22,26 @@ _LOOK_S = 0.1
 _RETRY_AFTER_S = 5.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """Why a model has no room, and how much memory there is for it.
+
+    `is_coming`: there will be room once the workers that are being ended have ended.
+    """
+
+    text: str
+    free_bytes: int = -1
+    is_coming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A model whose worker is being ended, and the memory that it was predicted to take."""
+
+    name: str
+    num_bytes: int
 
 
 class Eviction:
@@ -42,14 +64,15 @@ class Eviction:
         self._max_models = max_models
         self._read = read
         self._max_wait_s = max_wait_s
-        self._ending: dict[asyncio.Task[None], str] = {}
+        self._ending: dict[asyncio.Task[None], _Leaving] = {}
         # Of all GPUs; None until a worker has told which there are.
         self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
 
     def unload(self, model: LoadedModel) -> asyncio.Task[None]:
         """Begin to end a model's worker; return the task that ends with it."""
+        tenant = model.tenant()
         ending = self._unload(model)
-        self._ending[ending] = model.name
+        self._ending[ending] = _Leaving(model.name, 0 if tenant is None else tenant.needed_bytes)
         ending.add_done_callback(self._ending.pop)
         return ending
 
@@ -59,24 +82,28 @@ class Eviction:
 
     async def make_room(self, model: LoadedModel) -> None:
         """Return once there is room for a model, after others were unloaded; raise BackendUnavailable where there is
-        none. A pinned model is loaded in any case.
+        none. A pinned model is loaded in any case, any other rather with a shorter context than not at all.
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._max_wait_s
         while (why := await self._why_no_room(model)) is not None:
             leaving = first_to_leave(self._others(model))
-            if leaving is not None:
+            if self._ending and (why.is_coming or leaving is None):
+                await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+            elif leaving is not None:
                 logger.info("%s is unloaded to make room for %s", leaving.name, model.name)
                 self.unload(next(each for each in self._models() if each.name == leaving.name))
-            elif self._ending:
-                await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+            elif why.free_bytes >= model.preparation.least_bytes:
+                logger.info("%s is loaded with a shorter context: %s", model.name, why.text)
+                model.has_room = True
+                return
             elif model.is_pinned:
-                logger.warning("%s is loaded all the same: %s", model.name, why)
+                logger.warning("%s is loaded all the same: %s", model.name, why.text)
                 return
             elif self._clock() < until_s and any(each.may_leave_later for each in self._others(model)):
                 await asyncio.sleep(_LOOK_S)  # one that serves may become idle
             else:
-                raise model.refuse(why, _RETRY_AFTER_S)
+                raise model.refuse(why.text, _RETRY_AFTER_S)
 
     async def relieve(self) -> None:
         """Unload the model that was unused for longest, if there is one: the machine is short of memory."""
@@ -88,22 +115,25 @@ class Eviction:
 
     async def _wait_for_itself(self, model: LoadedModel) -> None:
         """Wait for an earlier worker of the same model, which may still write its cache."""
-        own = [task for task, name in self._ending.items() if name == model.name]
+        own = [task for task, leaving in self._ending.items() if leaving.name == model.name]
         if own:
             await asyncio.wait(own)
 
-    async def _why_no_room(self, model: LoadedModel) -> str | None:
+    async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
         """Return why a model does not fit now, None where it does; it then has the room."""
         pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)
         others = self._others(model)
         if self._max_models and len(others) + len(self._ending) >= self._max_models:
-            return describe_limit(model.name, self._max_models, others)
+            is_coming = len(others) < self._max_models
+            return _Lack(describe_limit(model.name, self._max_models, others), is_coming=is_coming)
         devices = self._devices(model)
         free = free_bytes(memory, others, devices or Devices())
         needed = model.preparation.needed_bytes
+        model.room_bytes = free_bytes(memory, others)
         if devices is not None and needed > free:
-            return describe_refusal(model.name, needed, free, others)
+            is_coming = needed <= free + sum(leaving.num_bytes for leaving in self._ending.values())
+            return _Lack(describe_refusal(model.name, needed, free, others), free, is_coming)
         model.has_room = True
         return None
 
@@ -118,10 +148,9 @@ class Eviction:
             info = each.status().info
             if info is None:
                 continue
-            if sys.platform != "darwin":  # there a GPU has no memory of its own
-                self._gpu_bytes = sum(device.memory_total_bytes for device in info.devices if device.kind == "gpu")
-            if info.num_layers:
-                used += round(each.preparation.needed_bytes * min(1.0, info.num_gpu_layers / info.num_layers))
+            # An integrated GPU has no memory of its own.
+            self._gpu_bytes = sum(gpu.total_bytes for gpu in gpus_of(info.devices) if not gpu.shares_memory)
+            used += info.num_gpu_bytes
         if model.preparation.engine.gpu_layers == 0:
             return Devices()
         return None if self._gpu_bytes is None else Devices(self._gpu_bytes, used)

@@ -57,6 +57,8 @@ class LoadedModel:
         self.is_pinned = is_pinned
         self.has_room = self.lacks_room = False
         """Whether its load was given room, or failed since there was none."""
+        self.room_bytes = 0
+        """How much of the machine's memory its load may take; 0: what is free."""
         self.checked = asyncio.Event()
         """Set when its files have been checked for the first time."""
         self._usual_keep_alive_s = self.keep_alive_s = math.inf if is_pinned else keep_alive_s
@@ -86,6 +88,7 @@ class LoadedModel:
             self.checked.set()
         await self._workers.make_room(self)
         self.has_room = True
+        load = replace(load, room_bytes=self.room_bytes)
         return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
 
     @property
@@ -142,8 +145,14 @@ class LoadedModel:
         status = self.supervisor.status()
         is_kept = status.state is not WorkerState.READY or math.isinf(self.keep_alive_s)
         unload_in_s = None if is_kept else max(0.0, self.keep_alive_s - self.idle_s)
-        adapters = tuple(self.preparation.adapters)
-        return replace(status, is_pinned=self.is_pinned, unload_in_s=unload_in_s, idle_s=self.idle_s, adapters=adapters)
+        return replace(
+            status,
+            is_pinned=self.is_pinned,
+            unload_in_s=unload_in_s,
+            idle_s=self.idle_s,
+            adapters=tuple(self.preparation.adapters),
+            num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # or it answers questions
+        )
 
     def tenant(self) -> Tenant | None:
         """Return its part in the machine's memory; None while it has none."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgeagent.config import EngineConfig
-from edgeagent.store.fit import Header, kv_bytes_per_token, num_cells_wanted, predict
-from edgeagent.worker.fit import check_draft
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound
+from edgeagent.fit.need import num_cells_wanted, predict
+from edgeagent.fit.plan import least_cells
+from edgeagent.types import FileShape
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.model_files import GivenFolder, ModelFiles, identity
 from edgeagent.worker.protocol import DiskCache, Load
+
+logger = logging.getLogger(__name__)
 
 # Of a worker, and of the buffers that a model computes in, where the file's header could not be read.
 _WORKER_BYTES = 200 << 20
@@ -26,6 +31,15 @@ def file_size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+class Header(Protocol):
+    """What of a file's header a load needs."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def shape(self) -> FileShape: ...
 
 
 class FoundModel(Protocol):
@@ -45,7 +59,8 @@ class Checks:
 
     `validate` raises ModelLoadFailed for a file that must not be loaded, and returns its header, if it could be read;
     `size_of` returns the bytes of a file and of the other parts of its model; `disk_cache` prepares a worker's disk
-    cache; `validate_adapter` raises ModelLoadFailed for a file that is not an adapter.
+    cache; `validate_adapter` raises ModelLoadFailed for a file that is not an adapter; `difference` tells how the
+    vocabularies of two headers differ, in words.
     """
 
     validate: Callable[[Path], Header | None]
@@ -53,6 +68,7 @@ class Checks:
     disk_cache: Callable[[], DiskCache | None] = lambda: None
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
+    difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
 
 
 class Preparation:
@@ -78,8 +94,8 @@ class Preparation:
         """The size of all files, once they were weighed."""
         self.keep_alive_s = math.inf
         """How long the model stays loaded without use."""
-        self.needed_bytes = 0
-        """The memory that the model should take, once its files were checked."""
+        self.needed_bytes = self.least_bytes = 0
+        """The memory that the model should take, and the least that it runs in, once its files were checked."""
 
     def weigh(self) -> int:
         """Read the size of all files, and return it."""
@@ -89,33 +105,73 @@ class Preparation:
     def load(self) -> Load:
         """Check the files before each load, since they may have changed; raise ModelLoadFailed."""
         self.files.give()
-        headers = {path: header for path in self._models if (header := self._checks.validate(path)) is not None}
-        for path in self.adapters.values():
-            self._checks.validate_adapter(path)
-        model = headers.get(self.path)
-        if model is not None and self.draft_path is not None and self.draft_path in headers:
-            check_draft(model, self.path, headers[self.draft_path], self.draft_path)
+        model = self._checks.validate(self.path)
+        unusable = self._unusable_adapters()
+        usable = {name: path for name, path in self.adapters.items() if name not in unusable}
+        draft_path, draft = self._validate_draft()
+        if model is not None and draft is not None and draft_path is not None:
+            _check_draft(model, self.path, draft, draft_path, self._checks.difference)
         disk = self._checks.disk_cache()
         self.folder.give(None if disk is None else Path(disk.folder))
-        num_cells = 0 if model is None else num_cells_wanted(model, self.engine)
-        bytes_per_token = kv_bytes_per_token(tuple(headers.values()), self.engine)
         self.weigh()
-        self.needed_bytes = self.weights_bytes + _WORKER_BYTES
+        self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
+        shapes: tuple[FileShape, ...] = ()
         if model is not None:
-            drafts = [header for path, header in headers.items() if path != self.path]
-            self.needed_bytes = predict([model, *drafts], self.engine, num_cells).total_bytes
+            shapes = (model.shape,) if draft is None else (model.shape, draft.shape)
+            num_wanted = num_cells_wanted(model.shape, self.engine)
+            self.needed_bytes, self.least_bytes = (
+                predict(shapes, self.engine, cells).total_bytes
+                for cells in (num_wanted, least_cells(model.shape, self.engine))
+            )
         return Load(
             name=self.name,
             path=str(self.path.absolute()),
-            draft_path=None if self.draft_path is None else str(self.draft_path.absolute()),
+            draft_path=None if draft_path is None else str(draft_path.absolute()),
             engine_config=self.engine.model_dump_json().encode(),
             # A stream that an adapter began is not continued with another file of its name.
-            identity=" ".join(map(identity, (self.path, *self.adapters.values()))),
+            identity=" ".join(map(identity, (self.path, *usable.values()))),
             writable=() if disk is None else (disk.folder,),
             disk=disk,
-            num_cells=num_cells,
-            kv_bytes_per_token=bytes_per_token,
-            num_trained=0 if model is None else model.context_length or 0,
+            shapes=shapes,
             kept=self._checks.kept.read(self.path),
-            adapters={name: str(path.absolute()) for name, path in self.adapters.items()},
+            adapters={name: str(path.absolute()) for name, path in usable.items()},
+            unusable_adapters=unusable,
         )
+
+    def _unusable_adapters(self) -> dict[str, str]:
+        """Return why adapters cannot be used, by name. The model is loaded without them, with a warning."""
+        found = {}
+        for name, path in self.adapters.items():
+            try:
+                self._checks.validate_adapter(path)
+            except (ModelDamaged, ModelNotFound) as error:
+                found[name] = error.message
+                logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
+        return found
+
+    def _validate_draft(self) -> tuple[Path | None, Header | None]:
+        """Return the draft and its header; without them, with a warning, if its file cannot be used."""
+        if self.draft_path is None:
+            return None, None
+        try:
+            return self.draft_path, self._checks.validate(self.draft_path)
+        except (ModelDamaged, ModelNotFound) as error:
+            logger.warning("%s runs without its draft: %s", self.name, error.message)
+            return None, None
+
+
+def _check_draft(
+    model: Header,
+    model_path: Path,
+    draft: Header,
+    draft_path: Path,
+    difference: Callable[[Any, Any], str | None],
+) -> None:
+    """Raise ModelLoadFailed if a draft's vocabulary is not the model's."""
+    if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
+        raise ModelLoadFailed(
+            f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
+            f"{model.num_vocab}; a draft must share the model's vocabulary: choose another as --draft"
+        )
+    if (why := difference(model, draft)) is not None:
+        raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")

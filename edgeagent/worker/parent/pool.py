@@ -13,20 +13,21 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
-from edgeagent.store.fit import Header
 from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Rerank, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent import own_options
 from edgeagent.worker.parent.eviction import Eviction
 from edgeagent.worker.parent.kept_choices import KeptChoices
+from edgeagent.worker.parent.known_names import KnownNames
 from edgeagent.worker.parent.live_requests import Sink
 from edgeagent.worker.parent.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.loaded_model import LoadedModel, Workers
-from edgeagent.worker.parent.loading import Checks, FoundModel, Preparation, file_size
+from edgeagent.worker.parent.loading import Checks, FoundModel, Header, Preparation, file_size
 from edgeagent.worker.parent.memory import Memory, read_memory
 from edgeagent.worker.parent.pressure import read_pressure
 from edgeagent.worker.parent.supervisor import WORKER_COMMAND
@@ -37,7 +38,6 @@ from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 _DEFAULT_NAMES = ("", "default")
 # Names of models that are looked for at a time: that reads the disk, and may verify a file of gigabytes.
 _MAX_SEARCHES = 2
-_MAX_NAMES = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class Pool:
     `resolve` finds a model's files by a name that the owner configured, `offer` by one that a request gave: it raises
     ModelNotFound for what requests may not load, and for what is not here. None: requests may name configured models
     only. `checks` are for each load (see Checks). All of them run in a thread. `kept` are the calibrations of earlier
-    loads; None: only those of this process. `read` reads the memory of the machine and of workers.
+    loads; None: only those of this process. `read` reads the memory of the machine and of workers. `names_stamp`
+    changes whenever the owner gives or takes a model's name.
     """
 
     def __init__(
@@ -63,20 +64,22 @@ class Pool:
         disk_cache: Callable[[], DiskCache | None] = lambda: None,
         size_of: Callable[[Path], int] = file_size,
         validate_adapter: Callable[[Path], None] = lambda _: None,
+        difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None,
         kept: KeptChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Collection[int]], Memory] = read_memory,
+        names_stamp: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
         self._kept = kept or KeptChoices()
-        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter)
+        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter, difference)
         self._resolve = resolve
         self._offer = offer
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
         self._patience = patience or replace(Patience.from_config(config.engine), save_s=save_s)
         self._clock = clock
         self._models: dict[str, LoadedModel] = {}
-        self._aliases: dict[str, str] = {}
+        self._names = KnownNames(names_stamp)
         self._load_times: dict[str, LoadTime] = {}
         self._searches: dict[str, asyncio.Task[str]] = {}
         self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
@@ -105,6 +108,7 @@ class Pool:
         """
         if self._default is None:
             raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
+        self._names.refresh()
         found = self._known(name)
         if found is None:
             served = ", ".join(self._models)
@@ -113,11 +117,11 @@ class Pool:
 
     def _known(self, name: str) -> str | None:
         """Return the one name of a model, or of a model with an adapter (MODEL+NAME), of those that were located."""
-        found = self._aliases.get(name, name)
+        found = self._names[name]
         if found in self._models:
             return found
         base, _, adapter = found.rpartition("+")
-        base = self._aliases.get(base, base)
+        base = self._names[base]
         base = base if base in self._models else base.rpartition("+")[0]  # the default may have an adapter
         return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
 
@@ -162,7 +166,8 @@ class Pool:
         if adapter:
             model.check_adapter(adapter)
             self._default = f"{model.name}+{adapter}"
-        self._aliases |= dict.fromkeys(_DEFAULT_NAMES, self._default)
+        self._names.fix((name,), model.name)
+        self._names.fix((*_DEFAULT_NAMES, self._config.model), self._default)
         model.supervisor.start()
         self._tasks.add(asyncio.create_task(self._look_after()))
         self._tasks |= {asyncio.create_task(self._preload(name)) for name in own_options.preloaded(self._config)}
@@ -187,6 +192,7 @@ class Pool:
         await asyncio.gather(*tasks, *self._writes, return_exceptions=True)
         await asyncio.gather(*(model.supervisor.stop() for model in self._models.values()))
         await self._eviction.wait_ended()
+        await asyncio.gather(*self._writes, return_exceptions=True)
 
     def models(self) -> list[ModelStatus]:
         """Return the status of each model that was asked for, and of the configured ones."""
@@ -326,9 +332,7 @@ class Pool:
             )
         elif is_pinned:
             known.pin()  # a client named it first, by another name
-        if len(self._aliases) >= _MAX_NAMES:  # clients may spell a name in many ways
-            self._aliases = dict.fromkeys((*_DEFAULT_NAMES, self._config.model), self.default_model())
-        self._aliases[asked] = known.name
+        self._names.add(asked, known.name)
         return known
 
     def _end(self, model: LoadedModel) -> asyncio.Task[None]:
@@ -336,7 +340,7 @@ class Pool:
         supervisor = model.renew()
         if not model.is_pinned:
             del self._models[model.name]
-            self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.name}
+            self._names.forget(model.name)
         return asyncio.create_task(supervisor.stop())
 
     def _unload_expired(self) -> None:

@@ -13,13 +13,15 @@ from edgeagent.worker.parent.watchdog import Patience
 class Death:
     """A worker's end. `ready_for_s`: how long it had been ready, None if it never was.
 
-    `error` is set if the worker itself reported that it cannot load the model.
+    `error` is set if the worker itself reported that it cannot load the model. `is_short_of_memory`: the load ran out
+    of memory, and another may take less.
     """
 
     cause: str
     fate: Fate = Fate.CRASHED
     ready_for_s: float | None = None
     error: EdgeAgentError | None = None
+    is_short_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeagent.store.fit import margin_bytes
+from edgeagent.fit.need import margin_bytes
 from edgeagent.worker.parent.memory import Memory
 
 

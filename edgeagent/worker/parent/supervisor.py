@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.exit_cause import is_from_outside, read_notes
@@ -34,6 +36,7 @@ from edgeagent.worker.protocol import (
     Drop,
     Failed,
     FromWorker,
+    Keep,
     Load,
     LoadFailed,
     LoadProgress,
@@ -45,6 +48,9 @@ from edgeagent.worker.protocol import (
 )
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
+
+# Each plans for less of what is free; see fit.plan.
+MAX_SHORT_LOADS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +87,7 @@ class Supervisor:
         self._refusal: refusals.Refusal | None = None
         self._cause: str | None = None
         self._num_restarts = 0
+        self._num_short_loads = 0  # that ran out of memory
         self._load_time = load_time or LoadTime(clock)
         self._identity: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -131,9 +138,9 @@ class Supervisor:
         """Start a new worker, which continues the running one's requests; earlier failures no longer count."""
         if self._is_stopped_for_good:
             return
-        self._restarts = RestartPolicy(self._patience)
+        self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
         if self._state is WorkerState.READY:
-            self._condemn("it was told to load the model again", Fate.REPLACED)
+            self._condemn(Death("it was told to load the model again", Fate.REPLACED))
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
@@ -208,6 +215,10 @@ class Supervisor:
                     return
                 if death.fate is Fate.REPLACED:
                     continue
+                if death.is_short_of_memory and self._num_short_loads < MAX_SHORT_LOADS:
+                    self._num_short_loads += 1
+                    logger.warning("%s is loaded again with less memory: %s", self.name, death.cause)
+                    continue
                 if death.error is not None:
                     retry_s = death.error.retry_after_s or self._patience.load_retry_s
                     self._give_up(death.error, WorkerState.FAILED, retry_s)
@@ -231,9 +242,9 @@ class Supervisor:
     async def _live(self) -> Death:
         """Run one worker from its start to its end."""
         try:
-            load = await self._prepare()
+            load = structs.replace(await self._prepare(), num_tries=self._num_short_loads)
             self._take_identity(load.identity)
-            breach = lambda what: self._condemn(f"broke the protocol: {what}", Fate.CRASHED)  # noqa: E731
+            breach = lambda what: self._condemn(Death(f"broke the protocol: {what}"))  # noqa: E731
             channel = await Channel.spawn(self._command, self._on_message, breach, self._flood)
         except EdgeAgentError as error:
             return Death(error.message, error=error)
@@ -266,7 +277,7 @@ class Supervisor:
         hang = self._vitals.tick(elapsed_s, channel.signs(), owed)
         if hang is not None:
             self._requests.blame(self._vitals.culprit, hang)
-            self._condemn(hang, Fate.HUNG)
+            self._condemn(Death(hang, Fate.HUNG))
         elif (ping := self._vitals.ping()) is not None:
             channel.send(ping)
 
@@ -285,7 +296,9 @@ class Supervisor:
             assert channel.returncode is not None
             cause = channel.describe_end(has_seen_prompts=self._has_seen_prompts)
             death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
-            if self._ready_at_s is None and self._vitals.trying and death.fate is Fate.CRASHED:
+            death = replace(death, is_short_of_memory=self._ready_at_s is None and channel.was_short_of_memory)
+            is_damaged = death.fate is Fate.CRASHED and not death.is_short_of_memory
+            if self._ready_at_s is None and self._vitals.trying and is_damaged:
                 death = replace(death, error=refusals.failed_trial(self._vitals.trying, cause))
         if not is_gone:
             death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
@@ -302,16 +315,16 @@ class Supervisor:
             self._on_death(death.cause, death.fate)
         return death
 
-    def _condemn(self, cause: str, fate: Fate, error: EdgeAgentError | None = None) -> None:
+    def _condemn(self, death: Death) -> None:
         """Let the worker be ended, without making its requests wait."""
         if self._verdict.done():
             return
-        self._verdict.set_result(Death(cause, fate, error=error))
+        self._verdict.set_result(death)
         self._state = WorkerState.STOPPING
         if self._channel is not None:
             self._channel.mute()
-        self._cause = cause
-        self._on_death(cause, fate)
+        self._cause = death.cause
+        self._on_death(death.cause, death.fate)
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
         """Start no worker for that time, then wait for a request. `status` shows it."""
@@ -357,21 +370,25 @@ class Supervisor:
                 self._keep(to_keep)
                 for note in read_notes(notes):
                     logger.info("%s: %s", self.name, note)
-            case LoadFailed(code, text):
-                self._on_load_failed(from_code(code, text))
+            case Keep(content):
+                self._keep(content)
+            case LoadFailed(code, text, can_take_less):
+                self._on_load_failed(from_code(code, text), can_take_less=can_take_less)
 
     def _on_ready(self, info: ModelInfo) -> None:
         if self._state is not WorkerState.STARTING or self._channel is None:
             raise ProtocolError("ready twice, or before it was told what to load")
         self._state, self._info = WorkerState.READY, info
+        if not self._num_restarts:  # why an earlier load failed is of no interest now
+            self._cause = None
         self._ready_at_s = self._clock()
         self._load_time.end()
         self._send_waiting()
 
-    def _on_load_failed(self, error: EdgeAgentError) -> None:
+    def _on_load_failed(self, error: EdgeAgentError, *, can_take_less: bool) -> None:
         if self._state is not WorkerState.STARTING:
             raise ProtocolError("a load failed that had succeeded")
-        self._condemn(error.message, Fate.CRASHED, error)
+        self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:
         """Send the worker the waiting requests that it may have."""

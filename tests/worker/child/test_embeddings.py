@@ -82,16 +82,27 @@ def vector(frame: FromWorker) -> tuple[str, list[float], int, bool]:
 
 
 class TestEmbeddings:
-    def test_texts_are_answered_in_order_and_the_last_says_so(self, bench: Bench) -> None:
+    def test_texts_take_turns_and_the_last_of_each_question_says_so(self, bench: Bench) -> None:
         bench.give("a", [7, 1, 2], [8])
         bench.give("b", [9, 1])
         assert [vector(frame) for frame in bench.run()] == [
             ("a", [7.0, 3.0, 0.0], 3, False),
-            ("a", [8.0, 1.0, 0.0], 1, True),
             ("b", [9.0, 2.0, 0.0], 2, True),
+            ("a", [8.0, 1.0, 0.0], 1, True),
         ]
         assert bench.embeddings.num_chunks == 4
         assert not bench.embeddings.has_work
+
+    def test_a_text_that_was_begun_is_ended_before_another_begins(self, bench: Bench) -> None:
+        bench.give("a", [7], [8, 1, 2, 3])
+        bench.embeddings.add("b", Embed(()))
+        bench.step()
+        bench.step()  # the first half of the second text; now b's turn comes before a's
+        bench.embeddings.give("b", [[9]])
+        assert [vector(frame) for frame in bench.run()] == [
+            ("a", [8.0, 4.0, 0.0], 4, True),
+            ("b", [9.0, 1.0, 0.0], 1, True),
+        ]
 
     def test_dimensions_cut_and_renormalise(self, bench: Bench) -> None:
         bench.give("a", [3, 1, 1, 1], dimensions=2)

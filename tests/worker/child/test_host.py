@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.errors import (
@@ -18,8 +18,10 @@ from edgeagent.errors import (
     ModelLoadFailed,
     NotSupported,
 )
+from edgeagent.store.gguf import validate_model
 from edgeagent.types import (
     ChatPrompt,
+    Choice,
     GenerateRequest,
     JsonObjectFormat,
     MemoryKind,
@@ -29,6 +31,7 @@ from edgeagent.types import (
     TextPrompt,
     TokenPrompt,
 )
+from edgeagent.worker.child import taking_back
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
@@ -36,14 +39,28 @@ from tests.adapters import make_adapter
 from tests.conftest import TinyModel
 from tests.integrity import check_integrity
 from tests.models import make_tiny_model
+from tests.peer.shelf import TWINS, make_model
 
 CONTEXT = 512
 
 
 def load(path: Path, draft: Path | None = None, **engine: object) -> Host:
-    config = EngineConfig(threads=1, ctx=CONTEXT, **engine)  # type: ignore[arg-type]
+    # Answers are compared: with flash attention they depend on the sizes of the steps, which follow measured times.
+    options: dict[str, object] = {"threads": 1, "ctx": CONTEXT, "flash_attention": "off"}
+    config = EngineConfig(**(options | engine))  # type: ignore[arg-type]
     draft_path = None if draft is None else str(draft)
     load = Load("tiny", str(path), draft_path, config.model_dump_json().encode())
+    return Host(load, open_model(load))
+
+
+def load_planned(path: Path, draft: Path | None = None, room_bytes: int = 0, **engine: object) -> Host:
+    """Load a model as the daemon does, which knows what its files are like."""
+    config = EngineConfig(threads=1, ctx=CONTEXT, **engine)  # type: ignore[arg-type]
+    paths = [path] if draft is None else [path, draft]
+    shapes = tuple(validate_model(each).shape for each in paths)
+    draft_path = None if draft is None else str(draft)
+    config_json = config.model_dump_json().encode()
+    load = Load("tiny", str(path), draft_path, config_json, shapes=shapes, room_bytes=room_bytes)
     return Host(load, open_model(load))
 
 
@@ -198,12 +215,61 @@ class TestLoad:
         assert host.info.draft is None
         assert generate(host, TokenPrompt(tuple(range(20, 60))), max_tokens=4)
 
+    @pytest.mark.parametrize("kind", [MemoryKind.RECURRENT, MemoryKind.HYBRID])
+    def test_why_a_memory_has_no_drafts_is_told_in_the_status(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
+        (choice,) = [each for each in load(tiny_model(kind)).info.choices if each.name == "drafts"]
+        assert (choice.value, choice.by) == ("none", "default")
+        assert f"taken back from a {kind} memory" in choice.why
+        assert not [each for each in load(tiny_model(kind), draft_tokens=0).info.choices if each.name == "drafts"]
+
     def test_a_draft_changes_no_answer(self, host: Host, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
         paired = load(path, path)
         prompt = TokenPrompt(tuple(range(20, 60)))
         assert paired.info.draft == str(path)
         assert generate(paired, prompt, max_tokens=20) == generate(host, prompt, max_tokens=20)
+
+
+@pytest.fixture(scope="module", params=["qwen3.5-0.8b", "lfm2-350m"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("hybrid") / "hybrid.gguf", TWINS[request.param], "Q8_0")
+
+
+class TestStatesThatAreKept:
+    """Hybrids of which llama.cpp keeps earlier states."""
+
+    PROMPT = TokenPrompt((30, 31, 32, 33, 34, 35) * 6)
+
+    def drafts(self, host: Host) -> Choice:
+        (choice,) = [each for each in host.info.choices if each.name == "drafts"]
+        return choice
+
+    def test_drafts_of_a_model_and_of_the_text_change_no_answer(self, hybrid: Path, tmp_path: Path) -> None:
+        dense = make_model(tmp_path / "dense.gguf", replace(TWINS["qwen3-0.6b"], vocabulary="qwen35"), "Q8_0")
+        plain = load(hybrid, draft_tokens=0, flash_attention="on")
+        expected = generate(plain, self.PROMPT, max_tokens=30)
+        for draft in (None, dense):
+            # The form of attention decides near-ties.
+            host = load_planned(hybrid, draft, draft_ngrams=draft is None, draft_tokens=5, flash_attention="on")
+            assert host.notes == ()
+            assert self.drafts(host).value == "up to 5"
+            assert generate(host, self.PROMPT, max_tokens=30, draft_tokens=5) == expected
+            assert generate(host, self.PROMPT, max_tokens=30, draft_tokens=5) == expected, "from the cache too"
+            num_judged = sum(sum(each.num_judged) for each in host.engine.status().drafts)
+            assert draft is None or num_judged > 20
+            check_integrity(host.engine)
+
+    def test_wrong_states_are_no_states(self, hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(taking_back, "can_take_back", lambda _: False)
+        host = load_planned(hybrid, draft_ngrams=True)
+        assert (self.drafts(host).value, self.drafts(host).by) == ("none", "measurement")
+        assert generate(host, self.PROMPT, max_tokens=8, draft_tokens=5)
+        assert host.engine.status().drafts == ()
+
+    def test_where_memory_is_short_there_are_none(self, hybrid: Path) -> None:
+        host = load_planned(hybrid, draft_ngrams=True, room_bytes=4096)
+        assert (self.drafts(host).value, self.drafts(host).by) == ("none", "memory")
+        assert generate(host, self.PROMPT, max_tokens=8)
 
 
 class TestPrepare:
@@ -305,7 +371,7 @@ def test_a_request_that_is_refused_leaves_nothing_behind(host: Host) -> None:
 def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model(MemoryKind.FULL_ATTENTION)
     adapters = {name: str(make_adapter(tmp_path / name, path, seed=seed)) for seed, name in enumerate(("one", "two"))}
-    config = EngineConfig(threads=1, ctx=CONTEXT).model_dump_json().encode()
+    config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off").model_dump_json().encode()
     message = Load("tiny", str(path), None, config, adapters=adapters)
     tried: list[str] = []
     host = Host(message, open_model(message), on_try=tried.append)
@@ -317,6 +383,19 @@ def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: T
     assert len({tuple(first) for first, _ in answers.values()}) == 3
     assert [each for each in tried if "adapter" in each] == [f"the adapter {path}" for path in adapters.values()]
     check_integrity(host.engine)
-    with pytest.raises(ModelDamaged, match="does not suit"):
-        bad = structs.replace(message, adapters={"bad": str(path)})
-        Host(bad, open_model(bad))
+
+
+def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tiny_model(MemoryKind.FULL_ATTENTION)
+    config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off").model_dump_json().encode()
+    adapters = {"bad": str(path), "good": str(make_adapter(tmp_path / "good", path, seed=0))}
+    message = Load("tiny", str(path), None, config, adapters=adapters, unusable_adapters={"gone": "no file gone.gguf"})
+    host = Host(message, open_model(message))
+    prompt = TextPrompt("in the and the")
+    assert generate(host, prompt, max_tokens=8, adapter="good") != generate(host, prompt, max_tokens=8)
+    with pytest.raises(ModelDamaged, match=r"the adapter bad cannot be used: .* does not suit .*; mend the file and"):
+        host.prepare(request(prompt, adapter="bad"))
+    with pytest.raises(ModelDamaged, match=r"the adapter gone cannot be used: no file gone\.gguf"):
+        host.prepare(request(prompt, adapter="gone"))
+    (note,) = host.notes
+    assert "runs without its adapter bad" in note

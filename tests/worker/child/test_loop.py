@@ -148,6 +148,7 @@ class FakeHost:
             read_cache=not request.echo,
             num_prompt_logprobs=request.logprobs if request.echo else None,
             reports_progress=request.reports_progress,
+            draft_tokens=request.draft_tokens,
         )
         output = OutputStream(self.model, stops=request.stop)
         output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
@@ -439,7 +440,7 @@ class TestStopStrings:
         bench = Bench(num_drafts=num_drafts)
         answer = naive(4, PLAIN)
         stop = text_of(answer)[len(text_of(answer[:1]))]  # the second token's first character
-        bench.give(tokens=PLAIN, max_tokens=50, stop=(stop,))
+        bench.give(tokens=PLAIN, max_tokens=50, stop=(stop,), draft_tokens=num_drafts)
         bench.run()
         assert bench.tokens() == answer[:2]
         assert bench.finished().usage.num_output_tokens == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Collection
@@ -11,12 +12,19 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import Config, EngineConfig, LoadConfig, ModelConfig
-from edgeagent.errors import BackendUnavailable, ModelNotFound, NotSupported
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    ModelDamaged,
+    ModelNotFound,
+    NotSupported,
+)
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.loading import Checks, Preparation
 from edgeagent.worker.parent.memory import Held, Memory
 from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.protocol import Load
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -31,9 +39,10 @@ class Shelf:
     def __init__(self, lives: Path, num_places: int = 10) -> None:
         self.lives, self.num_places = lives, num_places
         self.offered: list[str] = []
+        self.aliases = {"builtin": "mini", "mx": "m1"}
 
     def resolve(self, name: str) -> Files:
-        name = {"builtin": "mini", "mx": "m1"}.get(name, name)
+        name = self.aliases.get(name, name)
         return Files(name, self.lives.with_name(f"{name}.gguf"))
 
     def offer(self, name: str) -> Files:
@@ -60,6 +69,7 @@ class Shelf:
             command=command,
             patience=QUICK,
             read=self.read,
+            names_stamp=lambda: dict(self.aliases),
         )
 
 
@@ -104,6 +114,17 @@ async def test_many_requests_load_a_model_once(pool: Pool, shelf: Shelf) -> None
     assert pool.find_model("mx") == "m1"
 
 
+async def test_a_name_that_the_owner_changes_stands_for_the_other_model(pool: Pool, shelf: Shelf) -> None:
+    assert await pool.locate("mx") == "m1"
+    shelf.aliases["mx"] = "m2"
+    assert await pool.locate("mx") == "m2"
+    shelf.aliases["mx"] = "x-gone"
+    shelf.aliases["builtin"] = "m1"
+    with pytest.raises(ModelNotFound, match="not found"):
+        pool.find_model("mx")
+    assert pool.find_model("builtin") == pool.find_model("default") == "mini"  # it is served until the daemon ends
+
+
 async def test_an_unknown_model_is_an_error_that_names_near_ones(pool: Pool) -> None:
     with pytest.raises(ModelNotFound, match="did you mean m1"):
         await pool.locate("qwen")
@@ -123,6 +144,30 @@ async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
     for name in ("m1", "m2", "m1", "m3"):
         await answer(pool, name)
     assert loaded(pool) == {"mini", "m1", "m3"}  # the configured model is pinned
+    await pool.stop()
+
+
+async def test_a_model_is_rather_loaded_with_a_shorter_context_than_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place holds half of what the model wants, and what it needs at least."""
+    shelf = Shelf(tmp_path / "lives", num_places=2)
+    pool = shelf.pool()
+    await begin(pool)
+    model = pool._model(await pool.locate("m1"))
+    sizes = iter([(UNIT * 2, UNIT // 2)])
+    weigh = model.preparation.load
+
+    def load() -> Load:
+        made = weigh()
+        model.preparation.needed_bytes, model.preparation.least_bytes = next(sizes)
+        return made
+
+    with pytest.MonkeyPatch.context() as patched, caplog.at_level(logging.INFO):
+        patched.setattr(model.preparation, "load", load)
+        assert (await answer(pool, "m1")).text == "0 "
+    assert "m1 is loaded with a shorter context: there is no room for m1" in caplog.text
+    assert 0 < model.room_bytes < UNIT * 2
     await pool.stop()
 
 
@@ -147,6 +192,27 @@ async def test_at_most_so_many_models(shelf: Shelf) -> None:
     for name in ("m1", "m2", "m3"):
         await answer(pool, name)
     assert loaded(pool) == {"mini", "m3"}
+    await pool.stop()
+
+
+async def test_only_as_many_models_leave_as_one_needs_the_place_of(shelf: Shelf) -> None:
+    pool = shelf.pool(max_models=3)
+    await begin(pool)
+    for name in ("m1", "m2", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m2", "m3"}
+    await pool.stop()
+
+
+async def test_the_memory_of_a_model_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
+    """A worker that is ending still holds its memory, so no second one has to leave."""
+    shelf = Shelf(tmp_path / "lives", num_places=3)
+    pool = shelf.pool()
+    pool._eviction._read = lambda pids: shelf.read([*pids, *range(-len(pool._eviction._ending), 0)])
+    await begin(pool)
+    for name in ("m1", "m2", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m2", "m3"}
     await pool.stop()
 
 
@@ -272,6 +338,24 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     )
     with pytest.raises(ModelNotFound, match="m1 has one, two"):
         await pool.start()
+
+
+@pytest.mark.parametrize("error", [ModelNotFound("there is no file b.gguf"), ModelDamaged("b.gguf is damaged")])
+async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
+    tmp_path: Path, error: EdgeAgentError, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    def check(path: Path) -> None:
+        if path.name == "b.gguf":
+            raise error
+
+    paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    checks = Checks(lambda _: None, KeptChoices(), validate_adapter=check)
+    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), checks, paths)
+    load = preparation.load()
+    assert load.adapters == {"one": str(paths["one"])}
+    assert load.unusable_adapters == {"two": error.message}
+    assert f"m is loaded without its adapter two: {error.message}" in caplog.text
 
 
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:

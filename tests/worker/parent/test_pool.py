@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from edgeagent.config import Config, EngineConfig
-from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelNotFound, StoreError
-from edgeagent.types import WorkerState
+from edgeagent.errors import BackendUnavailable, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.types import FileShape, WorkerState
 from edgeagent.worker.parent.pool import Pool
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, Record, eventually, request
@@ -110,15 +110,47 @@ async def test_a_draft_with_another_vocabulary_starts_no_worker(
     store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"builtin.gguf": 100, "own-draft.gguf": 99}
-    shape = SimpleNamespace(num_k_values=1, num_v_values=1)
     monkeypatch.setattr(
-        store, "validate", lambda path: SimpleNamespace(num_vocab=headers[path.name], context_length=1, kv_shape=shape)
+        store, "validate", lambda path: SimpleNamespace(num_vocab=headers[path.name], shape=FileShape(1))
     )
     await (pool := make_pool(store, lives, Config())).start()
     (status,) = pool.models()
     assert status.state is WorkerState.FAILED
     assert "own-draft.gguf has 99 tokens" in (status.cause or "")
     assert num_lives(lives) == 0
+    await pool.stop()
+
+
+async def test_a_draft_with_another_token_starts_no_worker(store: Store, lives: Path) -> None:
+    header = SimpleNamespace(num_vocab=100, shape=FileShape(1))
+    pool = Pool(
+        Config(),
+        store.resolve,
+        lambda _: header,
+        command=stub_command(lives),
+        patience=QUICK,
+        difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
+    )
+    await pool.start()
+    (status,) = pool.models()
+    assert status.state is WorkerState.FAILED
+    assert (status.cause or "").startswith("token 7 is 'a' in one and 'b' in the other; a draft must share")
+    await pool.stop()
+
+
+async def test_a_damaged_draft_is_left_out(
+    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def validate(path: Path) -> None:
+        if path.name == "own-draft.gguf":
+            raise ModelDamaged("own-draft.gguf is truncated")
+
+    monkeypatch.setattr(store, "validate", validate)
+    await (pool := make_pool(store, lives, Config())).start()
+    record = Record()
+    pool.submit(request("answer 1"), record)
+    assert (await record.end()).text == "0 "
+    assert "mini runs without its draft: own-draft.gguf is truncated" in caplog.text
     await pool.stop()
 
 

@@ -18,6 +18,7 @@ from edgeagent.errors import (
     InvalidRequest,
     ModelChanged,
     ModelLoadFailed,
+    ModelOutOfMemory,
     NotSupported,
     PayloadTooLarge,
     WorkerCrashed,
@@ -36,7 +37,7 @@ from edgeagent.types import (
 from edgeagent.worker.parent import channel as channel_module
 from edgeagent.worker.parent import refusals
 from edgeagent.worker.parent.channel import FloodLimit
-from edgeagent.worker.parent.supervisor import Supervisor
+from edgeagent.worker.parent.supervisor import MAX_SHORT_LOADS, Supervisor
 from edgeagent.worker.parent.vitals import Vitals
 from edgeagent.worker.protocol import Load, Submit
 from tests.stub_worker import NUM_PROMPT_TOKENS, SECRET, num_lives
@@ -511,6 +512,20 @@ async def test_a_model_that_cannot_be_loaded_is_not_tried_again_at_once(make: Ma
     assert num_lives(lives) == 1
     now[0] += QUICK.load_retry_s
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
+
+
+async def test_a_load_that_ran_out_of_memory_is_tried_with_less(make: Make, lives: Path) -> None:
+    supervisor = make("short 2")
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert num_lives(lives) == 3
+    assert supervisor.status().num_restarts == 0, "it is no crash"
+
+
+async def test_a_load_that_never_has_enough_memory_fails_in_the_end(make: Make, lives: Path) -> None:
+    supervisor = make("short 99")
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, ModelOutOfMemory)
+    assert num_lives(lives) == 1 + MAX_SHORT_LOADS
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from edgeagent.config import EngineConfig
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.llama.encoder import Encoder
-from edgeagent.engine.llama.model import Model
 from edgeagent.engine.trial import FIRST_STEPS, TOKENIZER
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.vocabulary import special_texts
 from edgeagent.types import Embed, MemoryKind, ModelInfo, Rerank, TextAnswer, TextQuery
 from edgeagent.worker.child.encoder.pairs import PairReader
+from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import answer_text_query
 from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import Load
@@ -30,7 +29,7 @@ class EncoderHost:
     def __init__(
         self,
         load: Load,
-        model: Model,
+        opened: Opened,
         sandbox: tuple[str, ...] = (),
         on_try: Callable[[str], None] = lambda _: None,
         started_s: float | None = None,
@@ -41,8 +40,8 @@ class EncoderHost:
         load began, None: now.
         """
         started_s = time.monotonic() if started_s is None else started_s
-        config = EngineConfig.model_validate_json(load.engine_config)
-        self.model = model
+        config, model = opened.config, opened.model
+        self.model, self._num_gpu_bytes = model, opened.num_gpu_bytes
         self.encoder = Encoder(model, config)
         self.notes: tuple[str, ...] = ()
         self.to_keep = b""
@@ -122,12 +121,14 @@ class EncoderHost:
             sampling=model.default_sampling(),
             devices=model.devices,
             num_gpu_layers=model.num_gpu_layers,
+            num_gpu_bytes=self._num_gpu_bytes,
             num_layers=model.num_layers,
             llama_cpp_commit=commit(),
             system_description=system_description(),
             sandbox=sandbox,
             load_ms=load_ms,
             embedding_length=self._embedding_length,
+            num_parallel=1,
             can_generate=False,
             can_rank=self.encoder.is_ranking,
         )

@@ -15,11 +15,23 @@ from queue import Empty, SimpleQueue
 from edgeagent.engine.llama.embedder import Rows, shortened
 from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import EdgeAgentError, NotSupported
-from edgeagent.types import Embed, Embedding, PurgeCache, Rerank, Score, TextAnswer, WorkerStatus
+from edgeagent.types import (
+    Embed,
+    Embedding,
+    Finished,
+    FinishReason,
+    PurgeCache,
+    Rerank,
+    Score,
+    TextAnswer,
+    Timings,
+    Usage,
+    WorkerStatus,
+)
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.scores import relevance
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, Stop, Submit, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
 
 _IDLE_S = 60.0  # without use, then the memory is freed
 
@@ -45,7 +57,7 @@ Command = Cancel | Ask | Drop | Stop | TextsReady
 
 
 class EncoderWorker:
-    """The open questions, in order of arrival, and the encoder that computes them in batches."""
+    """The open questions, which take turns, and the encoder that computes them in batches."""
 
     def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -82,10 +94,18 @@ class EncoderWorker:
         return True
 
     def submit(self, message: Submit) -> None:
-        """Refuse a request to generate; any thread may call it."""
+        """Refuse a request to generate; any thread may call it.
+
+        One that computes a prompt and keeps nothing of it asks for the model to be loaded, which it is.
+        """
+        request = message.request
+        if request.prefill_only and not request.cache.write:
+            ended = Finished(FinishReason.STOP, Usage(), Timings(load_ms=message.load_ms))
+            self._frames.put(StepResult(time.monotonic(), (StepItem(request.id, (ended,)),)))
+            return
         self._frames.put(
             failed(
-                message.request.id,
+                request.id,
                 NotSupported(
                     f"{self._host.info.name} generates no text: it {self._purpose}. Choose another model.",
                     param="model",
@@ -191,8 +211,9 @@ class EncoderWorker:
 
     def _answer(self, ask_id: str, job: _Job, texts: list[list[int]], rows: Rows) -> None:
         is_last = not job.texts
-        if is_last:
-            del self._jobs[ask_id]
+        del self._jobs[ask_id]
+        if not is_last:
+            self._jobs[ask_id] = job  # the others' turn: a short question does not wait for all of a long one
         if isinstance(job.query, Rerank):
             job.scores += [Score(relevance(row), len(text)) for text, row in zip(texts, rows, strict=True)]
             if is_last:

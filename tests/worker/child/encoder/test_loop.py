@@ -12,10 +12,10 @@ import pytest
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import InternalError, InvalidRequest
-from edgeagent.types import Embed, GenerateRequest, PurgeCache, Rerank, TextPrompt
+from edgeagent.types import CachePolicy, Embed, Finished, FinishReason, GenerateRequest, PurgeCache, Rerank, TextPrompt
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderWorker, TextsReady
-from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, Stop, Submit
+from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, StepResult, Stop, Submit
 from tests.fakes import FakeClock
 
 
@@ -119,12 +119,18 @@ def test_scores_come_together(bench: Bench) -> None:
     assert [score.relevance for score in scores] == pytest.approx([0.5, 1.0, 0.7310586])
 
 
-def test_questions_are_answered_in_the_order_of_their_arrival(bench: Bench) -> None:
+def test_questions_take_turns_in_the_order_of_their_arrival(bench: Bench) -> None:
     bench.worker.ask(Ask("a", Embed(())))
     bench.ask("b", Embed(()), [2])
-    bench.worker.commands.put(TextsReady("a", [[1], [1], [1]]))
-    frames = [*bench.turn(), *bench.turn(), *bench.turn()]
-    assert first_numbers(frames) == [1.0, 1.0, 1.0, 2.0]
+    bench.worker.commands.put(TextsReady("a", [[1], [1], [1], [1], [1]]))
+    frames = [*bench.turn(), *bench.turn(), *bench.turn(), *bench.turn()]
+    assert first_numbers(frames) == [1.0, 1.0, 2.0, 1.0, 1.0, 1.0]
+    assert [frame.is_last for frame in frames if isinstance(frame, AnswerPart)] == [
+        *[False] * 2,
+        True,
+        *[False] * 2,
+        True,
+    ]
 
 
 def test_a_dropped_question_gets_no_answer(bench: Bench) -> None:
@@ -176,6 +182,18 @@ def test_what_it_cannot_do_is_refused(bench: Bench) -> None:
     (frame,) = bench.turn()
     assert isinstance(frame, AnswerPart)
     assert (frame.part.text, frame.is_last) == ("0", True)
+
+
+def test_a_request_that_only_loads_it_ends_well(bench: Bench) -> None:
+    cache = CachePolicy(read=False, write=False)
+    asked = GenerateRequest("r", "tiny", TextPrompt("hello"), prefill_only=True, cache=cache)
+    bench.worker.submit(Submit(asked, 0.0, load_ms=7.0))
+    (frame,) = bench.sent()
+    assert isinstance(frame, StepResult)
+    ((item,),) = (frame.items,)
+    (ended,) = item.deltas
+    assert isinstance(ended, Finished)
+    assert (item.id, ended.reason, ended.timings.load_ms) == ("r", FinishReason.STOP, 7.0)
 
 
 def test_memory_is_freed_after_a_while_and_stop_ends_it(bench: Bench) -> None:

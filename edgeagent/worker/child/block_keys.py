@@ -1,0 +1,75 @@
+"""The keys of a model's blocks on disk and of its draft's, and what the store is told of their clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeagent.cache_folder import About
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.fingerprint import Fingerprint, describe_unused, make_fingerprint
+from edgeagent.engine.llama.model import split_parts
+from edgeagent.engine.sequence import partition_of
+from edgeagent.types import CachePolicy
+from edgeagent.worker.protocol import Load
+
+
+class BlockKeys:
+    """Makes the keyrings of one load, the same after each restart: none (None) if no tier outlives the process."""
+
+    def __init__(self, load: Load, store: BlockStore | None) -> None:
+        self._name = load.name
+        self._disk = load.disk
+        self._store = store
+        self._model: tuple[Keyring, Fingerprint] | None = None
+        self._draft: tuple[Keyring, Fingerprint] | None = None
+        self._draft_name = ""
+        self._introduced: set[str] = set()
+
+    def make(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
+        """Return the keyring of the model at `path`, whose full blocks have `block_tokens`."""
+        self._model = self._make(path, runner, config, block_tokens, is_draft=False)
+        return None if self._model is None else self._model[0]
+
+    def make_of_draft(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
+        """Return the keyring of the draft at `path`: its blocks are found for every model that it drafts for."""
+        self._draft, self._draft_name = self._make(path, runner, config, block_tokens, is_draft=True), path.name
+        return None if self._draft is None else self._draft[0]
+
+    def describe_unused(self) -> str | None:
+        """Return a log line about blocks of the model on disk that other settings made; None if there are none."""
+        if self._disk is None or self._model is None:
+            return None
+        keyring, fingerprint = self._model
+        return describe_unused(Path(self._disk.folder), self._name, fingerprint, keyring)
+
+    def introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
+        """Tell the store which client a partition belongs to, for listing and purging it by name."""
+        name = partition_of(policy.partition, adapter_id)
+        if self._store is None or self._model is None or not policy.write or name in self._introduced:
+            return
+        self._introduced.add(name)
+        keyring, fingerprint = self._model
+        model = f"{self._name}+{adapter}" if adapter else self._name
+        self._store.introduce(keyring.root(name), About(model, policy.partition, fingerprint.fields))
+        if self._draft is not None:
+            keyring, fingerprint = self._draft
+            about = About(f"{self._draft_name} (draft)", policy.partition, fingerprint.fields)
+            self._store.introduce(keyring.root(policy.partition), about)
+
+    def _make(
+        self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int, *, is_draft: bool
+    ) -> tuple[Keyring, Fingerprint] | None:
+        if self._disk is None:
+            return None
+        fingerprint = make_fingerprint(
+            split_parts(path),
+            config,
+            rope="long" if runner.num_cells > runner.model.context_length_unscaled else "short",
+            block_tokens=block_tokens,
+            flash_attention=runner.attention.flash,
+            is_draft=is_draft,
+        )
+        return Keyring(fingerprint.digest, self._disk.secret), fingerprint

@@ -1,0 +1,87 @@
+"""What an engine learnt while it ran, for the worker of the next load: what steps cost, and how often drafts stood."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.step_shape import StepShape
+from edgeagent.types.choices import Kept, Learned, StepTime
+from edgeagent.worker.child.frame_writer import Frames
+from edgeagent.worker.protocol import Keep
+
+_EVERY_S = 60.0
+
+
+class Lessons:
+    """The lessons of earlier processes, and the name of the draft's file that they are of."""
+
+    def __init__(self, kept: Kept, earlier: Learned) -> None:
+        """`kept` is the calibration of this load."""
+        self._kept = kept
+        self._earlier = earlier
+        self._draft = ""
+
+    def teach(self, costs: CostModel) -> None:
+        """Let the cost model of the target begin with them."""
+        costs.learn(_steps(self._earlier.times))
+
+    def teach_draft(self, costs: CostModel, path: Path) -> None:
+        """Let the cost model of a draft begin with them, if they are of this file."""
+        status = path.stat()
+        self._draft = f"{path} {status.st_size} {status.st_mtime_ns}"
+        if self._earlier.draft == self._draft:
+            costs.learn(_steps(self._earlier.draft_times))
+
+    def teach_engine(self, engine: Engine) -> None:
+        """Let an engine expect of drafts what they showed, if they were of the same draft model."""
+        if self._earlier.draft == self._draft:
+            engine.proposals.learn(self._earlier.records)
+
+    def to_keep(self, engine: Engine) -> bytes:
+        """Return the calibration with what the engine knows now."""
+        model = engine.proposals.draft_model
+        learned = Learned(
+            times=_times(engine.cost_model),
+            draft=self._draft,
+            draft_times=() if model is None else _times(model.costs),
+            records=engine.proposals.records(),
+        )
+        return msgspec.json.encode(structs.replace(self._kept, learned=learned))
+
+
+class Keeper:
+    """Sends what an engine learnt to the daemon from time to time, when no request waits for the thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        to_keep: Callable[[], bytes],
+        frames: Frames,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._to_keep, self._frames, self._clock = engine, to_keep, frames, clock
+        self._looked_at_s, self._num_steps = clock(), 0
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Send it if there is more of it than before."""
+        if self._engine.num_live or (self._clock() - self._looked_at_s < _EVERY_S and not is_last):
+            return
+        self._looked_at_s, num_steps = self._clock(), self._engine.status().num_steps
+        if num_steps > self._num_steps:
+            self._num_steps = num_steps
+            self._frames.put(Keep(self._to_keep()))
+
+
+def _times(costs: CostModel) -> tuple[StepTime, ...]:
+    return tuple(StepTime(*shape, seconds) for shape, seconds in costs.learned())
+
+
+def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
+    return [(StepShape(round(each.num_tokens), round(each.num_cells), each.num_pairs), each.seconds) for each in times]

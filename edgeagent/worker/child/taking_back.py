@@ -1,0 +1,41 @@
+"""Whether a model may have drafts: its memory must take refused ones back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import CUTTABLE
+from edgeagent.engine.trial import can_take_back
+from edgeagent.types import Choice
+
+_DRAFTS = "drafts"
+
+
+def check_drafts(
+    model: Model, runner: LlamaRunner, choices: Sequence[Choice], on_try: Callable[[str], None]
+) -> tuple[str, tuple[Choice, ...]]:
+    """Return why a model can have no drafts, "" if it can, and what was chosen for it, with that.
+
+    `choices` may have what was planned; see `fit.draft_states`. The runner's cells are empty before and after.
+    """
+    if model.memory_kind in CUTTABLE:
+        return "", tuple(choices)
+    planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
+    if runner.max_drafts:
+        on_try(f"taking back drafts of {model.path}")
+        if can_take_back(runner):
+            return "", tuple(choices)
+        by, why = "measurement", "after a refused draft was taken back, the model computed something else than before"
+    elif planned is not None and planned.value == "none":
+        by, why = planned.by, planned.why
+    else:
+        architecture = model.metadata("general.architecture") or "unknown"
+        by = "default"
+        why = (
+            f"a refused draft cannot be taken back from a {model.memory_kind} memory, of which llama.cpp keeps no "
+            f"earlier states for the architecture {architecture}"
+        )
+    others = [choice for choice in choices if choice is not planned]
+    return why, (*others, Choice(_DRAFTS, "none", by, why))

@@ -1,0 +1,91 @@
+"""How a worker opens a model in the memory that there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from msgspec import structs
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import devices
+from edgeagent.errors import ModelLoadFailed
+from edgeagent.store.gguf import read_header
+from edgeagent.types import DeviceInfo, MemoryKind
+from edgeagent.worker.child import opening
+from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import can_take_less, open_model
+from edgeagent.worker.protocol import Load
+from tests.conftest import TinyModel
+from tests.fit.shapes import GIB, shape
+
+CARD = DeviceInfo("CUDA0", "a card", "gpu", 8 * GIB, 7 * GIB, backend="CUDA")
+
+
+def make_load(path: Path, **options: object) -> Load:
+    config = EngineConfig.model_validate({"threads": 1, "calibration_s": 0, **options})
+    return Load("tiny", str(path), None, config.model_dump_json().encode(), shapes=(read_header(path).shape,))
+
+
+@pytest.fixture
+def path(tiny_model: TinyModel) -> Path:
+    return tiny_model(MemoryKind.FULL_ATTENTION)
+
+
+def test_with_memory_it_is_opened_as_asked(path: Path) -> None:
+    opened = open_model(make_load(path, ctx=512, gpu_layers=0))
+    opened.model.close()
+    assert (opened.config.ctx, opened.config.kv_type_k, opened.choices) == (512, "f16", ())
+    assert opened.kv_bytes_per_token > 0
+
+
+def test_it_takes_no_more_than_the_daemon_allows(path: Path) -> None:
+    load = make_load(path, gpu_layers=0)
+    large = structs.replace(load, shapes=(shape(),), room_bytes=int(1.15 * GIB))
+    opened = open_model(large)
+    assert 1024 <= opened.config.ctx < 8192
+    (context,) = (choice for choice in opened.choices if choice.name == "context")
+    assert context.by == "memory"
+    host = Host(large, opened)
+    assert host.info.context_length == opened.config.ctx
+    assert context in host.info.choices
+    host.close()
+
+
+def test_another_try_takes_less_and_says_why(path: Path) -> None:
+    load = make_load(path, gpu_layers=0)
+    opened = [open_model(structs.replace(load, num_tries=count)) for count in (0, 1)]
+    for each in opened:
+        each.model.close()
+    assert 0 < opened[1].config.ctx < (opened[0].config.ctx or 8192)
+    assert opened[1].choices[-1].why == "a load before this one ran out of memory"
+    assert can_take_less(load)
+    assert not can_take_less(make_load(path, ctx=512, gpu_layers=0)), "what was asked for is kept"
+
+
+def test_a_context_that_cannot_be_is_refused_before_the_file_is_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB, total=2 * GIB))
+    monkeypatch.setattr(opening, "Model", None)
+    with pytest.raises(ModelLoadFailed, match="a context of 40000000 tokens takes"):
+        open_model(make_load(path, ctx=40_000_000))
+
+
+def test_no_other_try_where_even_the_least_does_not_fit_any_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = structs.replace(make_load(path, gpu_layers=0), shapes=(shape(),))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=GIB))
+    assert not can_take_less(load)
+
+
+def test_layers_on_a_gpu_that_is_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_cpu = tuple(device for device in devices() if device.kind == "cpu")
+    monkeypatch.setattr(opening, "devices", lambda: only_cpu)
+    with pytest.raises(ModelLoadFailed, match=r"3 layers were asked to be on a GPU, but .* sees none"):
+        open_model(make_load(path, gpu_layers=3))
+    open_model(make_load(path, main_gpu=1)).model.close()
+    monkeypatch.setattr(opening, "devices", lambda: (*only_cpu, CARD))
+    with pytest.raises(ModelLoadFailed, match=r"GPU 1 was asked for \(--main-gpu\), and there is 1, counted from 0"):
+        open_model(make_load(path, main_gpu=1))
