@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edgeagent.errors import ModelDamaged, ModelNotFound
 from edgeagent.store.byte_reader import ByteReader, open_model_file
+from edgeagent.store.file_shape import merge_shapes, read_shape
 from edgeagent.store.gguf_tables import (
     MAX_KEYS,
     MAX_TENSORS,
@@ -27,12 +28,13 @@ from edgeagent.store.gguf_tables import (
     read_tensors,
     shown,
 )
-from edgeagent.store.kv_shape import KvShape, read_kv_shape
 from edgeagent.store.memory_kind import memory_kind
 from edgeagent.store.split import MAX_SPLITS, split_paths
 from edgeagent.store.tensor_types import FILE_TYPES
+from edgeagent.types import FileShape
 
 MAX_LAYERS = 512
+TOKENS = "tokenizer.ggml.tokens"
 ADAPTER = "adapter"
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
@@ -61,11 +63,11 @@ class GgufHeader:
     num_params: int
     num_tensors: int
     tensor_types: tuple[tuple[str, int], ...]
-    matrix_bytes: tuple[tuple[str, int], ...]
     tokenizer: str
     pre_tokenizer: str
     num_vocab: int
-    kv_shape: KvShape
+    tokens_at: range
+    shape: FileShape
     memory_kind: str
     split: Split | None
     size_bytes: int
@@ -160,16 +162,14 @@ def _merged(headers: list[GgufHeader], split: Split) -> GgufHeader:
             param="model",
         )
     counts: Counter[str] = Counter()
-    matrix_bytes: Counter[str] = Counter()
     for header in headers:
         counts.update(dict(header.tensor_types))
-        matrix_bytes.update(dict(header.matrix_bytes))
     return replace(
         headers[0],
         num_params=sum(header.num_params for header in headers),
         num_tensors=num_tensors,
         tensor_types=tuple(counts.most_common()),
-        matrix_bytes=tuple(matrix_bytes.most_common()),
+        shape=merge_shapes([header.shape for header in headers]),
         size_bytes=sum(header.size_bytes for header in headers),
         data_bytes=sum(header.data_bytes for header in headers),
     )
@@ -184,6 +184,8 @@ def _header(
     num_layers = _whole(reader, metadata, f"{architecture}.block_count")
     if num_layers is not None and num_layers > MAX_LAYERS:
         reader.fail(f"it declares {num_layers} layers, more than llama.cpp's {MAX_LAYERS}")
+    num_vocab = _num_vocab(reader, metadata)
+    shape = read_shape(metadata, architecture, tensors, num_bytes=reader.size_bytes, num_vocab=num_vocab)
     return GgufHeader(
         path=path,
         version=version,
@@ -195,11 +197,11 @@ def _header(
         num_params=tensors.num_params,
         num_tensors=num_tensors,
         tensor_types=tuple(tensors.num_by_type.most_common()),
-        matrix_bytes=tuple(tensors.matrix_bytes.most_common()),
         tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.model")),
         pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
-        num_vocab=_num_vocab(reader, metadata),
-        kv_shape=read_kv_shape(metadata, architecture),
+        num_vocab=num_vocab,
+        tokens_at=tokens.place if isinstance(tokens := metadata.get(TOKENS), Array) else range(0),
+        shape=shape,
         memory_kind=memory_kind(metadata, architecture),
         split=_split(reader, metadata),
         size_bytes=reader.size_bytes,
@@ -220,12 +222,11 @@ def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int)
 
 def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
     """Return the number of tokens; the arrays beside the tokens must not be shorter (llama.cpp indexes them alike)."""
-    key = "tokenizer.ggml.tokens"
-    tokens = metadata.get(key)
+    tokens = metadata.get(TOKENS)
     if tokens is None:
         return 0
     if not isinstance(tokens, Array) or tokens.element_type != STRING:
-        reader.fail(f"{key} is not an array of strings")
+        reader.fail(f"{TOKENS} is not an array of strings")
     for name in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
         array = metadata.get(name)
         if array is None:

@@ -5,6 +5,7 @@ The rules are those of llama.cpp's own reader (gguf.cpp).
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass
@@ -43,21 +44,28 @@ TEXTS = frozenset(
     {"general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre"}
 )
 # Arrays whose elements are kept: one for each layer.
-LAYER_ARRAYS = (".attention.head_count_kv",)
+LAYER_ARRAYS = (".attention.head_count_kv", ".feed_forward_length")
 _MAX_LAYER_ARRAY = 512
 _WHOLE_NUMBERS = (4, 5, 10, 11)
 _MAX_SHOWN_CHARS = 40
 
 _TABLE = "token_embd.weight"  # of tokens
+_OUTPUT = "output.weight"
+_LAYER = re.compile(r"blk\.(\d{1,3})\.", re.ASCII)
+_EXPERTS = "_exps."
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array's type and length; its elements are kept only for the keys in LAYER_ARRAYS."""
+    """An array's type and length, and the bytes of the file that have its elements.
+
+    Its values are kept only for the keys in LAYER_ARRAYS.
+    """
 
     element_type: int
     count: int
     values: tuple[int, ...] = ()
+    place: range = range(0)
 
 
 Metadata = dict[str, int | float | str | Array]
@@ -67,13 +75,18 @@ Metadata = dict[str, int | float | str | Array]
 class Tensors:
     """What the tensors add up to; `data_bytes` runs to the end of the last one.
 
-    `matrix_bytes` are those of matrices by type, without the table of tokens, which is only looked up.
+    `matrix_bytes` are those of matrices by type, without the table of tokens, which is only looked up. `layer_bytes`
+    and `expert_bytes` are those of a layer, by its number.
     """
 
     num_params: int
     num_params_by_type: Counter[str]
     num_by_type: Counter[str]
     matrix_bytes: Counter[str]
+    layer_bytes: Counter[int]
+    expert_bytes: Counter[int]
+    table_bytes: int
+    output_bytes: int
     data_bytes: int
 
 
@@ -105,7 +118,7 @@ def _read_value(reader: ByteReader, key: str) -> int | float | str | Array:
 
 def _skip_array(reader: ByteReader, key: str) -> Array:
     element_type, count = reader.u32(), reader.u64()
-    layout = _SCALARS.get(element_type)
+    start, layout = reader.offset, _SCALARS.get(element_type)
     if element_type == STRING:
         if count > reader.size_bytes // 8:
             reader.fail(f"array {shown(key)} declares {count} strings, more than the file can hold")
@@ -118,7 +131,7 @@ def _skip_array(reader: ByteReader, key: str) -> Array:
         reader.skip(count * layout.size)
     else:
         reader.fail(f"array {shown(key)} has elements of the unknown type {element_type}")
-    return Array(element_type, count)
+    return Array(element_type, count, place=range(start, reader.offset))
 
 
 def shown(value: object) -> str:
@@ -151,6 +164,9 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
     num_params_by_type: Counter[str] = Counter()
     num_by_type: Counter[str] = Counter()
     matrix_bytes: Counter[str] = Counter()
+    layer_bytes: Counter[int] = Counter()
+    expert_bytes: Counter[int] = Counter()
+    outside: Counter[str] = Counter()
     for _ in range(num_tensors):
         name = reader.string("a tensor's name", MAX_TENSOR_NAME_BYTES)
         if name in names:
@@ -169,13 +185,29 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
         num_by_type[type_name] += 1
         if is_matrix and name != _TABLE:
             matrix_bytes[type_name] += num_bytes
+        layer = _LAYER.match(name)
+        if layer is None:
+            outside[name] += num_bytes
+        else:
+            layer_bytes[int(layer[1])] += num_bytes
+            expert_bytes[int(layer[1])] += num_bytes if _EXPERTS in name else 0
     data_start = _padded(reader.offset, alignment)
     if num_tensors and data_start + end > reader.size_bytes:
         reader.fail(
             f"the file is truncated: its tensors need {data_start + end} bytes and it has {reader.size_bytes}; "
             "download it again"
         )
-    return Tensors(num_params, num_params_by_type, num_by_type, matrix_bytes, end)
+    return Tensors(
+        num_params,
+        num_params_by_type,
+        num_by_type,
+        matrix_bytes,
+        layer_bytes,
+        expert_bytes,
+        outside[_TABLE],
+        outside[_OUTPUT],
+        end,
+    )
 
 
 def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int, bool]:

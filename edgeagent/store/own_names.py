@@ -71,6 +71,14 @@ class OwnNamesFile:
                 param="model",
             ) from None
 
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Return what changes whenever the names do; None where there are none."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
     def change(self, change: Callable[[OwnNames], OwnNames]) -> OwnNames:
         """Replace the names by what `change` returns for them, and return those. Raise StoreError."""
         try:

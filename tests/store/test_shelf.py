@@ -133,9 +133,14 @@ def test_names_that_no_model_can_have(shelf: Shelf, store: StoreConfig, alias: s
 def test_an_alias_may_be_given_anew(shelf: Shelf, config: Config, store: StoreConfig) -> None:
     lay(store, "m.gguf")
     lay(store, "n.gguf")
+    names_file = OwnNamesFile(config.state_dir)
+    stamps = [names_file.stamp()]
     shelf.copy("m", "mine")
+    stamps.append(names_file.stamp())
     assert shelf.copy("n", "mine") == "n"
+    stamps.append(names_file.stamp())
     assert Library.of(config).find("mine").name == "n"
+    assert len(set(stamps)) == 3 and stamps[2] == names_file.stamp()
 
 
 def test_a_model_of_the_catalog_has_one_name(config: Config, store: StoreConfig) -> None:

@@ -1,0 +1,51 @@
+"""How many earlier states the memory of a recurrent or hybrid model keeps, so that refused drafts can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeagent.config import EngineConfig
+from edgeagent.fit.need import num_states
+from edgeagent.fit.placement import Room
+from edgeagent.sizes import memory_text
+from edgeagent.types import Choice, FileShape
+
+_STATE_BYTES = 4  # of a number
+# The states take this part of the free memory at most, and of the files' size, if that is not little.
+_ROOM_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStates:
+    """The states before the last `num_tokens` tokens of each sequence; those before one token take `token_bytes`."""
+
+    num_tokens: int
+    token_bytes: int
+
+
+def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> DraftStates | None:
+    """Return the states that a model, the first shape, keeps; None if its memory keeps none or needs none."""
+    values = [layer.num_state_values for layer in shapes[0].layers]
+    if not shapes[0].keeps_states or not any(values) or not config.draft_tokens:
+        return None
+    # A step writes one layer's states to a buffer first.
+    token_bytes = num_states(config) * (sum(values) + max(values)) * _STATE_BYTES
+    on_gpus = sum(gpu.free_bytes for gpu in room.gpus) if config.gpu_layers else 0
+    most = float(_LITTLE_BYTES)
+    # Without a draft model and without n-grams only the tokens that a grammar forces are drafted.
+    if config.draft_ngrams or len(shapes) > 1:
+        most = min(max(most, _WEIGHTS_SHARE * shapes[0].num_bytes), _MAX_BYTES)
+    most = min(most, _ROOM_SHARE * (on_gpus or room.ram_bytes))
+    return DraftStates(min(config.draft_tokens, int(most // token_bytes)), token_bytes)
+
+
+def describe_drafts(states: DraftStates, config: EngineConfig) -> Choice:
+    """Return how many tokens may be drafted for such a model, and why."""
+    each = memory_text(states.token_bytes)
+    if states.num_tokens == 0:
+        why = f"the states that refused drafts are taken back to would take {each} for each token, which is too much"
+        return Choice("drafts", "none", "memory", why)
+    by = "option" if states.num_tokens == config.draft_tokens else "memory"
+    why = f"the states that refused drafts are taken back to take {each} for each token"
+    return Choice("drafts", f"up to {states.num_tokens}", by, why)

@@ -1,0 +1,55 @@
+"""Which of the devices that llama.cpp sees a model is spread over, and what each has free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgeagent.types import DeviceInfo
+
+_UNKNOWN = 1 << 60  # of a device that does not say what it has: it is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device with the bytes that are free on it; `shares_memory`: they are the machine's own."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+    shares_memory: bool = False
+
+
+def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...]:
+    """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
+
+    A device that two backends see counts once, and an integrated one only where there is no other. With `main_gpu`
+    the model is on that device alone; there may be none with that number.
+    """
+    discrete: list[DeviceInfo] = []
+    integrated: list[DeviceInfo] = []
+    remote: list[DeviceInfo] = []
+    for device in devices:
+        if device.kind != "gpu":
+            continue
+        if device.backend == "RPC":
+            remote.append(device)
+        elif not device.is_integrated:
+            if not device.id or device.id not in {each.id for each in discrete}:
+                discrete.append(device)
+        elif not integrated or device.backend == integrated[-1].backend:
+            integrated.append(device)
+    chosen = [*remote, *(discrete or integrated)]
+    if main_gpu >= 0:
+        chosen = chosen[main_gpu : main_gpu + 1]
+    return tuple(
+        Gpu(each.name, each.memory_free_bytes, each.memory_total_bytes, _shares_memory(each))
+        if each.memory_total_bytes
+        else Gpu(each.name, _UNKNOWN, _UNKNOWN)
+        for each in chosen
+    )
+
+
+def _shares_memory(device: DeviceInfo) -> bool:
+    # Apple's chips have one memory for both, and llama.cpp calls their GPU a discrete one.
+    return device.is_integrated or device.backend in ("MTL", "Metal")

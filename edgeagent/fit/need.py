@@ -1,0 +1,170 @@
+"""What memory a model takes, part by part.
+
+Beside workers' real memory the sum is 0.96 to 1.08 of it on ten models: see docs/figures.md, "Memory".
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeagent.config import EngineConfig
+from edgeagent.types import FileShape, LayerShape
+
+DEFAULT_MAX_CONTEXT = 8192
+"""Tokens of context where none are asked for and the model was trained for more."""
+CONTEXT_STEP = 256
+"""Contexts are chosen in multiples of this, as llama.cpp rounds them."""
+# ggml's blocks: bytes for 32 numbers.
+_BYTES_OF_32 = {
+    "auto": 64,
+    "f32": 128,
+    "f16": 64,
+    "bf16": 64,
+    "q8_0": 34,
+    "q5_1": 24,
+    "q5_0": 22,
+    "q4_1": 20,
+    "q4_0": 18,
+}
+_STATE_BYTES = 4
+# The types whose matrices llama.cpp keeps a second time, in an order that suits the processor (repack.cpp).
+_X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL"), ("Q4_0", "Q4_K", "IQ4_NL", "Q5_K", "Q6_K", "Q8_0")
+_REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
+WORKER_BYTES = 96 << 20
+"""Of a worker with its libraries and its tokenizer."""
+# Rows of logits, and states of recurrent memory, that a context has room for; see engine.llama.context.
+_NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
+_NUM_IDLE_STATES = 3
+# Of the numbers that a layer computes for each token of a batch: rows of its width, rows of its feed-forward part.
+_NUM_WIDE, _NUM_FFN, _BYTES_A_NUMBER = 8, 3, 4
+# Memory that is kept ready for blocks: shares of the cells, and of what the host may keep; see engine.cache.saver.
+_BLOCKS_SHARE, _HOST_SHARE, _MAX_HOST_BYTES = 4, 8, 2 << 30
+# What is left free for everything else on the machine.
+_MARGIN_SHARE, _MAX_MARGIN_BYTES = 0.05, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The memory that a model takes with its draft on a CPU, by part.
+
+    weights: the files, which are mapped. repacked: matrices that are kept a second time for the processor. kv: the
+    cells of the context, and states. blocks: memory that is ready to take blocks of the cells. outputs: rows of logits.
+    buffers: what a batch is computed in. worker: its process.
+    """
+
+    weights_bytes: int
+    repacked_bytes: int
+    kv_bytes: int
+    blocks_bytes: int
+    outputs_bytes: int
+    buffers_bytes: int
+    worker_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(
+            (
+                self.weights_bytes,
+                self.repacked_bytes,
+                self.kv_bytes,
+                self.blocks_bytes,
+                self.outputs_bytes,
+                self.buffers_bytes,
+                self.worker_bytes,
+            )
+        )
+
+
+def num_cells_wanted(shape: FileShape, config: EngineConfig) -> int:
+    """Return the tokens of context that the engine makes room for where there is memory."""
+    return config.ctx or min(shape.context_length or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
+
+
+def margin_bytes(total_bytes: int) -> int:
+    """Return what a load leaves free for everything else on a machine."""
+    return min(_MAX_MARGIN_BYTES, int(_MARGIN_SHARE * total_bytes))
+
+
+def num_states(config: EngineConfig) -> int:
+    """Return how many sequences' states the memory of a recurrent or hybrid model has room for."""
+    return config.num_parallel + _NUM_IDLE_STATES
+
+
+def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
+    """Return the bytes of what a layer keeps of a context, with `num_back` earlier states of each sequence."""
+    k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
+    states = num_states(config) * (1 + num_back) * layer.num_state_values * _STATE_BYTES
+    return int(num_cells * (k * layer.num_k_values + v * layer.num_v_values)) + states
+
+
+def kv_bytes_per_token(shapes: Sequence[FileShape], config: EngineConfig) -> float:
+    """Return the bytes that a further token of context takes in all these models together; 0 if unknown."""
+    k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
+    return sum(k * layer.num_k_values + v * layer.num_v_values for shape in shapes for layer in shape.layers)
+
+
+def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
+    """Return the bytes of a context's rows of logits."""
+    if shape.is_encoder:
+        return 0
+    num_rows = max(config.num_parallel + _NUM_IDLE_SEQUENCES, config.num_parallel * (1 + config.draft_tokens))
+    return min(num_rows + _NUM_SCORED, config.batch) * shape.num_vocab * _BYTES_A_LOGIT
+
+
+def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
+    """Return the bytes of the buffers that a batch is computed in."""
+    numbers = config.batch * (_NUM_WIDE * shape.width + _NUM_FFN * shape.ffn_width)
+    if config.flash_attention == "off":
+        numbers += config.batch * shape.num_heads * num_cells
+    numbers += num_back * num_states(config) * max((layer.num_state_values for layer in shape.layers), default=0)
+    return numbers * _BYTES_A_NUMBER
+
+
+def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
+    """Return the bytes that are kept ready to take blocks of a model's cells; models with states have none."""
+    if any(layer.num_state_values for layer in shape.layers):
+        return 0
+    host = _MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes
+    cells = sum(layer_kv_bytes(layer, config, num_cells) for layer in shape.layers)
+    return min(cells // _BLOCKS_SHARE, host // _HOST_SHARE)
+
+
+def repacked_bytes(shape: FileShape, machine: str | None = None) -> int:
+    """Return the bytes of the matrices that are kept twice where all layers are on the CPU."""
+    repacked = _REPACKED.get((platform.machine() if machine is None else machine).lower(), ())
+    return sum(num_bytes for kind, num_bytes in shape.matrix_bytes if kind in repacked)
+
+
+def predict(
+    shapes: Sequence[FileShape],
+    config: EngineConfig,
+    num_cells: int,
+    machine: str | None = None,
+    *,
+    num_back: int = 0,
+) -> Need:
+    """Return what a model, the first shape, takes on a CPU with its draft, the others.
+
+    The model keeps `num_back` earlier states of each sequence, see `draft_states`.
+    """
+    backs = [num_back] + [0] * (len(shapes) - 1)
+    return Need(
+        weights_bytes=sum(shape.num_bytes for shape in shapes),
+        repacked_bytes=sum(repacked_bytes(shape, machine) for shape in shapes),
+        kv_bytes=sum(
+            layer_kv_bytes(layer, config, num_cells, back)
+            for shape, back in zip(shapes, backs, strict=True)
+            for layer in shape.layers
+        ),
+        blocks_bytes=blocks_bytes(shapes[0], config, num_cells),
+        outputs_bytes=sum(outputs_bytes(shape, config) for shape in shapes),
+        # About half of them is touched.
+        buffers_bytes=sum(
+            compute_bytes(shape, config, num_cells, back) for shape, back in zip(shapes, backs, strict=True)
+        )
+        // 2,
+        worker_bytes=WORKER_BYTES,
+    )

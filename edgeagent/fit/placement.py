@@ -1,0 +1,144 @@
+"""Where a model's layers lie, in the machine's memory or on its GPUs, and what that takes of each."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from edgeagent.config import EngineConfig
+from edgeagent.fit.gpus import Gpu
+from edgeagent.fit.need import WORKER_BYTES, blocks_bytes, compute_bytes, layer_kv_bytes, outputs_bytes, repacked_bytes
+from edgeagent.types import FileShape
+
+# Of a driver's context and its libraries on each GPU, and the growth of other programs there.
+_DRIVER_BYTES = 384 << 20
+_GPU_MARGIN = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory that a model may take: of the machine, and of each GPU that it may be spread over."""
+
+    ram_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many layers of a model and of its draft are on GPUs; a file's output counts as one layer more.
+
+    The experts of the model's first `num_cpu_experts` layers are in the machine's memory. Its memory keeps `num_back`
+    earlier states of each sequence.
+    """
+
+    num_gpu_layers: int = 0
+    num_draft_gpu_layers: int = 0
+    num_cpu_experts: int = 0
+    num_back: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a model takes of the machine's memory and of each GPU."""
+
+    ram_bytes: int
+    gpu_bytes: tuple[int, ...] = ()
+
+    def fits(self, room: Room) -> bool:
+        """Whether there is that much. What a GPU takes of the machine's own memory counts in both."""
+        shared = sum(taken for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True) if gpu.shares_memory)
+        return self.ram_bytes + shared <= room.ram_bytes and self.fits_gpus(room)
+
+    def fits_gpus(self, room: Room) -> bool:
+        """Whether each GPU has that much."""
+        return all(taken <= gpu.free_bytes for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True))
+
+
+def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_back: int = 0) -> Iterator[Layout]:
+    """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
+
+    All layers on the GPUs; then without the draft; then with experts in memory, of as few layers as possible, since a
+    token uses few of them; then with fewer layers.
+    """
+    num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
+    has_draft = len(shapes) > 1
+    if not room.gpus or config.gpu_layers == 0:
+        yield Layout(num_back=num_back)
+        return
+    has_experts = any(layer.num_expert_bytes for layer in shapes[0].layers)
+    asked = config.cpu_experts if has_experts else 0
+    experts = range(num_all) if asked < 0 else [min(asked, num_all - 1)]
+    most = num_all if config.gpu_layers < 0 else min(config.gpu_layers, num_all)
+    for num_experts in experts if has_experts else [0]:
+        for num_drafting in ([num_draft] if has_draft else []) + [0]:
+            yield Layout(most, num_drafting, num_experts, num_back)
+    if config.gpu_layers < 0:
+        yield from (Layout(count, 0, max(experts), num_back) for count in range(num_all - 1, -1, -1))
+
+
+def take(
+    shapes: Sequence[FileShape],
+    config: EngineConfig,
+    num_cells: int,
+    layout: Layout,
+    gpus: Sequence[Gpu],
+    *,
+    with_reserve: bool = True,
+) -> Taken:
+    """Return what a model with this context takes in this layout, with a reserve on each GPU."""
+    ram = WORKER_BYTES + blocks_bytes(shapes[0], config, num_cells)
+    on_gpus = [0] * len(gpus)
+    for index, shape in enumerate(shapes):
+        own = Layout(layout.num_draft_gpu_layers) if index else layout
+        taken = _take_file(shape, config, num_cells, own, _shares(gpus, on_gpus, config))
+        ram += taken.ram_bytes
+        on_gpus = [sum(both) for both in zip(on_gpus, taken.gpu_bytes, strict=True)]
+    for index, gpu in enumerate(gpus if with_reserve else ()):
+        on_gpus[index] += _DRIVER_BYTES + int(_GPU_MARGIN * gpu.total_bytes) if on_gpus[index] else 0
+    return Taken(ram, tuple(on_gpus))
+
+
+def _take_file(
+    shape: FileShape,
+    config: EngineConfig,
+    num_cells: int,
+    layout: Layout,
+    shares: Sequence[float],
+) -> Taken:
+    """Return what one file takes in its own layout, but for the worker and the drivers."""
+    num_there = layout.num_gpu_layers
+    cells = [layer_kv_bytes(layer, config, num_cells, layout.num_back) for layer in shape.layers]
+    weights = [
+        layer.num_bytes - (layer.num_expert_bytes if index < layout.num_cpu_experts else 0)
+        for index, layer in enumerate(shape.layers)
+    ]
+    first = len(shape.layers) + 1 - num_there
+    on_gpus = [0] * len(shares)
+    for place, gpu in _places(len(shape.layers), num_there, shares):
+        is_output = place == len(shape.layers)
+        on_gpus[gpu] += shape.output_bytes or shape.table_bytes if is_output else weights[place] + cells[place]
+    compute = compute_bytes(shape, config, num_cells, layout.num_back)
+    there = compute + outputs_bytes(shape, config)
+    gone = sum(weights[first:]) + (shape.output_bytes if num_there else 0)
+    share = 1 - gone / max(1, sum(layer.num_bytes for layer in shape.layers) + shape.output_bytes)
+    here = shape.num_bytes - gone + int(share * repacked_bytes(shape)) + sum(cells[:first])
+    return Taken(
+        here + outputs_bytes(shape, config) + compute // 2, tuple(taken + there if taken else 0 for taken in on_gpus)
+    )
+
+
+def _shares(gpus: Sequence[Gpu], used: Sequence[int], config: EngineConfig) -> list[float]:
+    """Return each GPU's share of the layers: as asked, or by what is free."""
+    asked = [*config.tensor_split, *[0.0] * len(gpus)][: len(gpus)]
+    shares = asked if any(asked) else [max(0.0, gpu.free_bytes - taken) for gpu, taken in zip(gpus, used, strict=True)]
+    return shares if any(shares) else [1.0] * len(gpus)
+
+
+def _places(num_layers: int, num_there: int, shares: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Yield each layer that is on a GPU with that GPU, as llama.cpp spreads them (llama_model::load_tensors)."""
+    ends = list(accumulate(shares))
+    first = num_layers + 1 - num_there
+    for place in range(first, num_layers + 1):
+        yield place, min(bisect_right(ends, (place - first) / num_there * ends[-1]), len(ends) - 1)

@@ -1,0 +1,265 @@
+"""How a model runs in the memory that there is: layers on GPUs, context and KV types. What was asked for is kept.
+
+What users notice gives way last: first all layers on the GPUs, then a context of 4,096 tokens, then the exact KV type,
+then the number of parallel requests. That is lowered only for models that keep a state for each: cells are shared.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgeagent.config import DEFAULT_PARALLEL, EngineConfig
+from edgeagent.errors import ModelLoadFailed
+from edgeagent.fit.draft_states import DraftStates, describe_drafts, draft_states
+from edgeagent.fit.need import CONTEXT_STEP, DEFAULT_MAX_CONTEXT, kv_bytes_per_token, num_cells_wanted, predict
+from edgeagent.fit.placement import Layout, Room, Taken, layouts, take
+from edgeagent.sizes import memory_text
+from edgeagent.types import Choice, FileShape
+
+# Contexts that are worth a quantized cache, then fewer layers on the GPUs.
+_WORTHY = (4096, 1024, 256)
+_QUANTIZED = "q8_0"
+# Parallel requests that a model which keeps a state for each may be run with.
+_COUNTS = (DEFAULT_PARALLEL, 2, 1)
+_GPU_SHARE_AGAIN = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model runs. `config` is what was asked for with everything chosen, `draft_config` the same for its draft.
+
+    `num_wanted`: tokens of context that it would have with more memory. `fits`: it does beside what else is in memory.
+    `draft_states`: None where drafts need none.
+    """
+
+    config: EngineConfig
+    num_cells: int
+    num_wanted: int
+    layout: Layout
+    taken: Taken
+    room: Room
+    fits: bool
+    draft_states: DraftStates | None = None
+
+    @property
+    def draft_config(self) -> EngineConfig:
+        """The options of the draft."""
+        return self.config.model_copy(update={"gpu_layers": self.layout.num_draft_gpu_layers, "cpu_experts": 0})
+
+
+def least_cells(shape: FileShape, config: EngineConfig) -> int:
+    """Return the shortest context that a model is run with."""
+    return num_cells_wanted(shape, config) if config.ctx else min(num_cells_wanted(shape, config), _WORTHY[1])
+
+
+def make_plan(
+    shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, *, may_keep_states: bool = True
+) -> Plan:
+    """Return how a model, the first shape, runs with its draft, the others.
+
+    A context that was not asked for has at most `most_cells` tokens; 0: as many as usual. Earlier states for drafts are
+    kept only if that changes nothing else, and never without `may_keep_states`.
+    """
+    plan = _plan(shapes, config, room, most_cells)
+    states = draft_states(shapes, plan.config, room)
+    if states is None:
+        return plan
+    if may_keep_states and states.num_tokens:
+        keeping = _plan(shapes, config, room, most_cells, states.num_tokens)
+        if keeping.config == plan.config and keeping.fits == plan.fits:
+            return replace(keeping, draft_states=states)
+    return replace(plan, draft_states=replace(states, num_tokens=0))
+
+
+def _plan(
+    shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, num_back: int = 0
+) -> Plan:
+    wanted = num_cells_wanted(shapes[0], config)
+    most = min(wanted, most_cells) if most_cells and not config.ctx else wanted
+    floors = [wanted] if config.ctx else [min(most, cells) for cells in _WORTHY]
+    for floor in dict.fromkeys(floors):
+        for layout in layouts(shapes, config, room, num_back):
+            for typed in _variants(shapes, config):
+                if take(shapes, typed, floor, layout, room.gpus).fits(room):
+                    cells = _longest(shapes, typed, layout, room, floor, most)
+                    return _planned(shapes, typed, cells, wanted, layout, room)
+    # It may still run, slowly, with its file read again and again.
+    least = config.model_copy(update={"parallel": _parallel_counts(shapes, config)[-1]})
+    typed, cells = _typed(least)[0], min(most, least_cells(shapes[0], config))
+    on_gpus = (
+        layout
+        for layout in layouts(shapes, config, room, num_back)
+        if take(shapes, typed, cells, layout, room.gpus).fits_gpus(room)
+    )
+    return _planned(shapes, typed, cells, wanted, next(on_gpus, Layout(num_back=num_back)), room)
+
+
+def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_tries: int) -> Plan:
+    """Return the plan after `num_tries` loads that ran out of memory: each takes less than the one before, if it can.
+
+    First earlier states go. Then on GPUs it takes four fifths, elsewhere half of the context and half of the states.
+    """
+    plan = make_plan(shapes, config, room)
+    counts = _parallel_counts(shapes, config)
+    for _ in range(num_tries):
+        if plan.layout.num_back:
+            plan = make_plan(shapes, config, room, may_keep_states=False)
+        elif plan.layout.num_gpu_layers:
+            gpus = tuple(
+                replace(gpu, free_bytes=int(_GPU_SHARE_AGAIN * min(gpu.free_bytes, taken)))
+                for gpu, taken in zip(plan.room.gpus, plan.taken.gpu_bytes, strict=True)
+            )
+            plan = make_plan(shapes, config, Room(room.ram_bytes, gpus), may_keep_states=False)
+        else:
+            half = plan.num_cells // 2 // CONTEXT_STEP * CONTEXT_STEP
+            fewer = next((count for count in counts if count < plan.config.parallel), counts[-1])
+            config = config.model_copy(update={"parallel": fewer})
+            plan = make_plan(shapes, config, plan.room, max(half, CONTEXT_STEP), may_keep_states=False)
+    return plan
+
+
+def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> int:
+    """Return the longest context that fits, with all KV types as asked; 0: not even the shortest."""
+    typed = _typed(config)[0]
+    trained = shapes[0].context_length or DEFAULT_MAX_CONTEXT
+    if not kv_bytes_per_token(shapes, typed):
+        return trained if make_plan(shapes, config, room).fits else 0
+
+    def does_not_fit(cells: int) -> bool:
+        return not make_plan(shapes, typed.model_copy(update={"ctx": cells}), room).fits
+
+    steps = range(CONTEXT_STEP, trained + CONTEXT_STEP, CONTEXT_STEP)
+    count = bisect_right(steps, 0, key=does_not_fit)
+    return min(trained, count * CONTEXT_STEP)
+
+
+def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
+    """Raise ModelLoadFailed where options that were asked for cannot work, whatever leaves memory first.
+
+    `room` is all memory that could be had. The system would end the worker, or llama.cpp try for seconds.
+    """
+    _check_gpu_layers(shapes, config, room)
+    cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_WORTHY)
+    need, smallest = (predict(shapes, _typed(config)[index], cells) for index in (0, -1))
+    # The file can be read again and again.
+    least = smallest.kv_bytes + smallest.outputs_bytes + smallest.worker_bytes
+    free = room.ram_bytes + sum(gpu.free_bytes for gpu in room.gpus if not gpu.shares_memory)
+    if least <= free:
+        return
+    longest = longest_context(shapes, config, Room(free))
+    raise ModelLoadFailed(
+        f"a context of {cells} tokens takes {memory_text(need.kv_bytes)} of memory for the KV cache, and "
+        f"{memory_text(free)} are free; {f'--ctx {longest} would fit' if longest else 'no context would fit'}"
+    )
+
+
+def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
+    """Refuse more layers than a GPU could hold if it were empty."""
+    if config.gpu_layers <= 0 or not room.gpus:
+        return
+    cells = num_cells_wanted(shapes[0], config)
+    layout = next(layouts(shapes[:1], config, room))
+    taken = take(shapes[:1], _typed(config)[-1], cells, layout, room.gpus, with_reserve=False)
+    for gpu, num_bytes in zip(room.gpus, taken.gpu_bytes, strict=True):
+        if num_bytes > gpu.total_bytes > 0:
+            fitting = make_plan(shapes[:1], config.model_copy(update={"gpu_layers": -1}), room).layout.num_gpu_layers
+            raise ModelLoadFailed(
+                f"{config.gpu_layers} layers with a context of {cells} tokens take {memory_text(num_bytes)} on "
+                f"{gpu.name}, which has {memory_text(gpu.total_bytes)}; --gpu-layers {fitting} would fit"
+            )
+
+
+def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[Choice, ...]:
+    """Return what was chosen by memory for a model of `num_layers` layers, and why.
+
+    `config` is what was asked for; `num_tries` loads ran out of memory before.
+    """
+    choices = []
+    if plan.room.gpus:
+        choices.append(_describe_layers(plan, config, num_layers))
+    free = memory_text(plan.room.ram_bytes)
+    if plan.num_cells < plan.num_wanted:
+        why = f"{plan.num_wanted} tokens do not fit beside the weights: {free} of memory are free"
+        if num_tries and not plan.layout.num_gpu_layers:
+            why = "with a longer one the load ran out of memory"
+        choices.append(Choice("context", str(plan.num_cells), "memory", why))
+    chosen = plan.config.kv_type_k
+    if config.kv_type_k == "auto" and chosen != "f16":
+        why = "f16 would leave room for a shorter context, or for fewer layers on the GPU"
+        choices.append(Choice("KV type", chosen, "memory", why))
+    if not config.parallel and plan.config.parallel < config.num_parallel:
+        why = "each request keeps a state, and with more of them less would be left for the context and the layers"
+        choices.append(Choice("parallel requests", str(plan.config.parallel), "memory", why))
+    if plan.draft_states is not None:
+        choices.append(describe_drafts(plan.draft_states, config))
+    if num_tries:
+        loads = "a load" if num_tries == 1 else f"{num_tries} loads"
+        choices.append(Choice("memory", "less than is free", "memory", f"{loads} before this one ran out of memory"))
+    return tuple(choices)
+
+
+def _describe_layers(plan: Plan, config: EngineConfig, num_layers: int) -> Choice:
+    layout = plan.layout
+    parts = [
+        f"{memory_text(taken)} of {memory_text(gpu.free_bytes)} free on {gpu.name}"
+        for taken, gpu in zip(plan.taken.gpu_bytes, plan.room.gpus, strict=True)
+    ]
+    value = "all" if layout.num_gpu_layers > num_layers else f"{layout.num_gpu_layers} of {num_layers}"
+    if layout.num_cpu_experts and layout.num_gpu_layers:
+        value += f", the experts of {layout.num_cpu_experts} in memory"
+    return Choice(
+        "layers on the GPU", value, "option" if config.gpu_layers >= 0 else "memory", f"takes {', '.join(parts)}"
+    )
+
+
+def _typed(config: EngineConfig) -> list[EngineConfig]:
+    """Return the options with each KV type that they may have, the best one first."""
+    asked = {"kv_type_k": config.kv_type_k, "kv_type_v": config.kv_type_v}
+    types = ["f16"] if config.flash_attention == "off" else ["f16", _QUANTIZED]
+    if "auto" not in asked.values():
+        return [config]
+    return [
+        config.model_copy(update={name: kind if value == "auto" else value for name, value in asked.items()})
+        for kind in types
+    ]
+
+
+def _parallel_counts(shapes: Sequence[FileShape], config: EngineConfig) -> tuple[int, ...]:
+    """Return the numbers of parallel requests that a model may be run with, the best first."""
+    has_states = any(layer.num_state_values for shape in shapes for layer in shape.layers)
+    return _COUNTS if has_states and not config.parallel else (config.num_parallel,)
+
+
+def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineConfig]:
+    """Return the options with each number of parallel requests and each KV type, the best first."""
+    counts = _parallel_counts(shapes, config)
+    return [typed.model_copy(update={"parallel": count}) for count in counts for typed in _typed(config)]
+
+
+def _longest(
+    shapes: Sequence[FileShape], config: EngineConfig, layout: Layout, room: Room, floor: int, wanted: int
+) -> int:
+    """Return the longest context from `floor` to `wanted` that fits in a layout."""
+    steps = [*range(floor, wanted, CONTEXT_STEP), wanted]
+    num_fitting = bisect_right(
+        steps, 0, key=lambda cells: not take(shapes, config, cells, layout, room.gpus).fits(room)
+    )
+    longest: int = steps[max(0, num_fitting - 1)]
+    return longest
+
+
+def _planned(
+    shapes: Sequence[FileShape], config: EngineConfig, cells: int, wanted: int, layout: Layout, room: Room
+) -> Plan:
+    taken = take(shapes, config, cells, layout, room.gpus)
+    is_whole = layout.num_gpu_layers > len(shapes[0].layers)
+    chosen = config.model_copy(
+        update={
+            "ctx": config.ctx if cells == wanted else cells,
+            "gpu_layers": -1 if is_whole else layout.num_gpu_layers,
+            "cpu_experts": layout.num_cpu_experts,
+        }
+    )
+    return Plan(chosen, cells, wanted, layout, taken, room, taken.fits(room))
