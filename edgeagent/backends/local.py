@@ -99,7 +99,7 @@ class LocalBackend:
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Say how full the model's queue is, and when the request would have its tokens; raise ModelNotFound."""
         status, num_live = self._pool.status(request.model), self._pool.num_live(request.model)
-        worker, engine = status.worker, self._pool.engine(request.model)
+        worker, engine, num_parallel = status.worker, self._pool.engine(request.model), self._num_parallel(status)
         rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
         traffic = self._traffic_of(status.name)
         known_rates = traffic.forecast.known(
@@ -113,13 +113,13 @@ class LocalBackend:
             if status.ready_in_s is None:
                 first_token_s = None
             else:
-                num_ahead = max(0, num_live - engine.parallel + 1)
-                first_token_s += status.ready_in_s + num_ahead * traffic.usual_duration_s / engine.parallel
+                num_ahead = max(0, num_live - num_parallel + 1)
+                first_token_s += status.ready_in_s + num_ahead * traffic.usual_duration_s / num_parallel
         return Estimate(
             self.name,
             True,
             num_live,
-            engine.parallel + engine.max_waiting,
+            num_parallel + engine.max_waiting,
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
             obstacle=self._obstacle(request, status),
             first_token_s=first_token_s,
@@ -129,6 +129,11 @@ class LocalBackend:
 
     def _traffic_of(self, model: str) -> _Traffic:
         return self._traffic.setdefault(model, _Traffic(self._clock()))
+
+    def _num_parallel(self, status: ModelStatus) -> int:
+        """Return how many requests a model runs at a time: fewer than asked where memory was short."""
+        chosen = 0 if status.info is None else status.info.num_parallel
+        return chosen or self._pool.engine(status.name).num_parallel
 
     def _obstacle(self, request: GenerateRequest, status: ModelStatus) -> str:
         """Return why a request cannot be served at all, as far as that is certain."""
@@ -196,8 +201,8 @@ class LocalBackend:
         return bool(step.tokens)
 
     def _refuse_if_full(self, model: str, traffic: _Traffic) -> None:
-        num_live, engine = self._pool.num_live(model), self._pool.engine(model)
-        if num_live >= engine.parallel + engine.max_waiting:
+        num_live, status = self._pool.num_live(model), self._pool.status(model)
+        if num_live >= self._num_parallel(status) + self._pool.engine(model).max_waiting:
             raise Overloaded(
                 f"{num_live} requests are running or waiting and no more are taken; try again later",
                 retry_after_s=traffic.retry_after_s,

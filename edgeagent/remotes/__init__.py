@@ -36,6 +36,17 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
     client_key: str | None = None
 
 
+class Terms(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the owner knows of who gets the prompts: who runs it, how long it keeps them, whether it trains on them.
+
+    "" is unknown too.
+    """
+
+    operator: str = ""
+    retention: str = ""
+    training: Literal["unknown", "yes", "no"] = "unknown"
+
+
 class Price(Struct, frozen=True, forbid_unknown_fields=True):
     """Money for a million tokens, in the owner's currency."""
 
@@ -83,6 +94,7 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     price: Price = Price()
     budget: Budget = Budget()
     limits: Limits = Limits()
+    terms: Terms = Terms()
     plaintext: bool = False
 
     @property

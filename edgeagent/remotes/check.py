@@ -44,6 +44,9 @@ def checked(remote: Remote) -> Remote:
     _check_key(remote, where)
     _check_models(remote, where)
     _check_numbers(remote, where)
+    for field, text in asdict(remote.terms).items():
+        if not text.isprintable() or len(text) > MAX_NAME_CHARS:
+            raise ConfigError(f"{where}: terms.{field}: must be printable, at most {MAX_NAME_CHARS} characters")
     if remote.proxy is not None:
         check_url(remote.proxy, f"{where}: proxy")
     return replace(remote, endpoints=endpoints, tls=_tls(remote, where))

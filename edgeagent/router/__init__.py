@@ -21,8 +21,10 @@ def build(config: Config) -> Router:
     from edgeagent.store.gguf import validate_adapter, validate_model
     from edgeagent.store.hashes import sha256_of
     from edgeagent.store.last_use import LastUse
+    from edgeagent.store.own_names import OwnNamesFile
     from edgeagent.store.resolve import Library
     from edgeagent.store.split import split_paths
+    from edgeagent.store.vocabulary import first_difference
     from edgeagent.worker.parent.disk_cache import prepare_disk_cache
     from edgeagent.worker.parent.kept_choices import KeptChoices
     from edgeagent.worker.parent.pool import Pool
@@ -49,7 +51,9 @@ def build(config: Config) -> Router:
         offer=Library.of(config).resolve_for_client if config.load.on_demand else None,
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,
+        difference=first_difference,
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
+        names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )
     return Router([LocalBackend(pool)], outside, targets=targets)

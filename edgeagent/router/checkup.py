@@ -71,6 +71,8 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
             await _try(_Try(remote, mode, transport, headers, ledger, checkup))
         except Failure as failure:
             checkup.problem = failure.message
+            if checkup.models_s is None:
+                checkup.problem += _advice(failure, endpoint.url, remote)
         except TimeoutError:
             checkup.problem = f"no answer within {remote.limits.first_token_s:g} s (limits.first_token_s)"
         except EdgeAgentError as error:
@@ -79,6 +81,16 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
             await transport.drop()
         found.append(msgspec.to_builtins(checkup))
     return found
+
+
+def _advice(failure: Failure, url: str, remote: Remote) -> str:
+    """Return what an owner can do about a connection that was not made; empty where nothing is known."""
+    is_secure = url.startswith("https:")
+    if failure.kind is Kind.UNTRUSTED and "not trusted" in failure.message and remote.tls.ca_file is None:
+        return "; name its CA (--ca), or this one certificate (--pin)"
+    if failure.kind is Kind.UNTRUSTED and "no TLS" in failure.message:
+        return "; does its URL begin with http://?"
+    return "; does its URL begin with https://?" if failure.kind is Kind.CUT and not is_secure else ""
 
 
 class _Try(Struct):

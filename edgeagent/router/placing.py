@@ -126,14 +126,14 @@ class Placing:
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
         """Return the estimates of those that know the model, and the first word of those that do not or cannot tell.
 
-        What a remote expects is not asked for where nothing may leave.
+        What a remote expects is not asked for where nothing may leave, nor what this machine does where all must.
         """
-        is_bound = mode is RouteMode.LOCAL_ONLY
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
         unusable: BackendUnavailable | None = None
         for name, backend in self.backends.items():
-            if name in without or (is_bound and name.startswith(REMOTE_PREFIX)):
+            barred_by = RouteMode.LOCAL_ONLY if name.startswith(REMOTE_PREFIX) else RouteMode.REMOTE_ONLY
+            if name in without or mode is barred_by:
                 continue
             try:
                 estimate = backend.estimate(request)
@@ -161,8 +161,9 @@ def _no_route(
     if mode is RouteMode.LOCAL_ONLY:
         return BackendUnavailable(f"no backend may serve model {request.model!r}: the request is local only")
     obstacles = ", ".join(f"{name}: {estimate.obstacle}" for name, estimate in estimates.items())
+    none = "there is no remote" if mode is RouteMode.REMOTE_ONLY else "there is none"
     return BackendUnavailable(
-        f"no backend can serve model {request.model!r} now ({obstacles or 'there is none'})",
+        f"no backend can serve model {request.model!r} now ({obstacles or none})",
         retry_after_s=min((estimate.retry_after_s for estimate in estimates.values()), default=None),
     )
 

@@ -106,6 +106,8 @@ class RemoteBackends:
             await asyncio.sleep(_TICK_S)
             self.refresh()
             self._warm_if_alone()
+            for backend in self._own.values():
+                backend.look_at_network()
             lag_s = _lag_s()
             if abs(lag_s - self._lag_s) > _SLEPT_S:
                 await asyncio.gather(*(backend.network_changed() for backend in self._own.values()))

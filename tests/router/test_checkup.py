@@ -21,6 +21,7 @@ from edgeagent.remotes import Endpoint, Key, Limits, Remote, Tls
 from edgeagent.remotes.file import RemotesFile
 from edgeagent.router.checkup import MAX_ANSWER_BYTES, check
 from edgeagent.types import RouteMode
+from tests.backends.remote.certificates import Authority, server_context
 from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, free_port, half, models, plain
 
 CHAT = {"choices": [{"message": {"content": "Hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
@@ -251,6 +252,22 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
     async with faults(said(CHAT), gets=LISTED) as server:
         (found,) = await checked(tmp_path, server.url)
     assert "cannot be kept" in found["problem"] and server.posts == []
+
+
+@pytest.mark.parametrize(
+    ("serves_tls", "scheme", "told"),
+    [
+        (True, "https", "not trusted: self-signed certificate; name its CA (--ca), or this one certificate (--pin)"),
+        (True, "http", "the connection broke before an answer came; does its URL begin with https://?"),
+        (False, "https", "; does its URL begin with http://?"),
+    ],
+)
+async def test_what_to_do_about_tls_is_told(serves_tls: bool, scheme: str, told: str, tmp_path: Path) -> None:
+    certificate = Authority(tmp_path).self_signed("alone") if serves_tls else None
+    async with faults(said(CHAT), gets=LISTED, tls=certificate and server_context(certificate)) as server:
+        (found,) = await checked(tmp_path, f"{scheme}://127.0.0.1:{server.port}/v1")
+    assert found["problem"].endswith(told)
+    assert not server.posts
 
 
 async def test_nothing_leaves_where_the_mode_or_the_files_of_tls_forbid_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from edgeagent.router import build
 from edgeagent.router.placing import Placing
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.router import NO_MODEL
-from edgeagent.types import RouteMode
+from edgeagent.types import RouteMode, replace
 from tests.router.test_journey import Place
 from tests.worker.support import request
 
@@ -51,6 +51,24 @@ def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, str
     except EdgeAgentError:
         assert mode is RouteMode.REMOTE_ONLY
     assert remotes.warmed == ["remote:gpu"] * is_probed
+
+
+@pytest.mark.parametrize(
+    ("remotes", "code", "told"),
+    [
+        (["context"], "context_length_exceeded", "does not fit"),
+        (["unreachable"], "backend_unavailable", "now (remote:0: unreachable)"),
+        ([], "backend_unavailable", "there is no remote"),
+    ],
+)
+def test_of_a_request_for_remotes_alone_only_these_are_told(remotes: list[str], code: str, told: str) -> None:
+    away = [Place(f"remote:{number}", obstacle=obstacle) for number, obstacle in enumerate(remotes)]
+    places = [Place("local"), *away]
+    places[0].expects = replace(places[0].expects, num_live=100)
+    placing = Placing({place.name: place for place in places}, lambda: RouteMode.REMOTE_ONLY)
+    with pytest.raises(EdgeAgentError) as caught:
+        placing.choose(request("", model="fake"))
+    assert caught.value.code == code and told in caught.value.message
 
 
 def test_the_options_of_targets_decide(tmp_path: Path) -> None:

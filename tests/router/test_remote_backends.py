@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from edgeagent.backends.base import Backend
+from edgeagent.backends.remote import cluster, transport
 from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
@@ -53,6 +54,7 @@ from tests.router.test_journey import Answer, Place, run
 
 ASKED = GenerateRequest("r1", "fake", ChatPrompt((Message("user", "canary"),)))
 LIMITS = Limits(max_concurrent=8, connect_s=2.0, first_token_s=5.0, idle_s=5.0, total_s=20.0)
+PATIENT = Limits(idle_s=60.0, total_s=60.0)
 REST = (ROLE, chunk({"content": " two three"}), chunk({"content": " four"}, finish="stop"), usage(output=3), DONE)
 
 
@@ -126,6 +128,26 @@ async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here
         assert answered.text == "one two three four"
         assert answered.end.timings.route == "local"
         await asyncio.wait_for(far.posts[0].left.wait(), 5)
+
+
+async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_backends, "_TICK_S", 0.01)
+    monkeypatch.setattr(cluster, "_LOOK_S", 0.0)
+    far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
+    local = Place("local")
+    async with faults(far_stream) as far, router_at(tmp_path, local, route="prefer_remote") as router:
+        add_remote(tmp_path, remote(far.url, limits=PATIENT))
+        answered = Answer()
+        async with asyncio.timeout(20):
+            async for step in router.generate(ASKED):
+                answered.deltas += step.deltas
+                if answered.text == "one two":
+                    monkeypatch.setattr(transport, "source_of", lambda peer: "")
+                    monkeypatch.setattr(transport, "is_ours", lambda address: False)
+        assert answered.text == "one two three four"
+        assert answered.end.timings.route == "local"
 
 
 async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:

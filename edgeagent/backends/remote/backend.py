@@ -105,6 +105,11 @@ class RemoteBackend:
         if self._cluster is not None:
             self._cluster.renew()
 
+    def look_at_network(self) -> None:
+        """Do what a change of network asks for while requests run; a new request looks itself."""
+        if self._cluster is not None and self._live:
+            self._cluster.note_network()
+
     def warm(self) -> None:
         """Open connections to each endpoint and probe it, for requests that are likely to come.
 

@@ -23,8 +23,9 @@ State = Literal["closed", "open", "half_open"]
 class Breaker:
     """Opens after five failures in a row, or at once after a hang, since each of those costs a whole limit of time.
 
-    Several nodes may be behind one endpoint, and one of them may die. Therefore running answers that are cut within a
-    second of each other count as one failure. A hang counts like other failures if another answer continued meanwhile.
+    Several nodes may be behind one endpoint, and one of them may die. Therefore failures within a second of each other
+    count as one, if they cut running answers or if another answer continued while the requests waited. In the latter
+    case a hang counts like other failures.
     The first content of an answer closes the breaker, and so does an answer's good end.
 
     An open breaker lets nothing through for 30 s, and for twice as long each time that it opens again without a success
@@ -96,12 +97,13 @@ class Breaker:
     ) -> None:
         """Note a failure: of a request that waited from `since_s` on, or of an answer that had begun."""
         self.cause, self._failed_s = cause, now_s
-        hung = hung and self._heard_s <= since_s
-        if had_begun:
+        is_answering = self._heard_s > since_s
+        hung = hung and not is_answering
+        was_trying = self._is_trying and not had_begun
+        if had_begun or (is_answering and not was_trying):
             if now_s - self._cut_s < ONE_CUT_S and not hung:
                 return
             self._cut_s = now_s
-        was_trying = self._is_trying and not had_begun
         self._is_trying = self._is_trying and had_begun
         self._num_failures += 1
         if self._open_until_s is not None and (not was_trying or now_s < self._open_until_s):

@@ -28,6 +28,8 @@ NAME_S = 2.0
 """How long a name may take to be resolved."""
 _STAGGER_S = 0.25
 _MAX_BUFFERED_BYTES = 256 * 1024
+_NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+_QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
 
 
 class Stages(Struct):
@@ -161,6 +163,7 @@ class _Wire(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
+        self._connection: Any = None
         self._unread = bytearray()
         self._unsent: list[bytes] = []
         self._num_turns = self._num_turns_left = 0
@@ -182,8 +185,10 @@ class _Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
+        self._connection = transport.get_extra_info("socket")
 
     def data_received(self, data: bytes) -> None:
+        self._acknowledge()
         self._unread += data
         if len(self._unread) > _MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
@@ -235,6 +240,16 @@ class _Wire(asyncio.Protocol):
         self._unsent.append(data)
         if self._drained is not None:
             await self._drained
+
+    def _acknowledge(self) -> None:
+        """Acknowledge what has come at once; the kernel forgets this with the next packet.
+
+        It would wait 40 ms. A server that does not set TCP_NODELAY sends an answer's head, and then nothing until that
+        is acknowledged.
+        """
+        if _QUICK_ACK is not None and self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
 
     def _flush(self) -> None:
         if self._num_turns_left:
@@ -305,23 +320,36 @@ async def _connect(host: str, port: int, connect_s: float) -> _Wire:
     _, wire = await asyncio.get_running_loop().create_connection(_Wire, host, port)
     connection = wire.transport.get_extra_info("socket")
     if connection is not None:
-        for option, value in ((socket.TCP_NODELAY, 1), *_lost_after(connect_s)):
+        for level, option, value in (_NO_DELAY, *_lost_after(connect_s), *_probed_after(connect_s)):
             with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                connection.setsockopt(level, option, value)
     return wire
 
 
-def _lost_after(seconds: float) -> list[tuple[int, int]]:
+def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
     """Return the option that ends a connection whose other side acknowledges nothing for so long.
 
     Without it a pooled connection that leads nowhere, as after a change of network, takes requests for a quarter of an
     hour. A server that is slow to answer acknowledges what it gets.
     """
     if sys.platform == "linux":
-        return [(socket.TCP_USER_TIMEOUT, round(seconds * 1000))]
+        return [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))]
     if sys.platform == "darwin":
-        return [(0x80, math.ceil(seconds))]  # TCP_RXT_CONNDROPTIME
-    return [(5, math.ceil(seconds))] if sys.platform == "win32" else []  # TCP_MAXRT
+        return [(socket.IPPROTO_TCP, 0x80, math.ceil(seconds))]  # TCP_RXT_CONNDROPTIME
+    return [(socket.IPPROTO_TCP, 5, math.ceil(seconds))] if sys.platform == "win32" else []  # TCP_MAXRT
+
+
+def _probed_after(seconds: float) -> list[tuple[int, int, int]]:
+    """Return the options that ask a silent side three times in so long whether its kernel is still there.
+
+    An answer that comes in over a way that is gone has nothing to be acknowledged: without this only its limit of
+    silence ends it. A server that is slow to answer does not notice.
+    """
+    each = max(1, int(seconds / 3))
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS's name
+    values = ((idle, each), ("TCP_KEEPINTVL", each), ("TCP_KEEPCNT", 2))
+    found = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in values if hasattr(socket, name)]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *found]
 
 
 def _check_pin(wire: _Wire, pin: str) -> None:

@@ -34,6 +34,7 @@ from edgeagent.errors import (
     RequestTimeout,
 )
 from edgeagent.types import (
+    HOPS_HEADER,
     AnswerSoFar,
     Delta,
     Finished,
@@ -200,7 +201,8 @@ class Run:
         return write(self._request, target, self._so_far)
 
     def _call(self, body: Body, headers: Headers) -> Call:
-        headers = (*headers, ("Accept", "text/event-stream"), ("X-Session-ID", self._session))
+        num_hops = (HOPS_HEADER, str(self._request.num_hops + 1))
+        headers = (*headers, ("Accept", "text/event-stream"), ("X-Session-ID", self._session), num_hops)
         return Call(body.path, body.content, headers, self._request.id)
 
     def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:

@@ -64,16 +64,19 @@ async def test_an_answer() -> None:
 async def test_nothing_of_this_machine_is_in_the_headers() -> None:
     async with faults(stream(answer("a"))) as server, backend(server.url, key=None) as remote:
         await ask(remote)
+        await ask(remote, id="r2", num_hops=1)
     assert server.asked[0].headers.keys() == {
         "host",
         "user-agent",
         "accept",
         "x-session-id",
+        "x-edgeagent-hops",
         "accept-encoding",
         "content-type",
         "content-length",
     }
     assert server.asked[0].headers["user-agent"] == "edgeagent"
+    assert [asked.headers["x-edgeagent-hops"] for asked in server.asked] == ["1", "2"]
 
 
 async def test_connections_are_kept() -> None:

@@ -133,6 +133,22 @@ def test_an_answered_probe_counts_before_its_time_where_the_endpoint_was_down() 
     assert breaker.state(4) == "open", "it has been down once, not again"
 
 
+def test_requests_that_a_dead_node_had_not_answered_are_one_failure_while_another_answers() -> None:
+    breaker = Breaker()
+    breaker.hear(1.0)
+    for number in range(20):
+        breaker.fail(1 + number / 100, "cut", since_s=0.5)
+    assert breaker.state(2) == "closed"
+    for number in range(1, MAX_FAILURES):
+        assert breaker.state(3) == "closed", number
+        breaker.fail(3, "cut", since_s=2.0)
+    assert breaker.state(3) == "open", "nothing answered since those began"
+    breaker.begin()
+    breaker.hear(3 + OPEN_S)
+    breaker.fail(3 + OPEN_S, "cut", since_s=0.0)
+    assert breaker.state(3 + OPEN_S) == "open", "the trial counts"
+
+
 def test_answers_that_are_cut_at_one_time_are_one_failure() -> None:
     breaker = Breaker()
     for number in range(20):

@@ -191,6 +191,8 @@ async def test_a_connection_that_acknowledges_nothing_is_given_up() -> None:
         connection = wire.transport.get_extra_info("socket")
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1, "one that only listens is probed"
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
         wire.close()
 
 
