@@ -34,12 +34,13 @@ from edgeagent.home import with_home
 
 ENV_PREFIX = "EDGEAGENT_"
 
-KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-UNQUANTIZED_KV_TYPES = ("f32", "f16", "bf16")
+KvType = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+UNQUANTIZED_KV_TYPES = ("auto", "f32", "f16", "bf16")
 # llama.cpp's numbers have 32 bits, and ctypes cuts larger ones off without a word; it has room for so many threads.
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
+DEFAULT_PARALLEL = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
@@ -164,25 +165,27 @@ class EngineConfig(Section):
     model_config = ConfigDict(allow_inf_nan=False)
 
     ctx: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
-    """Tokens of KV cache, shared by all requests of a model (0: what the model was trained for, at most 8192)."""
-    parallel: Annotated[int, Field(ge=1, le=64)] = 4
-    """Requests that run at the same time; more wait."""
+    """Tokens of KV cache, shared by all requests of a model (0: what it was trained for, at most 8192 that fit)."""
+    parallel: Annotated[int, Field(ge=0, le=64)] = 0
+    """Requests that run at the same time; more wait (0: four, fewer where each keeps a state and memory is short)."""
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads (0: one per performance core, within a container's limit; fewer while other programs use them)."""
     batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
     """Most tokens in one decode call."""
     gpu_layers: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
     """Layers on the GPU: -1 all that fit, 0 none. Asking for more than 0 without a GPU is an error."""
-    main_gpu: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
-    """The GPU for a model that is not split."""
+    cpu_experts: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
+    """Layers whose experts stay in memory, of a mixture of experts on a GPU: -1 as few as the GPU's memory allows."""
+    main_gpu: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
+    """The one GPU that a model is put on, counted from 0 (-1: it is spread over all)."""
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
     """Flash attention (auto: on a CPU whichever is measured to be quicker, elsewhere what llama.cpp decides)."""
-    kv_type_k: KvType = "f16"
-    """Type of the K cache."""
-    kv_type_v: KvType = "f16"
-    """Type of the V cache; quantized types need flash attention."""
+    kv_type_k: KvType = "auto"
+    """Type of the K cache (auto: f16, or q8_0 where memory is short)."""
+    kv_type_v: KvType = "auto"
+    """Type of the V cache (auto: as for K); quantized types need flash attention."""
     calibration_s: Annotated[float, Field(ge=0, le=60)] = 2.0
     """Most time to measure, at a model's first load, what suits it on this machine (0: nothing is measured)."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
@@ -205,6 +208,11 @@ class EngineConfig(Section):
     """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Replace the worker if a step computes for longer than this, and for 20 times the expected time."""
+
+    @property
+    def num_parallel(self) -> int:
+        """Requests that run at the same time where memory allows."""
+        return self.parallel or DEFAULT_PARALLEL
 
     @field_validator("kv_type_v")
     @classmethod

@@ -23,6 +23,14 @@ from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
 TABLES = frozenset({"models"})
+_WANTED_IN_TABLES = {
+    "keep_alive": 'a number of seconds or a duration, as in "5m"',
+    "draft": "auto, none, ngram or the name of a model",
+    "preload": "true or false",
+    "engine": "a table of options, as in { ctx = 4096 }",
+    "adapters": 'a table of files, as in { support = "support.gguf" }',
+    "prefixes": 'a list of files, as in ["assistant.txt"]',
+}
 """What only the file can set: tables under names that the owner chooses."""
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
@@ -221,17 +229,26 @@ def _complaints(
 
 def _complaint_of_table(problem: Mapping[str, Any]) -> str:
     """Return what is wrong with a table of one model; one without a place has it in its text."""
-    where, what = problem["loc"], problem["msg"].replace("Value error, ", "")
-    what = what.replace("Extra inputs are not permitted", "there is no such option")
+    where = problem["loc"]
     if not where:
-        return str(what)
+        what = str(problem["msg"]).replace("Value error, ", "").replace("Input should be", "must be")
+        return what.replace("Extra inputs are not permitted", "there is no such option")
     if len(where) < 3:
         return f'tables of models look like [models."NAME"], not {problem["input"]!r:.80}'
     key = ".".join(map(str, where[2:]))
-    meant = (
-        difflib.get_close_matches(key, ModelConfig.model_fields, n=1) if problem["type"] == "extra_forbidden" else []
-    )
-    return f'[models."{where[1]}"] {key}: {what}{f"; did you mean {meant[0]}?" if meant else ""}'
+    return f'[models."{where[1]}"] {key.removesuffix(".[key]")}: {_fault_in_table(problem, key)}'
+
+
+def _fault_in_table(problem: Mapping[str, Any], key: str) -> str:
+    if problem["type"] == "value_error":  # one of our own checks, in its own words
+        return str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        meant = difflib.get_close_matches(key, ModelConfig.model_fields, n=1)
+        return f"there is no such option{f'; did you mean {meant[0]}?' if meant else ''}"
+    wanted = "the path of a file" if "." in key else _WANTED_IN_TABLES[key]
+    if problem["type"] == "string_pattern_mismatch":
+        wanted = "a name of at most 64 letters, digits and . _ -"
+    return f"must be {wanted}, not {problem['input']!r:.80}"
 
 
 def _where(name: str, source: str) -> str:

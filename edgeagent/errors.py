@@ -156,6 +156,12 @@ class ModelDamaged(ModelLoadFailed):
     code = "model_damaged"
 
 
+class ModelOutOfMemory(ModelLoadFailed):
+    """There was not enough memory for the model or its context when it was loaded."""
+
+    code = "model_out_of_memory"
+
+
 class WorkerCrashed(EdgeAgentError):
     """The model's process ended while the request ran."""
 

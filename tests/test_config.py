@@ -268,10 +268,20 @@ def test_the_file_has_options_of_single_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ("engine = {ctx = -1}", r'\[models."a"\] engine.ctx'),
-        ("engine = {cxt = 1}", r'\[models."a"\] engine.cxt'),
+        ("engine = {ctx = -1}", r'\[models."a"\] engine.ctx: must be greater than or equal to 0$'),
+        ('engine = {ctx = "x"}', r"engine.ctx: must be a valid integer"),
+        ("engine = {cxt = 1}", r'\[models."a"\] engine.cxt: there is no such option$'),
+        ("engine = 5", "engine: must be a table of options, .* not 5$"),
+        ("preload = 'maybe'", "preload: must be true or false, not 'maybe'$"),
+        ("prefixes = 'x'", r"prefixes: must be a list of files, .* not 'x'$"),
+        ("prefixes = [5]", r"prefixes.0: must be the path of a file, not 5$"),
+        ("adapters = [5]", r"adapters: must be a table of files, .* not \[5\]$"),
+        ("adapters = {'a b' = 'x'}", r"adapters.a b: must be a name of at most 64 .* not 'a b'$"),
+        ("adapters = {a = 5}", r"adapters.a: must be the path of a file, not 5$"),
+        ("draft = 5", r"draft: must be auto, none, ngram or the name of a model, not 5$"),
+        ("keep_alive = [5]", r"keep_alive: must be a number of seconds .* not \[5\]$"),
         ('keep_alive = "soon"', "soon"),
-        ("pinned = true", r'\[models."a"\] pinned'),
+        ("pinned = true", r'\[models."a"\] pinned: there is no such option$'),
     ],
 )
 def test_a_wrong_option_of_a_single_model_is_named(tmp_path: Path, table: str, told: str) -> None:

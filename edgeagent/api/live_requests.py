@@ -10,6 +10,7 @@ from functools import partial
 
 from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.api.service import Service
+from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.router.modes import strictest
@@ -239,12 +240,14 @@ class LiveRequests:
 def _with_client(request: GenerateRequest) -> GenerateRequest:
     """Return a request with its client's name, and the route that its token allows: all generations pass here.
 
-    A prompt that is only computed ahead stays here, since that fills this machine's cache.
+    A prompt that is only computed ahead stays here, since that fills this machine's cache; so does a request that was
+    sent on often enough, since two edgeagents may be each other's remotes.
     """
-    grant = GRANT.get()
+    grant, num_hops = GRANT.get(), NUM_HOPS.get()
     allowed = grant.client.route if grant is not None else None
-    here = RouteMode.LOCAL_ONLY if request.prefill_only else None
-    return replace(request, route=strictest(allowed, here, request.route), client=request.cache.partition)
+    here = RouteMode.LOCAL_ONLY if request.prefill_only or num_hops >= MAX_HOPS else None
+    route = strictest(allowed, here, request.route)
+    return replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
 
 
 def _place(meter: Meter) -> tuple[str, str]:

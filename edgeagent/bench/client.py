@@ -117,7 +117,8 @@ class WebSocketConnection:
     async def ask(self, ask: Ask, trace: Trace) -> None:
         """See Connection."""
         model: dict[str, Any] = {"model": self.server.model} if self.server.model else {}
-        fields = {"max_output_tokens": ask.max_tokens, "temperature": 0.0, "store": ask.is_stored, **model}
+        drafts = _drafts("edgeagent", ask)
+        fields = {"max_output_tokens": ask.max_tokens, "temperature": 0.0, "store": ask.is_stored, **drafts, **model}
         reply = self.client.respond(ask.messages, **fields)
         trace.send()
         async for event in reply:
@@ -152,6 +153,7 @@ class HttpConnection:
             "stream_options": {"include_usage": True},
             **({"model": self.server.model} if self.server.model else {}),
             **WRITE_ON.get(self.server.kind, {}),
+            **_drafts(self.server.kind, ask),
         }
         url = f"{self.server.http_base}/chat/completions"
         try:
@@ -185,6 +187,17 @@ class HttpConnection:
                     trace.counts = counts_of(event.get("usage")) or trace.counts
         if not events.is_done:
             raise BackendUnavailable(f"{url} ended its stream without [DONE]: the answer was cut short")
+
+
+def _drafts(kind: str, ask: Ask) -> dict[str, Any]:
+    """Return the fields that tell a server how many tokens to draft. Others have none for a request: they choose."""
+    if ask.draft_tokens is None:
+        return {}
+    fields: dict[str, dict[str, Any]] = {
+        "edgeagent": {"edgeagent": {"draft_tokens": ask.draft_tokens}},
+        "llamacpp": {"speculative.n_max": ask.draft_tokens, "speculative.n_min": 0},
+    }
+    return fields.get(kind, {})
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edgeagent.bench import caches, chats
+from edgeagent.bench import caches, chats, speculation
 from edgeagent.bench.client import connection_to
 from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, idle, overhead
 from edgeagent.bench.scenario import (
@@ -264,5 +264,6 @@ SCENARIOS = {
         ),
         *caches.SCENARIOS,
         *chats.SCENARIOS,
+        *speculation.SCENARIOS,
     )
 }

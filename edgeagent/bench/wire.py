@@ -22,12 +22,14 @@ class Ask:
     """A prompt, and how long an answer is wanted. Greedy: what is measured must not depend on chance.
 
     `earlier` is what was said before. Unless it `is_stored`, the server is asked to keep nothing of it on disk.
+    `draft_tokens` are drafted at each step, None: as the server chooses.
     """
 
     prompt: str
     max_tokens: int
     earlier: tuple[Turn, ...] = ()
     is_stored: bool = False
+    draft_tokens: int | None = None
 
     @property
     def messages(self) -> list[dict[str, str]]:

@@ -59,7 +59,8 @@ def bench(
     Only if named: idle: memory of open WebSockets. restart: a daemon of its own is killed, started again, and asked
     prompts that begin as before. shared-prefix: many conversations with one system prompt, and the bytes kept of them.
     conversations: the next turns of many, by turns. beginnings: new conversations, one after another. chat: one
-    conversation that goes on. These five leave their prompts in the server's prefix cache.
+    conversation that goes on. These five leave their prompts in the server's prefix cache. speculate: no drafts, drafts
+    of fixed lengths and the server's choice, over chat, edits, code and words.
 
     \b
     edgeagent bench                                          the daemon here, everything

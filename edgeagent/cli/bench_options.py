@@ -26,6 +26,7 @@ class ScenarioName(StrEnum):
     CONVERSATIONS = "conversations"
     BEGINNINGS = "beginnings"
     CHAT = "chat"
+    SPECULATE = "speculate"
 
 
 Url = Annotated[

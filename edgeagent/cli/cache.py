@@ -15,8 +15,7 @@ import typer
 from edgeagent import cache_folder
 from edgeagent.cli.display import duration, size_text, table, wrapped
 from edgeagent.cli.link import address_of, ask
-from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.status import AsJson, StateDir
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.credentials import clients

@@ -19,8 +19,7 @@ def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
         "the part of an answer that began here included.",
         "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
         "and of its clients, and every request that says local_only or whose token does.",
-        f"Who can read it: whoever runs {_each_host(remote)}, who may keep it too. Know for how long, where, and "
-        "whether models are trained on it.",
+        f"Who can read it: {_readers(remote)}.",
         f"Key: {_key(remote.key)}. Price and budget: {_money(remote)}.",
     ]
     if any(endpoint.url.startswith("http:") and not is_loopback(endpoint.url) for endpoint in remote.endpoints):
@@ -47,6 +46,19 @@ def _host(url: str, region: str) -> str:
 
 def _each_host(remote: Remote) -> str:
     return " and ".join(dict.fromkeys(host_of(endpoint.url) for endpoint in remote.endpoints))
+
+
+def _readers(remote: Remote) -> str:
+    """Return who gets the prompts, what is known of them, and what is still to be found out."""
+    terms, is_told = remote.terms, remote.terms.training != "unknown"
+    who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
+    known = [f"keeps it for {terms.retention}"] if terms.retention else []
+    known += [f"{'trains' if terms.training == 'yes' else 'does not train'} models on it"] if is_told else []
+    missing = [] if terms.retention else ["for how long it is kept (--retention)"]
+    missing += [] if is_told else ["whether models are trained on it (--training)"]
+    said = f". As you were told, the operator {' and '.join(known)}" if known else ""
+    unknown = f". Find out {' and '.join(missing)}" if missing else ""
+    return f"{who} {_each_host(remote)}{said}{unknown}"
 
 
 def _key(key: Key | None) -> str:

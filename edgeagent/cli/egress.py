@@ -18,8 +18,7 @@ import typer
 from typer import get_text_stream
 
 from edgeagent.cli.display import size_text, table, wrapped
-from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.status import AsJson, StateDir
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config_sources import load_config
 from edgeagent.egress import KEPT_DAYS, Row
 from edgeagent.egress.rows import described, folder_of, purge, read_rows
@@ -27,6 +26,7 @@ from edgeagent.errors import ConfigError
 
 COLUMNS = ("time (UTC)", "remote", "host", "model", "client", "reason", "sent", "tokens in", "out", "outcome")
 MAX_SHOWN = 50
+_RECENTLY = "24h"
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -50,7 +50,7 @@ class Totals:
 def egress(
     since: Annotated[
         str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a time as 2026-11-22[T10:30] (UTC).")
-    ] = "24h",
+    ] = _RECENTLY,
     as_json: AsJson = False,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="FILE", help="Write every row as a line of JSON; - is stdout.")
@@ -82,6 +82,16 @@ def egress(
     _show(list(rows), since)
 
 
+def recent_egress(state_dir: Path) -> list[dict[str, object]]:
+    """Return the rows of the last 24 hours, as JSON."""
+    return [described(row) for row in read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))]
+
+
+def show_recent_egress(state_dir: Path) -> None:
+    """Print what left this machine in the last 24 hours."""
+    _show(list(read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))), _RECENTLY)
+
+
 def _show(rows: Sequence[Row], since: str) -> None:
     if not rows:
         typer.echo(f"Nothing has left this machine since {since}.")
@@ -93,12 +103,9 @@ def _show(rows: Sequence[Row], since: str) -> None:
     money = f", {totals.money:,.4g} money" if totals.money else ""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
     left_out = f" (the last {MAX_SHOWN} are shown)" if len(rows) > MAX_SHOWN else ""
-    typer.echo(
-        wrapped(
-            f"{totals.num_rows} requests since {since}{left_out}: {size_text(totals.num_bytes)} sent, "
-            f"{totals.num_tokens:,} tokens{money}; {counts}"
-        )
-    )
+    requests = "1 request" if totals.num_rows == 1 else f"{totals.num_rows} requests"
+    sent = f"{size_text(totals.num_bytes)} sent, {totals.num_tokens:,} tokens{money}"
+    typer.echo(wrapped(f"{requests} since {since}{left_out}: {sent}; {counts}"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -8,29 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.display import aligned
+from edgeagent.cli.display import aligned, wrapped
 from edgeagent.cli.model_options import ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.sizes import memory_bytes, memory_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgeagent.config import Config, EngineConfig
-    from edgeagent.store.fit import Plan
+    from edgeagent.fit.need import Need
+    from edgeagent.fit.placement import Room
+    from edgeagent.fit.plan import Plan
     from edgeagent.store.gguf import GgufHeader
+    from edgeagent.types import Choice
 
 _NUM_SUGGESTIONS = 3
-
-
-def _size(text: str | None) -> int | None:
-    try:
-        return None if text is None else memory_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def fit(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=model_names)],
     ram: Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Memory, e.g. 16G. [default: free]")] = None,
-    vram: Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Memory of the GPUs. [default: 0]")] = None,
+    vram: Annotated[
+        str | None,
+        typer.Option("--vram", metavar="SIZES", help="Memory of each GPU, e.g. 8G or 8G,6G; 0: none. [default: free]"),
+    ] = None,
     ctx: Annotated[int, typer.Option("--ctx", metavar="N", min=0, help="Tokens of context. [default: as serve]")] = 0,
     draft: Annotated[bool, typer.Option(help="Count the draft model that runs beside it, if it is here.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -38,28 +39,56 @@ def fit(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Say what memory a model takes, part by part, and whether that is free.
+    """Say what memory a model takes, part by part, and how it would run: context, KV type, layers on the GPUs.
 
-    It reads the header of the file only. The exit status is 1 where the model does not fit; then it says which context
-    would, and which models of the catalog.
+    It reads the header of the file only, and asks llama.cpp for the GPUs. The exit status is 1 where the model does not
+    fit; then it says which context would, and which models of the catalog.
     """
-    import psutil
-
-    from edgeagent.store.fit import margin_bytes, plan
+    from edgeagent.fit.need import predict
+    from edgeagent.fit.plan import describe, longest_context, make_plan
 
     settings = settings_of(models_dir, state_dir, config)
-    headers = _headers(name, settings, with_draft=draft)
-    memory = psutil.virtual_memory()
-    room = _size(ram)
-    room = max(0, memory.available - margin_bytes(memory.total)) if room is None else room - margin_bytes(room)
+    shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
     engine = settings.engine_with_drafts.model_copy(update={"ctx": ctx} if ctx else {})
-    planned = plan(headers, engine, room, _size(vram) or 0)
+    plan = make_plan(shapes, engine, _room(ram, vram, engine))
+    need = predict(shapes, plan.config, plan.num_cells, num_back=plan.layout.num_back)
+    longest = longest_context(shapes, engine, plan.room)
+    choices = describe(plan, engine, len(shapes[0].layers))
     if as_json:
-        typer.echo(json.dumps(_record(name, planned), indent=2))
+        typer.echo(json.dumps(_record(name, plan, need, longest, choices), indent=2))
     else:
-        _say(name, planned, engine)
-    if not planned.fits:
+        _say(name, plan, need, longest, choices)
+    if not plan.fits:
         raise typer.Exit(1)
+
+
+def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
+    """Return the memory of a machine: of this one where no sizes are given."""
+    import psutil
+
+    from edgeagent.doctor.native import ask_native
+    from edgeagent.fit.gpus import Gpu, gpus_of
+    from edgeagent.fit.need import margin_bytes
+    from edgeagent.fit.placement import Room
+
+    if vram is None:
+        # Those of another machine are not known.
+        gpus = gpus_of(ask_native().devices, engine.main_gpu) if ram is None else ()
+    else:
+        sizes = [size for size in map(_size, vram.split(",")) if size]
+        gpus = tuple(Gpu(f"GPU {index}", size, size) for index, size in enumerate(sizes))
+    if ram is not None:
+        size = _size(ram)
+        return Room(size - margin_bytes(size), gpus)
+    memory = psutil.virtual_memory()
+    return Room(max(0, memory.available - margin_bytes(memory.total)), gpus)
+
+
+def _size(text: str) -> int:
+    try:
+        return memory_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeader]:
@@ -77,37 +106,43 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
     return headers if draft is None else [*headers, validate_model(draft)]
 
 
-def _say(name: str, planned: Plan, engine: EngineConfig) -> None:
-    need = planned.need
+def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choice]) -> None:
     parts = [
         ("files", need.weights_bytes),
         ("matrices, rearranged for the processor", need.repacked_bytes),
-        (f"KV cells, {planned.num_cells:,} tokens in {engine.kv_type_k}", need.kv_bytes),
+        (f"KV cells, {plan.num_cells:,} tokens in {_kv_types(plan.config)}", need.kv_bytes),
+        ("ready for blocks of cells", need.blocks_bytes),
         ("rows of logits", need.outputs_bytes),
-        ("process and buffers", need.worker_bytes),
-        ("together", need.total_bytes),
+        ("buffers", need.buffers_bytes),
+        ("process", need.worker_bytes),
+        ("together, without a GPU", need.total_bytes),
     ]
     typer.echo(aligned([(text, memory_text(num_bytes)) for text, num_bytes in parts if num_bytes]))
-    if planned.vram_bytes:
-        layers = "all layers" if planned.num_gpu_layers < 0 else f"{planned.num_gpu_layers} layers"
-        typer.echo(f"{layers} on the GPU take {memory_text(planned.vram_bytes)} there.")
-    room = f"{memory_text(planned.ram_bytes)} of memory are needed and {memory_text(planned.ram_room_bytes)} are free"
-    if planned.fits:
-        typer.echo(f"{name} fits: {room}. The longest context that fits has {planned.max_context:,} tokens.")
+    for choice in choices:
+        typer.echo(wrapped(f"{choice.name}: {choice.value} ({choice.why})"))
+    room = f"{memory_text(plan.taken.ram_bytes)} of memory are needed and {memory_text(plan.room.ram_bytes)} are free"
+    if plan.fits:
+        typer.echo(wrapped(f"{name} fits: {room}. The longest context that fits has {longest:,} tokens."))
         return
-    typer.echo(f"{name} does not fit: {room}.")
-    if planned.max_context:
-        typer.echo(f"With --ctx {planned.max_context} it would.")
-    others = _suggestions(planned)
+    typer.echo(wrapped(f"{name} does not fit: {room}."))
+    if longest:
+        typer.echo(f"With --ctx {longest} it would.")
+    others = _suggestions(plan)
     if others:
-        typer.echo(f"Of the catalog these fit: {', '.join(others)}. `edgeagent pull NAME` downloads one.")
+        typer.echo(wrapped(f"Of the catalog these fit: {', '.join(others)}. `edgeagent pull NAME` downloads one."))
 
 
-def _suggestions(planned: Plan) -> list[str]:
+def _kv_types(engine: EngineConfig) -> str:
+    k, v = engine.kv_type_k, engine.kv_type_v
+    return k if k == v else f"{k} and {v}"
+
+
+def _suggestions(plan: Plan) -> list[str]:
     """Return the largest chat models of the catalog that would fit, by about what they weigh."""
     from edgeagent.store.catalog import load_catalog
 
-    room_gb = (planned.ram_room_bytes + planned.vram_bytes) / 1e9 / 2  # the other half is for cells and buffers
+    # The other half is for cells and buffers.
+    room_gb = (plan.room.ram_bytes + sum(gpu.free_bytes for gpu in plan.room.gpus)) / 1e9 / 2
     entries = [
         entry
         for entry in load_catalog().values()
@@ -117,23 +152,32 @@ def _suggestions(planned: Plan) -> list[str]:
     return [entry.name for entry in largest[:_NUM_SUGGESTIONS]]
 
 
-def _record(name: str, planned: Plan) -> dict[str, Any]:
-    need = planned.need
+def _record(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choice]) -> dict[str, Any]:
     return {
         "name": name,
-        "fits": planned.fits,
-        "context": planned.num_cells,
-        "max_context": planned.max_context,
-        "num_gpu_layers": planned.num_gpu_layers,
-        "ram_bytes": planned.ram_bytes,
-        "ram_room_bytes": planned.ram_room_bytes,
-        "vram_bytes": planned.vram_bytes,
+        "fits": plan.fits,
+        "context": plan.num_cells,
+        "max_context": longest,
+        "kv_type_k": plan.config.kv_type_k,
+        "kv_type_v": plan.config.kv_type_v,
+        "num_gpu_layers": plan.config.gpu_layers,
+        "num_draft_gpu_layers": plan.layout.num_draft_gpu_layers,
+        "num_cpu_experts": plan.layout.num_cpu_experts,
+        "ram_bytes": plan.taken.ram_bytes,
+        "ram_room_bytes": plan.room.ram_bytes,
+        "gpus": [
+            {"name": gpu.name, "bytes": taken, "room_bytes": gpu.free_bytes}
+            for gpu, taken in zip(plan.room.gpus, plan.taken.gpu_bytes, strict=True)
+        ],
         "parts": {
             "weights": need.weights_bytes,
             "repacked": need.repacked_bytes,
             "kv": need.kv_bytes,
+            "blocks": need.blocks_bytes,
             "outputs": need.outputs_bytes,
+            "buffers": need.buffers_bytes,
             "worker": need.worker_bytes,
         },
-        "instead": [] if planned.fits else _suggestions(planned),
+        "chosen": [{"name": choice.name, "value": choice.value, "why": choice.why} for choice in choices],
+        "instead": [] if plan.fits else _suggestions(plan),
     }

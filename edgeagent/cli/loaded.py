@@ -11,8 +11,7 @@ import typer
 
 from edgeagent.cli.display import complain, duration, size_text, table
 from edgeagent.cli.link import address_of, ask
-from edgeagent.cli.options import ConfigFile
-from edgeagent.cli.status import AsJson, StateDir
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.client import Address
 from edgeagent.config_sources import load_config
 from edgeagent.load_stage import load_stage

@@ -10,6 +10,7 @@ import typer
 
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.display import aligned, duration, size_text, table, wrapped
+from edgeagent.cli.fitting import file_fits, fitting_context
 from edgeagent.cli.model_options import ConfigFile, ModelsDir, StateDir, settings_of
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from edgeagent.store.catalog import CatalogEntry
     from edgeagent.store.resolve import LocalModel
 
-COLUMNS = ("name", "architecture", "quant", "size", "context", "memory", "draft", "last loaded", "where")
-CATALOG_COLUMNS = ("name", "kind", "size", "context", "draft", "license", "here", "what it is")
+COLUMNS = ("name", "architecture", "quant", "size", "context", "memory", "fits", "draft", "last loaded", "where")
+CATALOG_COLUMNS = ("name", "kind", "size", "fits", "context", "draft", "license", "here", "what it is")
 
 
 def list_models(
@@ -91,6 +92,7 @@ def list_catalog(settings: Config, *, as_json: bool) -> None:
             entry.name,
             entry.kind,
             size_text(_about_bytes(entry)) if _about_bytes(entry) else "-",
+            _yes_or_no(_fits(entry)),
             f"{entry.context:,}" if entry.context else "-",
             entry.draft or "-",
             entry.license,
@@ -127,6 +129,7 @@ def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
         "num_vocab": header.num_vocab if header else None,
         "tokenizer": (header.pre_tokenizer or header.tokenizer) if header else None,
         "memory": header.memory_kind if header else None,
+        "fitting_context": fitting_context(header, settings.engine) if header else None,
         "draft": model.draft,
         "adapters": list(model.adapters),
         "loaded_s_ago": LastUse(settings.state_dir).age_s(model.paths[0]),
@@ -149,6 +152,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
         size_text(record["size_bytes"]),
         f"{record['context_length']:,}" if record["context_length"] else "-",
         record["memory"] or "-",
+        _fitting(record),
         record["draft"] or "-",
         _ago(record["loaded_s_ago"]),
         where,
@@ -170,6 +174,7 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         else _about(record.get("approximate_bytes", 0)),
         "context": _count(record.get("context_length") or record.get("context")),
         "memory": record.get("memory"),
+        "fits here": _fitting(record, in_words=True),
         "layers": _count(record.get("num_layers")),
         "vocabulary": _count(record.get("num_vocab")),
         "tokenizer": record.get("tokenizer"),
@@ -194,6 +199,7 @@ def _catalog_facts(entry: CatalogEntry) -> dict[str, Any]:
         "draft": entry.draft,
         "context": entry.context,
         "approximate_bytes": _about_bytes(entry),
+        "fits": _fits(entry),
         "sampling": dict(entry.sampling),
     }
 
@@ -218,6 +224,27 @@ def _entry_of(name: str) -> CatalogEntry | None:
 
 def _about_bytes(entry: CatalogEntry) -> int:
     return entry.size_bytes or round((entry.approximate_gb or 0) * 1e9)
+
+
+def _fits(entry: CatalogEntry) -> bool | None:
+    num_bytes = _about_bytes(entry)
+    return file_fits(num_bytes) if num_bytes else None
+
+
+def _fitting(record: dict[str, Any], *, in_words: bool = False) -> str:
+    """Return whether a model fits here, or with which context, where that is shorter than the usual one."""
+    from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
+
+    cells = record.get("fitting_context")
+    if cells is None:
+        return _yes_or_no(record.get("fits"))
+    if 0 < cells < min(record["context_length"] or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT):
+        return f"with a context of {cells:,} tokens" if in_words else f"{cells:,}"
+    return _yes_or_no(cells > 0)
+
+
+def _yes_or_no(answer: bool | None) -> str:
+    return "-" if answer is None else "yes" if answer else "no"
 
 
 def _about(num_bytes: int) -> str:

@@ -13,6 +13,8 @@ from edgeagent.cli.completion import model_names
 from edgeagent.config_sources import Option, declared_options, load_config
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 # What a value is, where the option's name does not say it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -57,7 +58,7 @@ def quantize(
     planned = plan(Library.of(settings).find(source), type_name, out, settings.store)
     _check_source(planned, allow_requantize=allow_requantize, as_json=as_json)
     try:
-        with _display(planned, as_json=as_json) as display:
+        with _ended_by_sigterm(), _display(planned, as_json=as_json) as display:
             _run(planned, display, force=force, threads=threads, is_enclosed=settings.engine.sandbox)
     except KeyboardInterrupt:
         complain("interrupted; nothing was kept")
@@ -71,6 +72,16 @@ def quantize(
     was = size_text(planned.header.size_bytes)
     typer.echo(f"{planned.target} is made: {size_text(size_bytes)}, from {was}.")
     typer.echo(f"Try it: edgeagent run {name}", err=True)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM do as Ctrl-C does: the unfinished file goes."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_source(planned: Plan, *, allow_requantize: bool, as_json: bool) -> None:

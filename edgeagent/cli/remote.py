@@ -15,7 +15,7 @@ from edgeagent.cli.completion import remote_names
 from edgeagent.cli.consent import consent_text
 from edgeagent.cli.display import table, wrapped
 from edgeagent.cli.link import address_of, ask
-from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.cli.remote_checkup import checkup_lines
 from edgeagent.cli.remote_options import (
     Budgets,
@@ -30,11 +30,14 @@ from edgeagent.cli.remote_options import (
     LimitsGiven,
     Models,
     NewName,
+    Operator,
     Pin,
     Plaintext,
     Prices,
     Proxy,
     Regions,
+    Retention,
+    Training,
     Urls,
     Wire,
     Yes,
@@ -45,14 +48,13 @@ from edgeagent.cli.remote_options import (
     models,
     price,
 )
-from edgeagent.cli.status import AsJson, StateDir
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 from edgeagent.machine_policy.file import PolicyFile
 from edgeagent.machine_policy.remotes import under
-from edgeagent.remotes import Key, Remote, Tls
+from edgeagent.remotes import Key, Remote, Terms, Tls
 from edgeagent.remotes.check import checked, host_of
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
 from edgeagent.remotes.keys import KeyFinder, store_key
@@ -75,6 +77,9 @@ def add(
     key_keyring: KeyKeyring = False,
     model: Models = [],  # noqa: B006
     region: Regions = [],  # noqa: B006
+    operator: Operator = "",
+    retention: Retention = "",
+    training: Training = "unknown",
     ctx: ContextLength = 0,
     wire: Wire = "auto",
     continues: Continues = "exact",
@@ -111,6 +116,7 @@ def add(
             price=price(prices),
             budget=budget(budgets),
             limits=limits(limit),
+            terms=Terms(operator, retention, training),
             plaintext=plaintext,
         )
     )

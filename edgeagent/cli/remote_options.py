@@ -34,6 +34,15 @@ Models = Annotated[
 Regions = Annotated[
     list[str], typer.Option("--region", metavar="NAME", help="Its region; for several URLs, one for each.")
 ]
+Operator = Annotated[str, typer.Option("--operator", metavar="NAME", help="Who runs it, for your own record.")]
+Retention = Annotated[
+    str,
+    typer.Option("--retention", metavar="TEXT", help="How long it keeps prompts by what it says, e.g. 30 days."),
+]
+Training = Annotated[
+    Literal["unknown", "yes", "no"],
+    typer.Option("--training", help="Whether models are trained on them, by what it says.", show_default=False),
+]
 ContextLength = Annotated[
     int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: what it says itself.")
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -13,9 +12,10 @@ import psutil
 import typer
 
 from edgeagent.cli.display import duration, size_text, table, wrapped
+from edgeagent.cli.egress import recent_egress, show_recent_egress
 from edgeagent.cli.explained_choices import explained_choices
 from edgeagent.cli.link import address_of, ask
-from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config_sources import load_config
 from edgeagent.errors import EdgeAgentError
 from edgeagent.file_lock import holder
@@ -26,18 +26,20 @@ POLL_S = 0.05
 STOP_MARGIN_S = 10.0
 """What a daemon may take to end beyond the time it grants live requests."""
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
 ExplainChoices = Annotated[
     bool, typer.Option("--explain-choices", help="Show what was chosen for each model on this machine, and why.")
+]
+
+
+WithEgress = Annotated[
+    bool, typer.Option("--egress", help="Show also which requests left this machine in the last 24 hours.")
 ]
 
 
 def status(
     as_json: AsJson = False,
     explain_choices: ExplainChoices = False,
+    with_egress: WithEgress = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -51,7 +53,8 @@ def status(
         raise no_daemon(state_dir)
     report = ask(address_of(found), "/edgeagent/status")
     if as_json:
-        typer.echo(json.dumps({"running": True, "url": found.url, **report}, indent=2))
+        left = {"egress": recent_egress(state_dir)} if with_egress else {}
+        typer.echo(json.dumps({"running": True, "url": found.url, **report, **left}, indent=2))
         return
     if explain_choices:
         for model in report["models"]:
@@ -75,6 +78,8 @@ def status(
     for model in report["models"]:
         for line in _remarks(model):
             typer.echo(wrapped(line))
+    if with_egress:
+        show_recent_egress(state_dir)
 
 
 def reload(

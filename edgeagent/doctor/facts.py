@@ -6,19 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edgeagent.types import DeviceInfo
+
 Gpu = Literal["nvidia", "amd", "intel", "apple"]
 PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ours"]
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A compute device that llama.cpp sees."""
-
-    name: str
-    description: str
-    kind: str
-    total_bytes: int
-    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +23,7 @@ class Native:
     commit: str = ""
     instructions: str = ""
     backends: tuple[str, ...] = ()
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DeviceInfo, ...] = ()
     sandbox: tuple[str, ...] | None = None
     landlock: int = 0
     problem: str | None = None

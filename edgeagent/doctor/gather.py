@@ -68,7 +68,7 @@ def _daemon(running: Runtime, ask_ready: AskReady) -> RunningDaemon:
 
 
 def _adapter_problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong with the files of adapters: one that is damaged keeps its model from being loaded."""
+    """Yield what is wrong with the files of adapters: requests for one that is damaged are refused."""
     for own in config.models.values():
         for path in own.adapters.values():
             try:

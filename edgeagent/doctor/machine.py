@@ -85,7 +85,7 @@ def check_gpu(facts: Facts) -> list[Finding]:
     if facts.native.problem is not None:
         return []
     found = [
-        ok("GPU", f"{device.description} ({device.name}), {size_text(device.free_bytes)} free")[0]
+        ok("GPU", f"{device.description} ({device.name}), {size_text(device.memory_free_bytes)} free")[0]
         for device in facts.native.devices
         if device.kind != "cpu"
     ]

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from edgeagent.doctor.facts import Device, Native
+from edgeagent.doctor.facts import Native
+from edgeagent.types import DeviceInfo
 from edgeagent.worker.parent.environment import worker_environment
 
 # A driver of a GPU compiles its kernels at its first use; that takes seconds.
@@ -66,7 +67,7 @@ def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
         commit=str(said.get("commit", "")),
         instructions=str(said.get("instructions", "")),
         backends=tuple(map(str, said.get("backends", ()))),
-        devices=tuple(Device(**device) for device in said.get("devices", ())),
+        devices=tuple(DeviceInfo(**device) for device in said.get("devices", ())),
         sandbox=tuple(said["sandbox"]) if "sandbox" in said else None,
         landlock=int(said.get("landlock", 0)),
         problem=problem,

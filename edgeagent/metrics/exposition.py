@@ -29,6 +29,10 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
         "The same, exceeded by a step in twenty.",
         lambda worker: worker.step_error_p95,
     ),
+    "edgeagent_draft_gain": (
+        "How many times as quickly steps with drafts made their tokens as without; 0: there were none.",
+        lambda worker: worker.draft_gain,
+    ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
 _BREAKERS = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
@@ -76,6 +80,7 @@ class _Gauges(Collector):
             "edgeagent_open_connections", "Connections that are open.", value=self._snapshot.num_connections
         )
         yield from _model_metrics(self._snapshot.models)
+        yield from _draft_metrics(self._snapshot.models)
         yield from _cache_metrics(self._snapshot.models)
         yield from _remote_metrics(self._snapshot.remotes)
 
@@ -98,6 +103,28 @@ def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     yield ready
     yield restarts
     yield from gauges.values()
+
+
+def _draft_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
+    lengths = CounterMetricFamily(
+        "edgeagent_drafts", "Drafts by source and number of tokens.", labels=["model", "source", "length"]
+    )
+    tokens = CounterMetricFamily(
+        "edgeagent_judged_draft_tokens",
+        "Draft tokens that the target judged, by source, position from 1, and whether it accepted them.",
+        labels=["model", "source", "position", "accepted"],
+    )
+    for model in models:
+        for draft in model.worker.drafts if model.worker is not None else ():
+            labels = [model.name, draft.source]
+            for length, count in enumerate(draft.num_chosen):
+                if length:
+                    lengths.add_metric([*labels, str(length)], count)
+            stood = [*draft.num_stood, *[0] * len(draft.num_judged)]
+            for position, judged in enumerate(draft.num_judged):
+                tokens.add_metric([*labels, str(position + 1), "true"], stood[position])
+                tokens.add_metric([*labels, str(position + 1), "false"], judged - stood[position])
+    yield from (lengths, tokens)
 
 
 def _remote_metrics(remotes: Sequence[RemoteStatus]) -> Iterator[Metric]:

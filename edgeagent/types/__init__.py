@@ -26,10 +26,12 @@ from edgeagent.types.deltas import (
     ToolCallStarted,
     Usage,
 )
+from edgeagent.types.file_shape import FileShape, LayerShape
 from edgeagent.types.models import (
     UNUSABLE,
     CacheStatus,
     DeviceInfo,
+    DraftCounts,
     MemoryKind,
     ModelInfo,
     ModelStatus,
@@ -49,6 +51,7 @@ from edgeagent.types.queries import (
     Tokenize,
 )
 from edgeagent.types.requests import (
+    HOPS_HEADER,
     CachePolicy,
     ChatPrompt,
     GenerateRequest,
@@ -78,6 +81,7 @@ from edgeagent.types.routing import (
 )
 
 __all__ = [
+    "HOPS_HEADER",
     "UNUSABLE",
     "Alternative",
     "AnswerSoFar",
@@ -88,9 +92,11 @@ __all__ = [
     "Delta",
     "Detokenize",
     "DeviceInfo",
+    "DraftCounts",
     "Embed",
     "Embedding",
     "EndpointStatus",
+    "FileShape",
     "FinishReason",
     "Finished",
     "GenerateRequest",
@@ -98,6 +104,7 @@ __all__ = [
     "Interrupted",
     "JsonObjectFormat",
     "JsonSchemaFormat",
+    "LayerShape",
     "MemoryKind",
     "Message",
     "ModelInfo",

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 Name = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_length=64)]
 
 
 class CandidateTimes(Struct, frozen=True):
@@ -35,8 +36,35 @@ class Measurements(Struct, frozen=True):
     candidates: Annotated[tuple[CandidateTimes, ...], Meta(max_length=16)]
 
 
+class StepTime(Struct, frozen=True, array_like=True):
+    """The mean seconds of a kind of step: see engine.step_shape."""
+
+    num_tokens: Annotated[float, Meta(ge=1, le=1 << 31)]
+    num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]
+    num_pairs: Annotated[float, Meta(ge=0, le=1 << 60)]
+    seconds: Seconds
+
+
+class DraftRecord(Struct, frozen=True):
+    """Judged draft tokens of one source and kind of sampler, and those that stood, by position."""
+
+    source: Name
+    sampler: Name
+    judged: Counts
+    stood: Counts
+
+
+class Learned(Struct, frozen=True):
+    """What an engine learnt while it ran. `draft` names the draft's file that `draft_times` are of."""
+
+    times: Annotated[tuple[StepTime, ...], Meta(max_length=128)] = ()
+    draft: Annotated[str, Meta(max_length=4096)] = ""
+    draft_times: Annotated[tuple[StepTime, ...], Meta(max_length=128)] = ()
+    records: Annotated[tuple[DraftRecord, ...], Meta(max_length=64)] = ()
+
+
 class Kept(Struct, frozen=True):
-    """What the daemon keeps of a model's calibration for its next load, with the choice that was made then.
+    """What the daemon keeps of a model for its next load: its calibration, the choice that was made, what was learnt.
 
     The conditions are named, so that measurements made under others can be told apart.
     """
@@ -45,7 +73,8 @@ class Kept(Struct, frozen=True):
     measurements: Measurements | None
     is_flash: bool
     micro_batch: Count
-    num_tries: Count
+    num_tries: Annotated[int, Meta(ge=0, le=1 << 31)]
+    learned: Learned | None = None
 
 
 class Alternative(Struct, frozen=True):
@@ -56,7 +85,7 @@ class Alternative(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """A choice, why it was made, and between what; `by` is "option", "measurement" or "default"."""
+    """A choice, why it was made, and between what; `by` is "option", "measurement", "memory" or "default"."""
 
     name: str
     value: str

@@ -22,20 +22,24 @@ class MemoryKind(StrEnum):
 
 
 class DeviceInfo(Struct, frozen=True):
-    """A compute device as llama.cpp names it."""
+    """A compute device as llama.cpp names it. `id` is the hardware's, the same under each backend; "" if unknown."""
 
     name: str
     description: str
     kind: Literal["cpu", "gpu", "accelerator"]
     memory_total_bytes: int = 0
     memory_free_bytes: int = 0
+    is_integrated: bool = False
+    backend: str = ""
+    id: str = ""
 
 
 class ModelInfo(Struct, frozen=True):
     """A loaded model. `sampling` holds the model's defaults, complete but for the seed.
 
-    `sandbox` names what its process may not do, in words. `embedding_length`: numbers in a vector, 0 where it gives
-    none. `can_generate`: it answers prompts; else it only embeds texts, or with `can_rank` only ranks documents.
+    `num_parallel` requests run at a time. `num_gpu_layers` are on GPUs, -1: all; `num_gpu_bytes` is about what it takes
+    there. `sandbox` names what its process may not do, in words. `embedding_length`: numbers in a vector, 0 where it
+    gives none. `can_generate`: it answers prompts; else it only embeds texts, or with `can_rank` only ranks documents.
     """
 
     name: str
@@ -54,6 +58,7 @@ class ModelInfo(Struct, frozen=True):
     sampling: SamplingParams
     devices: tuple[DeviceInfo, ...] = ()
     num_gpu_layers: int = 0
+    num_gpu_bytes: int = 0
     num_layers: int = 0
     draft: str | None = None
     llama_cpp_commit: str = ""
@@ -64,6 +69,7 @@ class ModelInfo(Struct, frozen=True):
     supports_infill: bool = False
     embedding_length: int = 0
     choices: tuple[Choice, ...] = ()
+    num_parallel: int = 0
     can_generate: bool = True
     can_rank: bool = False
 
@@ -85,6 +91,19 @@ class CacheStatus(Struct, frozen=True):
     num_evicted: int = 0
     read_bytes_per_s: float = 0.0
     trouble: str | None = None
+
+
+class DraftCounts(Struct, frozen=True):
+    """What the drafts of one source have shown since the start.
+
+    `num_chosen`: drafts by their length, from 0. `num_judged` and `num_stood`: tokens by position; those behind a
+    refused one are not judged.
+    """
+
+    source: str
+    num_chosen: tuple[int, ...] = ()
+    num_judged: tuple[int, ...] = ()
+    num_stood: tuple[int, ...] = ()
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -119,6 +138,9 @@ class WorkerStatus(Struct, frozen=True):
     step_error_median: float = 0.0
     step_error_p95: float = 0.0
     """How far the predicted times of the latest steps were off, as a share of the measured; 0 where too few were."""
+    drafts: tuple[DraftCounts, ...] = ()
+    draft_gain: float = 0.0
+    """How many times as quickly steps with drafts made their tokens as without; 0: there were none."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
@@ -148,7 +170,7 @@ class ModelStatus(Struct, frozen=True):
     `ready_in_s`: after how long one that is not loaded should be ready, by the last load or the size of its files; None
     where that is not known. `is_pinned`: it is never unloaded to make room. `unload_in_s`: when it is unloaded if
     no client uses it; None: never, or it is not loaded. `idle_s`: how long it has not been used. `adapters`: names of
-    its LoRA adapters; a request names one behind a plus sign.
+    its LoRA adapters; a request names one behind a plus sign. `num_live`: requests that run or wait.
     """
 
     name: str
@@ -165,6 +187,7 @@ class ModelStatus(Struct, frozen=True):
     unload_in_s: float | None = None
     idle_s: float = 0.0
     adapters: tuple[str, ...] = ()
+    num_live: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -140,6 +140,10 @@ class CachePolicy(Struct, frozen=True):
     lane: str = ""
 
 
+HOPS_HEADER = "X-EdgeAgent-Hops"
+"""The header that tells a remote `GenerateRequest.num_hops`: a request must not go round between two edgeagents."""
+
+
 class GenerateRequest(Struct, frozen=True):
     """One generation, as typed at the edge and carried unchanged to the worker.
 
@@ -150,7 +154,8 @@ class GenerateRequest(Struct, frozen=True):
     route: where the request and its credential let it run (None: they do not say). client: who holds its token.
     so_far: the beginning of the answer, which the client has; the rest continues it. keep_alive_s: how long the model
     stays loaded after its last use from now on (None: as before). adapter: the name of the adapter that computes it,
-    "" for none; set when the request is given to a worker, until then `model` alone names it.
+    "" for none; set when the request is given to a worker, until then `model` alone names it. num_hops: how many other
+    edgeagents sent it on. draft_tokens: how many are drafted at each step (0: none; None: as the engine chooses).
     """
 
     id: str
@@ -172,3 +177,5 @@ class GenerateRequest(Struct, frozen=True):
     so_far: AnswerSoFar | None = None
     keep_alive_s: float | None = None
     adapter: str = ""
+    num_hops: int = 0
+    draft_tokens: int | None = None

@@ -35,6 +35,7 @@ INFO = ModelInfo(
     devices=(DeviceInfo("CPU", "a processor", "cpu", 10, 5),),
     llama_cpp_commit="abc1234",
     load_ms=1234.56,
+    num_parallel=4,
 )
 
 

@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from edgeagent.api.live_requests import LiveRequests, _measures
+from edgeagent.api.wire.request_id import begin_request
 from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
 from edgeagent.metrics.meter import Meter
-from edgeagent.types import GenerateRequest, Placement, Started, Step, TextDelta, TextPrompt
+from edgeagent.types import GenerateRequest, Placement, RouteMode, Started, Step, TextDelta, TextPrompt
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 
 
@@ -28,6 +29,24 @@ async def test_steps_pass_and_are_counted() -> None:
     steps = await consume(live.generate(request("a")))
     assert [delta for step in steps for delta in step.deltas][1:3] == [TextDelta("one"), TextDelta(" two")]
     assert (live.num_live, live.num_total) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "num_hops", "route"),
+    [
+        ((), 0, RouteMode.PREFER_REMOTE),
+        ((b"1",), 1, RouteMode.PREFER_REMOTE),
+        ((b"2",), 2, RouteMode.LOCAL_ONLY),
+        ((b"1", b"9999"), 2, RouteMode.LOCAL_ONLY),
+        ((b"-1",), 2, RouteMode.LOCAL_ONLY),
+        ((b"9" * 5000,), 2, RouteMode.LOCAL_ONLY),
+    ],
+)
+async def test_a_request_does_not_go_round(told: tuple[bytes, ...], num_hops: int, route: RouteMode) -> None:
+    backend = FakeBackend()
+    begin_request([(b"host", b"x"), *((b"x-edgeagent-hops", value) for value in told)])
+    await consume(LiveRequests(backend).generate(replace(request("a"), route=RouteMode.PREFER_REMOTE)))
+    assert [(asked.num_hops, asked.route) for asked in backend.requests] == [(num_hops, route)]
 
 
 async def test_where_it_began_is_told_of_one_that_broke() -> None:

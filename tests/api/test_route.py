@@ -130,10 +130,20 @@ async def test_ollamas_clients_send_it_among_the_options(locked: Running) -> Non
     assert last(locked).route is LOCAL
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_same_field_says_how_much_is_drafted(locked: Running, path: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['']}"}
+    for asked in (0, 3, None):
+        body = BODIES[path] | {"edgeagent": {"draft_tokens": asked}}
+        reply = await locked.http.post(f"{locked.url}{path}", json=body, headers=headers)
+        assert reply.status_code == 200 and last(locked).draft_tokens == asked
+
+
 FIELDS = [
     ({"route": "anywhere"}, "edgeagent.route", "must be 'local_only', 'prefer_local'"),
     ({"route": 1}, "edgeagent.route", "must be 'local_only'"),
     ({"rout": "local_only"}, "edgeagent.rout", "is unknown"),
+    ({"draft_tokens": 99}, "edgeagent.draft_tokens", "must be"),
     ("local_only", "edgeagent", "must be an object"),
 ]
 

@@ -77,11 +77,11 @@ def test_show_has_the_tables_of_single_models(config_file: Path, capsys: pytest.
             '[models."m"] keep_alife: there is no such option; did you mean keep_alive?',
         ),
         ('[models."m"]\nkeep_alive = "5x"', "[models.\"m\"] keep_alive: '5x' is no duration"),
-        ('[models."m"]\npreload = "maybe"', '[models."m"] preload: Input should be a valid boolean'),
+        ('[models."m"]\npreload = "maybe"', "[models.\"m\"] preload: must be true or false, not 'maybe'"),
         ('[models."m".engine]\nctxx = 5', '[models."m"] engine.ctxx: there is no such option'),
         (
             '[models."m".engine]\nctx = -5',
-            '[models."m"] engine.ctx: Input should be greater than or equal to 0',
+            '[models."m"] engine.ctx: must be greater than or equal to 0',
         ),
         ("[models]\nm = 3", 'tables of models look like [models."NAME"], not 3'),
         ("models = 3", 'tables of models look like [models."NAME"], not 3'),

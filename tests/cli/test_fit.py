@@ -28,6 +28,7 @@ def test_json_has_each_part(run: Run) -> None:
     record = json.loads(run("fit", "builtin", "--json", "--ctx", "1024", "--ram", "8G", "--vram", "4GiB")[1])
     assert record["fits"]
     assert (record["context"], record["num_gpu_layers"], record["instead"]) == (1024, -1, [])
+    assert record["gpus"][0]["bytes"] > 0
     assert record["ram_room_bytes"] == (8 << 30) - (8 << 30) // 20
     with_draft = record["parts"]["weights"]
     alone = json.loads(run("fit", "builtin", "--no-draft", "--json")[1])["parts"]["weights"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from pathlib import Path
 
 import gguf
@@ -96,9 +97,12 @@ def test_parts_become_one_file(run: Run, folder: Path, monkeypatch: pytest.Monke
     assert header.num_tensors == 12 and header.split is None
 
 
-def test_ctrl_c_leaves_nothing(run: Run, source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(
+    run: Run, source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(quantize_command.LineDisplay, "show", interrupted)
     status, _, err = run("quantize", "tiny-F16", "Q8_0")

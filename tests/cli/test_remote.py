@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from edgeagent.cli import main, remote
 from edgeagent.cli.consent import consent_text
-from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price, Remote, Tls
+from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price, Remote, Terms, Tls
 from edgeagent.remotes.file import add_remote, load_remotes
 from edgeagent.runtime_file import Runtime, write_private
 
@@ -162,7 +163,7 @@ def test_the_consent_says_what_leaves_and_what_changes() -> None:
     assert "gpu is at 10.0.0.7:8000 (lab), 10.0.0.8:8000." in text
     assert "It replaces gpu at old.example." in text
     assert "each request that this machine cannot serve, or not in time: its whole conversation" in text
-    assert "whoever runs 10.0.0.7:8000 and 10.0.0.8:8000" in text
+    assert "the operator of 10.0.0.7:8000 and 10.0.0.8:8000" in text
     assert "Not encrypted" in text
     assert "Key: none is sent. Price and budget: no price, no daily budget." in text
     text = consent_text(
@@ -171,6 +172,34 @@ def test_the_consent_says_what_leaves_and_what_changes() -> None:
     assert "nothing, as long as the daemon's route is local_only" in text and "It replaces" not in text
     assert "Key: in /k. Price and budget: 1 and 2 for a million tokens, no daily budget." in text
     assert "Not encrypted" not in text
+
+
+def test_the_consent_names_the_operator_and_what_is_still_unknown() -> None:
+    remote = Remote("gpu", (Endpoint("https://gpu.example/v1"),))
+    assert (
+        "Who can read it: the operator of gpu.example. Find out for how long it is kept (--retention) and whether "
+        "models are trained on it (--training)."
+    ) in consent_text(remote, None, "auto")
+    known = replace(remote, terms=Terms("Example Ltd", "30 days", "no"))
+    assert (
+        "Who can read it: Example Ltd, the operator of gpu.example. As you were told, the operator keeps it for 30 "
+        "days and does not train models on it."
+    ) in consent_text(known, None, "auto")
+    half = consent_text(replace(remote, terms=Terms(training="yes")), None, "auto")
+    assert "the operator trains models on it. Find out for how long it is kept (--retention)." in half
+
+
+def test_the_terms_are_kept(tmp_path: Path, capsys: Output) -> None:
+    terms = ["--operator", "Example Ltd", "--retention", "30 days", "--training", "no"]
+    add = ["remote", "add", "gpu", "https://gpu.example", *terms, "--yes", "--state-dir", str(tmp_path)]
+    assert main(add) == 0
+    capsys.readouterr()
+    assert main(["remote", "list", "--json", "--state-dir", str(tmp_path)]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["remotes"]
+    assert listed["terms"] == {"operator": "Example Ltd", "retention": "30 days", "training": "no"}
+    add[add.index("30 days")] = "a\nb"
+    assert main(add) == 2
+    assert "terms.retention: must be printable" in capsys.readouterr().err
 
 
 ROUTE: dict[str, Any] = {

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from edgeagent.cli.link import ask
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ModelLoading
 from edgeagent.runtime_file import Runtime
+from tests.cli.test_egress import fill
 
 REPORT: dict[str, Any] = {
     "version": "0.1.0",
@@ -208,6 +210,20 @@ def test_status_json_is_the_daemons_own_report(
     _found(monkeypatch, daemon)
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"running": True, "url": _address(daemon).url, **REPORT}
+
+
+def test_status_shows_what_left_the_machine_if_asked(
+    daemon: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _found(monkeypatch, daemon)
+    fill(tmp_path, 60)
+    assert main(["status", "--egress", "--state-dir", str(tmp_path)]) == 0
+    assert "1 request since 24h" in capsys.readouterr().out
+    assert main(["status", "--egress", "--json", "--state-dir", str(tmp_path)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["egress"]
+    assert row["host"] == "gpu.example"
+    assert main(["status", "--state-dir", str(tmp_path)]) == 0
+    assert "since 24h" not in capsys.readouterr().out
 
 
 def test_without_a_daemon_status_says_so_and_fails(

@@ -21,11 +21,10 @@ Fields = dict[str, Any]
 async def get_props(request: Request) -> JSONResponse:
     """Return the default model's settings: its sampling, its context, its chat template."""
     status, info = _loaded(request)
-    num_slots = context_of(request).config.engine.parallel
     return JSONResponse(
         {
             "default_generation_settings": {"params": _params(info.sampling), "n_ctx": info.context_length},
-            "total_slots": num_slots,
+            "total_slots": info.num_parallel,
             "model_alias": status.name,
             "model_path": info.path,
             "modalities": {"vision": False, "audio": False},
@@ -41,11 +40,10 @@ async def get_slots(request: Request) -> JSONResponse:
     """Return one slot for each request that can run at a time, and which of them are busy."""
     status, info = _loaded(request)
     num_running = status.worker.num_running if status.worker else 0
-    num_slots = context_of(request).config.engine.parallel
     return JSONResponse(
         [
             {"id": index, "n_ctx": info.context_length, "is_processing": index < num_running}
-            for index in range(num_slots)
+            for index in range(info.num_parallel)
         ]
     )
 

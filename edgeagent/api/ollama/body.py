@@ -24,6 +24,7 @@ from edgeagent.api.wire.fields import (
     Stops,
     between,
     check_distinct,
+    drafts_of,
     keep_alive_s,
     read_schema,
     read_tool,
@@ -186,6 +187,7 @@ def _asked(
             cache=CachePolicy(partition=partition),
             # Ollama's own clients send no field that they do not know, but any option.
             route=route_of(body.edgeagent, options.edgeagent),
+            draft_tokens=drafts_of(body.edgeagent, options.edgeagent),
             keep_alive_s=kept_s,
         )
     return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)

@@ -18,7 +18,7 @@ from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.resolve import Library
 from edgeagent.store.shelf import Removal, Shelf
-from edgeagent.types import ModelStatus
+from edgeagent.types import ModelStatus, WorkerState
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -27,13 +27,16 @@ router = APIRouter(route_class=OllamaRoute)
 async def delete(request: Request) -> Response:
     """Delete a model from this machine, or forget an alias or an imported model. A loaded model is unloaded first.
 
-    A model that answers requests is refused, and so is the one that the daemon serves by default.
+    A model that answers requests or is being loaded is refused, and so is the one that the daemon serves by default.
     """
     context = context_of(request)
     name = asked_model(await read_json_object(request))
     removal, in_use = await asyncio.to_thread(_plan, context.config, name, context.service.models())
     for each in in_use:
-        await _unload(context, each)
+        _check_idle(context, each)
+    for each in in_use:
+        if await context.service.unload(each.name):
+            raise InvalidRequest(f"{each.name} has a request to answer; delete it afterwards", param="model")
     await asyncio.to_thread(Shelf(context.config).remove, removal)
     return Response()
 
@@ -55,21 +58,31 @@ def _name(fields: dict[str, Any], key: str) -> str:
     return name
 
 
-def _plan(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[str]]:
+def _plan(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
     """Return what the removal will do, and the served models whose files go."""
     Library.of(config).refuse_path(name)
     removal = Shelf(config).plan(name)
     files = {path.resolve() for path in removal.files}
-    known = ((status.name, status.info) for status in served)
-    return removal, [name for name, info in known if info is not None and Path(info.path).resolve() in files]
+    if not files:
+        return removal, []
+    return removal, [status for status in served if _uses(status, removal.name, files)]
 
 
-async def _unload(context: Context, name: str) -> None:
-    if name == context.service.default_model():
+def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
+    """Whether a model has one of these files open, or is about to: until it is loaded only its name is known."""
+    if status.info is None:
+        return status.name == name and status.state is WorkerState.STARTING
+    return Path(status.info.path).resolve() in files
+
+
+def _check_idle(context: Context, status: ModelStatus) -> None:
+    """Refuse to unload the default model, and one that serves: that would be unloaded after its last request."""
+    name, num_live = status.name, status.num_live
+    if context.service.default_model() in status.names:
         raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
-    num_live = await context.service.unload(name)
     if num_live:
-        raise InvalidRequest(f"{name} answers {num_live} requests; delete it when these have ended", param="model")
+        requests = "a request" if num_live == 1 else f"{num_live} requests"
+        raise InvalidRequest(f"{name} has {requests} to answer; delete it afterwards", param="model")
 
 
 def _copy(config: Config, source: str, alias: str) -> None:

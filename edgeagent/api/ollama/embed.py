@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
 from edgeagent.api.wire.fields import keep_alive_s
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.types import Embed, Embedding
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -31,10 +33,9 @@ async def create(request: Request) -> Response:
     body, query = await read_body(request, read_embed, KNOWN)
     model = known_name(context.service, body.model)
     kept_s = _kept_s(request, body.keep_alive)
-    loading = context.service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
-    await unless_disconnected(request.receive, loading)
+    await _load(request, model, kept_s, is_used=query is not None)
     loaded_ns = time.monotonic_ns()
-    embeddings = await unless_disconnected(request.receive, embed(context.service, model, query)) if query else ()
+    embeddings = () if query is None else await _embed(request, model, query, kept_s)
     vectors = await vectors_json(embeddings)
     fields = {
         "model": body.model,
@@ -51,13 +52,28 @@ async def create_one(request: Request) -> Response:
     context = context_of(request)
     body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
     model = known_name(context.service, body.model)
+    kept_s = _kept_s(request, body.keep_alive)
+    await _load(request, model, kept_s, is_used=query is not None)
     if query is None:
-        loading = context.service.load(model, f"ollama-{secrets.token_hex(12)}", _kept_s(request, body.keep_alive))
-        await unless_disconnected(request.receive, loading)
         return Response(b'{"embedding":[]}', media_type="application/json")
-    embeddings = await unless_disconnected(request.receive, embed(context.service, model, query))
+    embeddings = await _embed(request, model, query, kept_s)
     [vector] = await vectors_json(embeddings)
     return Response(b'{"embedding":%s}' % vector, media_type="application/json")
+
+
+async def _embed(request: Request, model: str, query: Embed, kept_s: float | None) -> Sequence[Embedding]:
+    """Return the vectors. A model that is kept for no time leaves once they are computed."""
+    embeddings = await unless_disconnected(request.receive, embed(context_of(request).service, model, query))
+    if kept_s == 0.0:
+        await _load(request, model, kept_s)
+    return embeddings
+
+
+async def _load(request: Request, model: str, kept_s: float | None, *, is_used: bool = False) -> None:
+    """Load a model, and set how long it is kept. One that `is_used` next does not leave before."""
+    kept_s = None if is_used and kept_s == 0.0 else kept_s
+    loading = context_of(request).service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
+    await unless_disconnected(request.receive, loading)
 
 
 def _kept_s(request: Request, keep_alive: float | str | None) -> float | None:

@@ -69,7 +69,7 @@ async def ps(request: Request) -> JSONResponse:
         {
             **_entry(model),
             "expires_at": rfc3339(now + _until_unload(model)),
-            "size_vram": _vram_bytes(model.info),
+            "size_vram": model.info.num_gpu_bytes if model.info else 0,
             "context_length": model.info.context_length if model.info else 0,
         }
         for model in models
@@ -215,13 +215,6 @@ def _modified_at(model: ListedModel) -> str:
         with suppress(OSError):
             return rfc3339(datetime.fromtimestamp(model.path.stat().st_mtime, UTC))
     return rfc3339(datetime.fromtimestamp(0, UTC))
-
-
-def _vram_bytes(info: ModelInfo | None) -> int:
-    """Return about how much of a model's weights is on GPUs: its share of the layers."""
-    if info is None or info.num_layers <= 0:
-        return 0
-    return round(info.size_bytes * min(1.0, info.num_gpu_layers / info.num_layers))
 
 
 def _parameters(info: ModelInfo) -> Iterator[tuple[str, float]]:

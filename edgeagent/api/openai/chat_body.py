@@ -22,6 +22,7 @@ from edgeagent.api.wire.fields import (
     between,
     check_distinct,
     choose,
+    drafts_of,
     read_schema,
     read_tool,
     route_of,
@@ -127,6 +128,7 @@ def read_chat(fields: Fields, *, completion_id: str, default_model: str, partiti
         cache=body.cache(partition),
         reports_progress=delivery.is_streamed and bool(body.return_progress),
         route=route_of(body.edgeagent),
+        draft_tokens=drafts_of(body.edgeagent),
         so_far=so_far,
     )
     return ChatCompletion(choices_of(request, body.n or 1), delivery, has_functions)

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, Stops, between, route_of, tier, validate, with_adapter
+from edgeagent.api.wire.fields import (
+    MAX_INT32,
+    MaxTokens,
+    Stops,
+    between,
+    drafts_of,
+    route_of,
+    tier,
+    validate,
+    with_adapter,
+)
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import MAX_RIVALS, Delivery, ExtendedBody, choices_of
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -80,6 +90,7 @@ def read_completion(fields: Fields, *, completion_id: str, default_model: str, p
                 echo=bool(body.echo),
                 reports_progress=delivery.is_streamed and bool(body.return_progress),
                 route=route_of(body.edgeagent),
+                draft_tokens=drafts_of(body.edgeagent),
             ),
             num_tried,
         )

@@ -116,6 +116,7 @@ def _info(info: ModelInfo) -> Fields:
         "context_length": info.context_length,
         "context_length_trained": info.context_length_trained,
         "max_sequences": info.max_sequences,
+        "num_parallel": info.num_parallel,
         "memory_kind": info.memory_kind.value,
         "draft": info.draft,
         "num_gpu_layers": info.num_gpu_layers,
@@ -155,6 +156,16 @@ def _worker(worker: WorkerStatus) -> Fields:
         "tokens_per_second": round(worker.tokens_per_second, 3),
         "step_error_median": round(worker.step_error_median, 4),
         "step_error_p95": round(worker.step_error_p95, 4),
+        "drafts": [
+            {
+                "source": draft.source,
+                "num_chosen": list(draft.num_chosen),
+                "num_judged": list(draft.num_judged),
+                "num_stood": list(draft.num_stood),
+            }
+            for draft in worker.drafts
+        ],
+        "draft_gain": round(worker.draft_gain, 3),
         "num_threads": worker.num_threads,
         "rss_bytes": worker.rss_bytes,
         "memory_cache": None if worker.memory_cache is None else _cache(worker.memory_cache),

@@ -24,6 +24,7 @@ from edgeagent.api.wire.fields import (
     between,
     check_distinct,
     choose,
+    drafts_of,
     read_schema,
     read_tool,
     route_of,
@@ -208,6 +209,7 @@ class ResponseCreate:
             prefill_only=self.is_prefill_only,
             cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and is_storable),
             route=route_of(body.edgeagent),
+            draft_tokens=drafts_of(body.edgeagent),
         )
 
     def echo(self, defaults: SamplingParams) -> Fields:

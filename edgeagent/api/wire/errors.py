@@ -55,6 +55,7 @@ SHAPES: dict[type[EdgeAgentError], Shape] = {
     errors.ModelLoadFailed: Shape(500, "model_error", retry=False),
     # 422: 5xx would be retried by many clients, and a damaged file stays damaged.
     errors.ModelDamaged: Shape(422, "model_error", retry=False),
+    errors.ModelOutOfMemory: Shape(503, "unavailable_error", may_pass=True),
     errors.WorkerCrashed: Shape(503, "server_error", may_pass=True),
     errors.ModelChanged: Shape(503, "server_error", may_pass=True),
     errors.BackendUnavailable: Shape(503, "unavailable_error", may_pass=True),

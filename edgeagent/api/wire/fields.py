@@ -28,6 +28,7 @@ from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolCho
 
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
+MAX_DRAFT_TOKENS = 32
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_STOPS = 16
@@ -108,6 +109,7 @@ class EdgeagentBody(Body):
 
     route: Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None = None
     adapter: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    draft_tokens: Annotated[int, between(0, MAX_DRAFT_TOKENS)] | None = None
 
 
 def keep_alive_s(duration: float | str) -> float:
@@ -124,6 +126,11 @@ def keep_alive_s(duration: float | str) -> float:
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
     """Return where a request may run: the strictest that it says, None where it says nothing."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
+
+
+def drafts_of(*bodies: EdgeagentBody | None) -> int | None:
+    """Return how many tokens a request wants drafted at each step; None: as the engine chooses."""
+    return next((body.draft_tokens for body in bodies if body is not None and body.draft_tokens is not None), None)
 
 
 def with_adapter(model: str, *bodies: EdgeagentBody | None) -> str:

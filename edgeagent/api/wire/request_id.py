@@ -1,4 +1,4 @@
-"""The name of the HTTP request or WebSocket that is being served, and of the trace it belongs to.
+"""The name of the HTTP request or WebSocket that is being served, its trace, and how many edgeagents sent it on.
 
 Every log line written meanwhile carries the name; a client's trace goes on where its headers say.
 """
@@ -6,18 +6,31 @@ Every log line written meanwhile carries the name; a client's trace goes on wher
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+
+from edgeagent.types import HOPS_HEADER
+
+MAX_HOPS = 2
+"""The most edgeagents that send a request on: a gateway before a cluster may be one of them."""
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 TRACE_HEADERS: ContextVar[Mapping[str, str]] = ContextVar("trace_headers", default={})  # noqa: B039 never changed
+NUM_HOPS: ContextVar[int] = ContextVar("num_hops", default=0)
 
+_HOPS_NAME = HOPS_HEADER.lower().encode()
 _TRACE_NAMES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
-def begin_request(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return a fresh id, and set it, and the trace in the headers, for the rest of the current task."""
+def begin_request(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return a fresh id, and set it, and what the headers say, for the rest of the current task."""
     request_id = f"req_{secrets.token_hex(12)}"
     REQUEST_ID.set(request_id)
     TRACE_HEADERS.set({_TRACE_NAMES[name]: value.decode("latin-1") for name, value in headers if name in _TRACE_NAMES})
+    NUM_HOPS.set(max((_num_hops(value) for name, value in headers if name == _HOPS_NAME), default=0))
     return request_id
+
+
+def _num_hops(value: bytes) -> int:
+    """Return what a header says; the most where it says nothing that is understood."""
+    return min(int(value), MAX_HOPS) if value.isdigit() and len(value) < 10 else MAX_HOPS

@@ -126,7 +126,7 @@ async def test_props_and_slots_tell_of_the_model_and_of_nobody() -> None:
         assert props["default_generation_settings"]["params"]["temperature"] == 0.7
         assert props["edgeagent"]["supports_infill"] is True
         slots = (await daemon.http.get(f"{daemon.url}/slots")).json()
-        assert len(slots) == props["total_slots"]
+        assert len(slots) == props["total_slots"] == 4
         assert [slot["is_processing"] for slot in slots] == [True, True, *[False] * (len(slots) - 2)]
         reply = await daemon.http.post(f"{daemon.url}/slots/0?action=save", json={"filename": "x"})
         assert reply.status_code == 400

@@ -23,20 +23,25 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Serving(Answering):
-    """Has the files `served.gguf` and `loaded.gguf` of the models' folder loaded; the first is the default."""
+    """Has the files `served.gguf` and `loaded.gguf` of the models' folder loaded; the first is the default.
+
+    Models of the names in `starting` are being loaded.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(models=("served", "loaded"))
         self._folder = folder
         self.num_answers = 0
+        self.starting: tuple[str, ...] = ()
 
     def models(self) -> list[ModelStatus]:
         paths = {name: str(self._folder / f"{name}.gguf") for name in ("served", "loaded")}
-        return [ModelStatus(name, WorkerState.READY, info=replace(INFO, path=path)) for name, path in paths.items()]
-
-    async def unload(self, model: str) -> int:
-        await super().unload(model)
-        return self.num_answers
+        num_live = self.num_answers
+        ready = [
+            ModelStatus(name, WorkerState.READY, info=replace(INFO, path=path), num_live=num_live)
+            for name, path in paths.items()
+        ]
+        return ready + [ModelStatus(name, WorkerState.STARTING, num_live=num_live) for name in self.starting]
 
 
 @pytest.fixture
@@ -108,12 +113,24 @@ async def test_a_loaded_model_is_unloaded_first(client: AsyncClient, daemon: Run
     service = daemon.service
     assert isinstance(service, Serving) and store.models_dir is not None
     service.num_answers = 2
-    with pytest.raises(ResponseError, match="loaded answers 2 requests"):
+    with pytest.raises(ResponseError, match="loaded has 2 requests to answer"):
         await client.delete("loaded")
     assert (store.models_dir / "loaded.gguf").exists()
+    assert service.unloaded == [], "a refusal does not even end it later"
     service.num_answers = 0
     await client.delete("loaded")
-    assert service.unloaded == ["loaded", "loaded"] and not (store.models_dir / "loaded.gguf").exists()
+    assert service.unloaded == ["loaded"] and not (store.models_dir / "loaded.gguf").exists()
+
+
+async def test_a_model_that_is_being_loaded_keeps_its_file(
+    client: AsyncClient, daemon: Running, store: StoreConfig
+) -> None:
+    service = daemon.service
+    assert isinstance(service, Serving) and store.models_dir is not None
+    service.starting, service.num_answers = ("other",), 1
+    with pytest.raises(ResponseError, match="other has a request to answer"):
+        await client.delete("other")
+    assert (store.models_dir / "other.gguf").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Speculation: kinds of text, each without drafts, with drafts of a fixed length, and as the server chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.scenario import Load, Metric, Round, Scenario, Target, joined, opened, tasks
+from edgeagent.bench.wire import Ask, Trace
+
+_TEXT_TOKENS = 96
+_CODE = """def mean(values):
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def variance(values):
+    middle = mean(values)
+    total = 0.0
+    for value in values:
+        total += (value - middle) ** 2
+    return total / len(values)
+"""
+
+
+def _chat(prompts: Prompts, name: str) -> str:
+    return f"{prompts.text(name, 4)}: explain step by step how a letter travels from one country to another."
+
+
+def _edit(prompts: Prompts, name: str) -> str:
+    text = prompts.text(name, _TEXT_TOKENS)
+    return f"Repeat this text word for word, but write the word river in capital letters:\n\n{text}"
+
+
+def _code(prompts: Prompts, name: str) -> str:
+    return f"# {prompts.text(name, 4)}\n{_CODE}\nWrite the same for the covariance of two lists, then the correlation."
+
+
+def _random(prompts: Prompts, name: str) -> str:
+    return prompts.cold(name, _TEXT_TOKENS)
+
+
+_KINDS: dict[str, Callable[[Prompts, str], str]] = {"chat": _chat, "copy-edit": _edit, "code": _code, "random": _random}
+# Draft tokens a step: none, fixed numbers, and what the server chooses (None).
+_DEPTHS: dict[str, int | None] = {"off": 0, "1": 1, "3": 3, "8": 8, "auto": None}
+
+
+def _metric(kind: str, depth: str, streams: str) -> Metric:
+    drafts = {"off": "without drafts", "auto": "with drafts as the server chooses"}.get(depth, f"drafts of {depth}")
+    return Metric(f"{kind}, {depth}, {streams}", "tokens/s", f"{streams}, {drafts}", "higher")
+
+
+ONE = {(kind, depth): _metric(kind, depth, "one stream") for kind in _KINDS for depth in _DEPTHS}
+MANY = {(kind, depth): _metric(kind, depth, "many streams") for kind in _KINDS for depth in ("off", "auto")}
+
+
+async def speculate(target: Target, load: Load, name: str) -> Round:
+    """Let one stream of each kind of text run with each number of drafts, then several at once.
+
+    Every run has a prompt of its own: a text that was answered before would be drafted from itself.
+    """
+    found: dict[Metric, list[float]] = {}
+    for (kind, depth), metric in ONE.items():
+        found[metric] = await _rates(target, load, 1, kind, depth, name)
+    for (kind, depth), metric in MANY.items():
+        rates = await _rates(target, load, load.parallel, kind, depth, name)
+        found[metric] = [sum(rates)] if rates else []
+    return found
+
+
+async def _rates(target: Target, load: Load, num_streams: int, kind: str, depth: str, name: str) -> list[float]:
+    """Return the tokens a second of each stream."""
+    traces = [Trace() for _ in range(num_streams)]
+
+    async def run(number: int) -> None:
+        prompt = _KINDS[kind](target.prompts, f"speculate {kind} {depth} {number} of {num_streams} {name}")
+        async with opened(target) as connection:
+            await connection.ask(Ask(prompt, load.max_tokens, draft_tokens=_DEPTHS[depth]), traces[number])
+
+    async with tasks() as group:
+        for number in range(num_streams):
+            group.create_task(run(number))
+    return joined(trace.tokens_per_s for trace in traces)
+
+
+SCENARIOS = (
+    Scenario(
+        "speculate",
+        "drafts of fixed lengths and as the server chooses, over kinds of text",
+        (*ONE.values(), *MANY.values()),
+        speculate,
+        is_default=False,
+    ),
+)
