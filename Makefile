@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin clean
+.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin bundle clean
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
@@ -30,6 +30,7 @@ help:
 	@echo "make golden        the golden files of event sequences, from what is sent now; look at what changed"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
 	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
+	@echo "make bundle        dist/offline: all wheels for a machine without a network, and a list of them (CycloneDX)"
 	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
 
 setup:
@@ -89,6 +90,9 @@ documents: setup
 
 docs: setup
 	$(BIN)/python -m zensical build --strict
+
+bundle: setup
+	@$(BIN)/python packaging/bundle.py
 
 hooks: setup
 	$(BIN)/pre-commit install

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance, Payload
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.runner import DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import CacheStatus, MemoryKind
 
@@ -41,8 +41,12 @@ class FakeRunner:
         max_outputs: int = 64,
         memory_kind: MemoryKind = MemoryKind.FULL_ATTENTION,
         end_token: int = 0,
+        max_drafts: int | None = None,
     ) -> None:
+        """`max_drafts`: of a memory that is a state, how many drafts it can take back."""
         self.memory_kind = memory_kind
+        self.max_drafts = (max_drafts or 0) if memory_kind not in CUTTABLE else max_batch
+        self._num_revocable: dict[int, int] = {}
         self.num_vocab = num_vocab
         self.num_cells = num_cells
         self.num_sequences = num_sequences
@@ -71,6 +75,7 @@ class FakeRunner:
             raise OutOfCells
         self._outputs = []
         self.num_decodes += 1
+        self._num_revocable = {part.seq_id: min(part.num_drafts, self.max_drafts) for part in slices}
         for index, part in enumerate(slices):
             if self.cancel_next is not None and index >= self.cancel_next:
                 self.cancel_next = None
@@ -104,6 +109,15 @@ class FakeRunner:
         if not self.can_trim(seq_id, length):
             return False
         del self._sequences[seq_id][length:]
+        return True
+
+    def rewind(self, seq_id: int, length: int) -> bool:
+        if self.memory_kind in CUTTABLE:
+            return self.trim(seq_id, length)
+        held = self._sequences[seq_id]
+        if not 0 < len(held) - length <= self._num_revocable.pop(seq_id, 0):
+            return False
+        del held[length:]
         return True
 
     def clear(self, seq_id: int) -> None:
@@ -193,8 +207,8 @@ class FakeTier:
         self.blocks[block.key] = block
         self._told.discard(block.key)
 
-    def take_found(self, max_heads: int) -> list[Head]:
-        found = [block for key, block in self.blocks.items() if key not in self._told]
+    def take_found(self, max_heads: int, *, is_draft: bool = False) -> list[Head]:
+        found = [block for key, block in self.blocks.items() if key not in self._told and block.is_draft is is_draft]
         self._told.update(block.key for block in found)
         return sorted(found, key=lambda block: block.start)
 

@@ -56,7 +56,7 @@ def _(ledger: CellLedger) -> None:
 @check_integrity.register(Engine)
 def _(engine: Engine) -> None:
     check_integrity(engine._saver)
-    assert len(engine._running) <= engine._max_running
+    assert len(engine._running) <= engine.max_running
     for sequence in engine._waiting.values():
         assert sequence.seq_id is None
         assert sequence.num_computed == 0

@@ -30,7 +30,7 @@ ROWS: list[set[str]] = [
         "__init__",
     },
     {"config"},
-    {"config_sources", "metrics", "runtime_file", "state_files"},
+    {"config_sources", "metrics", "runtime_file", "state_files", "fit"},
     {"credentials", "cache_folder", "remotes"},
     {"machine_policy"},
     {"engine", "text", "store", "egress"},
@@ -71,7 +71,7 @@ OWNERS: dict[str, set[str]] = {
     "httpcore": {"backends"},
     "h2": {"backends"},
     # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
-    "msgspec": {"types", "remotes", "machine_policy", "egress", "worker", "backends", "router", "api"},
+    "msgspec": {"types", "remotes", "machine_policy", "egress", "store", "worker", "backends", "router", "api"},
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
     "jinja2": {"text"},
@@ -99,8 +99,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "worker": {
         "sandbox": set(),
         "render": {"sandbox", "exit_cause"},
-        "child": {"render", "sandbox", "protocol", "fit", "exit_cause"},
-        "parent": {"sandbox", "protocol", "fit", "exit_cause"},
+        "child": {"render", "sandbox", "protocol", "exit_cause"},
+        "parent": {"sandbox", "protocol", "exit_cause"},
     },
     "api": {
         # `context` has what every route shares, of all rooms.

@@ -25,7 +25,18 @@ def _quiet(_level: int, _text: bytes, _user: ctypes.c_void_p) -> None:
 
 @contextmanager
 def loaded(path: Path) -> Iterator[tuple[ctypes.c_void_p, ctypes.c_void_p]]:
+    former, former_data = llama.llama_log_callback(), ctypes.c_void_p()
+    llama.llama_log_get(ctypes.byref(former), ctypes.byref(former_data))
     llama.llama_log_set(_quiet, ctypes.c_void_p())
+    try:
+        with _loaded(path) as found:
+            yield found
+    finally:
+        llama.llama_log_set(former, former_data)
+
+
+@contextmanager
+def _loaded(path: Path) -> Iterator[tuple[ctypes.c_void_p, ctypes.c_void_p]]:
     llama.llama_backend_init()
     model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
     assert model is not None

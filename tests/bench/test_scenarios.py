@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -216,3 +218,14 @@ async def test_idle_is_of_websockets() -> None:
     async with target_of(FakeBackend(), "http") as target:
         with pytest.raises(NotSupported):
             await scenarios.idle(target, LOAD, "0")
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+async def test_speculate_asks_for_each_number_of_drafts_and_never_twice_the_same(transport: str) -> None:
+    backend = FakeBackend()
+    async with target_of(backend, transport) as target:
+        target = replace(target, server=replace(target.server, kind="edgeagent"))
+        await SCENARIOS["speculate"].round(target, LOAD, "0")
+    asked = [(prompt_of(request), request.draft_tokens) for request in backend.requests]
+    assert len({prompt for prompt, _ in asked}) == len(asked)
+    assert Counter(drafts for _, drafts in asked) == {0: 4 + 4 * 3, 1: 4, 3: 4, 8: 4, None: 4 + 4 * 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import httpx
 
 STOP_TIMEOUT_S = 20.0
+# Linux gives ports from 32768 on to outgoing connections.
+_FIRST_PORT, _END_OF_PORTS = 20_000, 32_000
 
 
 class DidNotStart(Exception):
@@ -86,9 +89,15 @@ class Program:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nothing listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Return ports that nothing listens on, from below those that the system gives to outgoing connections.
+
+    Among those, a connection could take a port before the program that it is meant for listens there.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(_FIRST_PORT, _END_OF_PORTS), _END_OF_PORTS - _FIRST_PORT):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError("no free ports")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from edgeagent.doctor.checks import examine
-from edgeagent.doctor.facts import Device, Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
+from edgeagent.doctor.facts import Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
 from edgeagent.doctor.findings import Finding
+from edgeagent.types import DeviceInfo
 
 GB = 10**9
-CPU = Device("CPU", "A processor", "cpu", 16 * GB, 8 * GB)
+CPU = DeviceInfo("CPU", "A processor", "cpu", 16 * GB, 8 * GB)
 FULL_SANDBOX = ("no-network", "no-new-privileges", "no-programs", "read-only files")
 NATIVE = Native(
     bindings="0.3.36",
@@ -76,7 +77,7 @@ def test_a_healthy_machine() -> None:
 
 
 PIP = "-m pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36"
-CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * GB, 23 * GB)
+CUDA = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * GB, 23 * GB)
 
 # What is wrong, the name of its line, its severity, a part of its text, and a part of its remedy.
 WRONG: dict[str, tuple[Facts, str, str, str, str]] = {

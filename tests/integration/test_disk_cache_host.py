@@ -44,13 +44,14 @@ class Machine:
     """One life of a worker with this model and this folder."""
 
     def __init__(self, model: Path, folder: Path, config: EngineConfig, *, draft: Path | None = None) -> None:
-        disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, 1.0)
+        disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=30.0)
         load = Load(
             "tiny", str(model), None if draft is None else str(draft), config.model_dump_json().encode(), disk=disk
         )
         self._host = Host(load, open_model(load), store=start_block_store(disk))
         self.notes = self._host.notes
         self._num_requests = 0
+        self.draft_tokens: int | None = None  # of its requests
         self.first: list[int] = []  # the tokens of the first prompt
 
     def ask(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int]:
@@ -68,6 +69,7 @@ class Machine:
             sampling=SamplingParams(temperature=0.0),
             max_tokens=12,
             cache=cache or CachePolicy(),
+            draft_tokens=self.draft_tokens,
         )
         engine = self._host.engine
         sequence = engine.add(self._host.prepare(request).spec)

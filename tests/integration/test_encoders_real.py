@@ -102,6 +102,33 @@ async def test_ollamas_client(shelf: Daemon) -> None:
     await client._client.aclose()
 
 
+async def test_one_is_loaded_by_name_and_kept_as_asked(shelf: Daemon, http: httpx.AsyncClient) -> None:
+    client = ollama.AsyncClient(host=shelf.url)
+
+    async def leaves() -> dict[str, float]:
+        """Return the loaded encoders, and for how long each stays."""
+        status = (await http.get("/edgeagent/status")).json()
+        ready = (model for model in status["models"] if model["state"] == "ready" and not model["is_pinned"])
+        return {model["name"]: model["unload_in_s"] for model in ready}
+
+    for name in ("bert", "ranker"):
+        await http.post("/edgeagent/unload", params={"model": name})
+        loaded = await http.post("/edgeagent/load", params={"model": name})
+        assert loaded.status_code == 200, loaded.text
+        assert name in await leaves()
+    for embed, fields in ((client.embed, {"input": "x"}), (client.embeddings, {"prompt": "x"})):
+        await http.post("/edgeagent/unload", params={"model": "bert"})
+        await embed("bert", **fields, keep_alive="5m")
+        assert 0 < (await leaves())["bert"] <= 300
+        await embed("bert", **fields, keep_alive=-1)
+        assert (await leaves())["bert"] is None
+        await embed("bert", **fields, keep_alive=0)
+        assert "bert" not in await leaves()
+    with pytest.raises(ollama.ResponseError, match="keep_alive must be a number of seconds"):
+        await client.embeddings("bert", "x", keep_alive="soon")
+    await client._client.aclose()
+
+
 @pytest.mark.parametrize("pooling", [gguf.PoolingType.MEAN, gguf.PoolingType.RANK])
 def test_it_may_be_the_only_model(tmp_path: Path, pooling: gguf.PoolingType) -> None:
     daemon = start_daemon(tmp_path / "state", str(make_encoder(tmp_path / "only.gguf", pooling=pooling)))

@@ -274,8 +274,8 @@ def test_drafts_change_nothing(exact_model: ExactModel) -> None:
     class Wrong(DraftModel):
         """A draft model that agrees with the target except for every third token."""
 
-        def draft(self, counts):  # type: ignore[no-untyped-def]
-            drafts = super().draft(counts)
+        def draft(self, counts, endings):  # type: ignore[no-untyped-def]
+            drafts = super().draft(counts, endings)
             return {name: tuple((t + (i % 3 == 2)) % 250 for i, t in enumerate(ts)) for name, ts in drafts.items()}
 
     wrong = Wrong(draft_runner)

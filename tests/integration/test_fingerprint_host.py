@@ -68,6 +68,7 @@ SAME: dict[str, dict[str, object]] = {
     "batch": {"batch": 48},
     "parallel": {"parallel": 2},
     "main_gpu": {"main_gpu": 1},
+    "context": {"ctx": 1280},
     "tensor_split": {"tensor_split": (1.0, 2.0)},
     "memory": {"cache_memory_bytes": 1 << 22},
 }
@@ -100,7 +101,6 @@ def test_a_draft_beside_it_changes_nothing(kept: Kept) -> None:
 
 
 OTHER: dict[str, tuple[dict[str, object], str]] = {
-    "context": ({"ctx": 1280}, "context length (1024, now 1280)"),
     "K type": ({"kv_type_k": "q8_0"}, "K type (f16, now q8_0)"),
     "V type": ({"kv_type_v": "q8_0"}, "V type (f16, now q8_0)"),
     "flash attention": ({"flash_attention": "off"}, "flash attention (on, now off)"),
@@ -167,9 +167,9 @@ def test_blocks_of_another_size_are_not_found(kept: Kept, monkeypatch: pytest.Mo
 
 
 def test_every_field_is_varied_here() -> None:
-    varied = {"context length", "K type", "V type", "flash attention", "model file", "block size"}
+    varied = {"RoPE factors", "K type", "V type", "flash attention", "model file", "block size"}
     varied |= {"llama.cpp", "llama.cpp library", "block format"}
-    made = fingerprint.make_fingerprint([], CONFIG, num_cells=1, block_tokens=1, flash_attention="on")
+    made = fingerprint.make_fingerprint([], CONFIG, rope="short", block_tokens=1, flash_attention="on")
     assert made.fields.keys() == varied
     for name in made.fields:
         assert fingerprint.Fingerprint({**made.fields, name: "another"}).digest != made.digest

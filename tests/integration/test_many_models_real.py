@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import ollama
 import openai
 import psutil
 import pytest
+from websockets.asyncio.client import connect
 
 from edgeagent.store.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
@@ -64,9 +66,39 @@ async def test_openais_client_switches_models(shelf: Daemon) -> None:
             await client.chat.completions.create(model="tow", messages=HI)  # type: ignore[arg-type]
 
 
+async def test_one_socket_switches_models_and_a_conversation_goes_on_with_another(shelf: Daemon) -> None:
+    async with connect(f"{shelf.url.replace('http', 'ws')}/v1/responses") as socket:
+        previous = None
+        for model in ("builtin", "one", "two", "one"):
+            create = {"model": model, "input": "Hello!", "max_output_tokens": 8, "previous_response_id": previous}
+            await socket.send(json.dumps({"type": "response.create", **create}))
+            events = [json.loads(await socket.recv())]
+            while events[-1]["type"] not in ("response.completed", "response.incomplete"):
+                events.append(json.loads(await socket.recv()))
+                assert events[-1]["type"] not in ("error", "response.failed"), events[-1]
+            assert any(event["type"] == "response.output_text.delta" for event in events)
+            assert events[-1]["response"]["model"] == model
+            assert events[-1]["response"]["previous_response_id"] == previous
+            previous = events[-1]["response"]["id"]
+    assert num_workers(shelf) == 3
+
+
 async def test_the_owner_loads_and_unloads(shelf: Daemon) -> None:
     async with httpx.AsyncClient(base_url=shelf.url, timeout=60) as http:
         assert (await http.post("/edgeagent/load?model=one")).json()["status"] == "loaded"
         assert (await http.post("/edgeagent/unload?model=one")).json()["status"] == "unloaded"
         models = (await http.get("/edgeagent/status")).json()["models"]
     assert "one" not in {model["name"] for model in models if model["pid"] is not None}
+
+
+async def test_a_copys_name_given_to_another_model_means_that_one_at_once(shelf: Daemon) -> None:
+    client = ollama.AsyncClient(host=shelf.url)
+    async with httpx.AsyncClient(base_url=shelf.url, timeout=60) as http:
+        for source in ("one", "two"):
+            await client.copy(source, "mine")
+            assert (await http.post("/edgeagent/load?model=mine")).json()["model"] == source
+        await client.delete("mine")
+        assert (await http.post("/edgeagent/load?model=mine")).status_code == 404
+        for source in ("one", "two"):
+            await http.post("/edgeagent/unload", params={"model": source})
+    await client._client.aclose()

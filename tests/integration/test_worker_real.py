@@ -272,7 +272,7 @@ async def test_a_file_that_the_validator_refuses_starts_no_worker(make: Make, tm
 async def test_a_context_larger_than_memory_is_refused_before_the_model_is_loaded(make: Make) -> None:
     backend = make(ctx=2_000_000_000)
     await backend.start()
-    with pytest.raises(ModelLoadFailed, match=r"context of 2000000000 tokens takes .* GB .* --ctx \d+ would fit"):
+    with pytest.raises(ModelLoadFailed, match=r"context of 2000000000 tokens takes .* GiB .* --ctx \d+ would fit"):
         await tokens_of(backend, ask())
     assert backend.models()[0].progress == 0.0
 

@@ -11,7 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeagent.metrics.exposition import Snapshot, exposition
-from edgeagent.types import CacheStatus, EndpointStatus, ModelStatus, RemoteStatus, WorkerState, WorkerStatus
+from edgeagent.types import (
+    CacheStatus,
+    DraftCounts,
+    EndpointStatus,
+    ModelStatus,
+    RemoteStatus,
+    WorkerState,
+    WorkerStatus,
+)
 
 GRAFANA = Path(__file__).resolve().parents[2] / "packaging" / "grafana"
 WORKER = WorkerStatus(num_running=2, num_cells_used=5, num_cells=10, disk_cache=CacheStatus(num_bytes=5, num_hits=3))
@@ -37,6 +45,17 @@ def test_what_is_read_off_the_models() -> None:
     assert 'edgeagent_cache_bytes{model="m",tier="disk"} 5.0' in text
     assert 'edgeagent_cache_hits_total{model="m",tier="disk"} 3.0' in text
     assert 'tier="memory"' not in text
+
+
+def test_what_drafts_have_shown() -> None:
+    worker = WorkerStatus(drafts=(DraftCounts("ngram", (0, 1, 2), (3, 2), (2,)),), draft_gain=1.5)
+    text = exposition(Snapshot([ModelStatus("m", WorkerState.READY, worker=worker)], 0)).decode()
+    assert 'edgeagent_draft_gain{model="m"} 1.5' in text
+    assert 'edgeagent_drafts_total{length="2",model="m",source="ngram"} 2.0' in text
+    assert 'length="0"' not in text
+    for position, accepted, count in (("1", "true", 2), ("1", "false", 1), ("2", "true", 0), ("2", "false", 2)):
+        labels = f'accepted="{accepted}",model="m",position="{position}",source="ngram"'
+        assert f"edgeagent_judged_draft_tokens_total{{{labels}}} {count}.0" in text
 
 
 def test_how_remotes_stand() -> None:

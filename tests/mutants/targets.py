@@ -44,7 +44,6 @@ _CACHE = (
     "tests/engine/cache/test_block_lives.py",
     "tests/engine/cache/test_tiers.py",
     "tests/engine/cache/test_host.py",
-    "tests/engine/llama/test_offload.py",
 )
 _DISK = (*_CACHE, "tests/robust/test_F8_cache_files.py", "tests/robust/test_F7_cache_disk.py")
 _SUPERVISOR = (

@@ -17,7 +17,7 @@ from edgeagent.engine.cache.block import Block, Importance
 from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, VERSION, BadBlock, Seal
 from tests.engine.cache.disk.stores import SECRET, Times, close_now, is_same, keyring, make_chain, make_store
 
-CHAIN = make_chain(2, payload_bytes=20_000, draft=True)
+CHAIN = make_chain(2, payload_bytes=20_000)
 BLOCK = CHAIN[0]
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX files")
 

@@ -1,0 +1,117 @@
+"""Measures what a draft adds to a first token, and how warm it is after a restart.
+
+`python -m tests.peer.draft_restart`.
+
+The pair is of tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose guesses always stand. A
+life of a worker is asked the same long prompt twice, and the next life once, with and without the draft by turns; the
+engine runs in this process. Prints medians: the seconds until the first token and from there to the last, and how many
+tokens the draft computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.types import SamplingParams
+from edgeagent.worker.child.block_writer import start_block_store
+from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.protocol import DiskCache, Load
+from tests.peer.shelf.pairs import PAIR, make_pair
+
+VOCAB = 32_000
+NUM_OUTPUT = 48
+STAGES = ("cold", "warm", "after a restart")
+
+
+class Life:
+    """A worker's engine with a disk cache, from its load to its end. `kept` is what the last one learnt."""
+
+    def __init__(self, target: Path, draft: Path | None, folder: Path, kept: bytes, threads: int) -> None:
+        config = EngineConfig(ctx=4096, threads=threads, sandbox=False, calibration_s=0, draft_ngrams=False)
+        disk = DiskCache(str(folder), b"s" * 32, 8 << 30, 0, 86400.0, 0, 10.0)
+        load = Load(
+            "pair", str(target), None if draft is None else str(draft), config.model_dump_json().encode(),
+            disk=disk, kept=kept,
+        )  # fmt: skip
+        self._host = Host(load, open_model(load), store=start_block_store(disk))
+        self.num_drafted = 0
+        for runner in self._host._runners[1:]:
+            runner.decode = self._counted(runner.decode)  # type: ignore[method-assign]
+
+    def _counted(self, decode: Any) -> Any:
+        def counted(slices: Any) -> None:
+            self.num_drafted += sum(len(part.tokens) for part in slices)
+            decode(slices)
+
+        return counted
+
+    def ask(self, prompt: list[int]) -> tuple[float, float, int]:
+        """Return the seconds until the first token, from there to the last, and the tokens that the draft computed."""
+        engine, before = self._host.engine, self.num_drafted
+        params = SamplingParams(temperature=0.0)
+        sampler = Sampler(resolve(params, self._host.model.default_sampling()), VOCAB)
+        started_s = first_s = time.perf_counter()
+        sequence = engine.add(SequenceSpec("a", prompt, sampler, NUM_OUTPUT))
+        while engine.num_live:
+            engine.step()
+            engine.settle()
+            if sequence.num_output and first_s == started_s:
+                first_s = time.perf_counter()
+        ended_s = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        return first_s - started_s, ended_s - first_s, self.num_drafted - before
+
+    def close(self) -> bytes:
+        """End it and return what it learnt."""
+        kept = self._host.to_keep
+        self._host.close()
+        return kept
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "edgeagent-pairs")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=PAIR.num_layers, help="of the target; fewer make it faster")
+    options = parser.parse_args()
+    shape = dataclasses.replace(PAIR, name=f"pair-{options.layers}-layers", num_layers=options.layers)
+    target, draft = make_pair(options.folder, 0.0, shape)
+    samples: defaultdict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
+    kept = {"without": b"", "with": b""}
+    for number in range(-1, options.rounds):  # the first teaches what steps cost, and does not count
+        chance = random.Random(number)
+        prompt = [chance.randrange(300, VOCAB - 300) for _ in range(options.tokens)]
+        for name, partner in (("without", None), ("with", draft)):
+            with tempfile.TemporaryDirectory() as folder:
+                for stages in (STAGES[:2], STAGES[2:]):
+                    life = Life(target, partner, Path(folder), kept[name], options.threads)
+                    for stage in stages:
+                        sample = life.ask(prompt)
+                        if number >= 0:
+                            samples[name, stage].append(sample)
+                    kept[name] = life.close()
+    print("| draft | stage | first token, s | the other tokens, s | tokens that the draft computed |")
+    print("|---|---|---|---|---|")
+    for (name, stage), measured in samples.items():
+        first_s, rest_s, num_drafted = map(statistics.median, zip(*measured, strict=True))
+        print(f"| {name} | {stage} | {first_s:.3f} | {rest_s:.2f} | {num_drafted:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
