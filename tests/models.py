@@ -82,12 +82,15 @@ def make_tiny_model(
     *,
     seed: int = 0,
     num_layers: int = NUM_LAYERS,
-    matrix_type: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+    matrix_type: GGMLQuantizationType = GGMLQuantizationType.F32,
     infill: bool = False,
     num_heads: int = NUM_HEADS,
     metadata: Mapping[str, float] = {},
 ) -> Path:
     """Write a model with this kind of memory to `path` and return it.
+
+    Matrices are not quantized unless `matrix_type` is: llama.cpp rounds what it multiplies with a quantized matrix, and
+    logits then follow the size of a step by a hundredth on some processors.
 
     All share one vocabulary; with `infill` it has the tokens to fill gaps with too. Heads share the width; for
     quantized KV cells they must be 32 wide, so two at most. `metadata` comes on top.

@@ -20,7 +20,7 @@ from tests import models
 from tests.cli.conftest import Run
 from tests.worker.support import Record, request
 
-F16 = gguf.GGMLQuantizationType.F16
+F16, Q8_0 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
 
 
 @pytest.fixture
@@ -79,7 +79,8 @@ def test_json_tells_every_step(run: Run, source: Path) -> None:
 
 
 def test_a_quantized_model_needs_a_yes(run: Run, folder: Path) -> None:
-    models.make_tiny_model(folder / "tiny-Q8_0.gguf", MemoryKind.FULL_ATTENTION, num_layers=1)
+    path = folder / "tiny-Q8_0.gguf"
+    models.make_tiny_model(path, MemoryKind.FULL_ATTENTION, num_layers=1, matrix_type=Q8_0)
     status, _, err = run("quantize", "tiny-Q8_0", "Q4_0")
     assert status == 1 and "is quantized already (Q8_0)" in err and "--allow-requantize" in err
     status, _, err = run("quantize", "tiny-Q8_0", "Q4_0", "--allow-requantize")

@@ -84,7 +84,8 @@ class TestMemory:
         expected = [feed(runner, 0, 0, TOKENS[:n]) for n in (10,)]
         runner.clear(0)
         runner.decode([Slice(0, 0, TOKENS[:5], 0), Slice(1, 0, TOKENS[:10], 2)])
-        assert np.array_equal(runner.logits(1), expected[0])
+        # Another number of tokens may be multiplied in another order.
+        assert np.allclose(runner.logits(1), expected[0], rtol=0, atol=1e-3)
         assert not runner.logits(0).flags.writeable
 
     def test_the_abort_flag_ends_a_decode_and_can_be_taken_back(

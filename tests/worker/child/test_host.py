@@ -340,7 +340,9 @@ class TestPrepare:
 
     def test_a_grammar_and_logprobs_and_drafts_go_together(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
-        plain, drafted = load(path), load(path, path)
+        # With cells of 16 bits, the size of a step may change the last bit of one, and with it the logits.
+        cells = {"kv_type_k": "f32", "kv_type_v": "f32"}
+        plain, drafted = load(path, **cells), load(path, path, **cells)
         answers = []
         for host in (plain, drafted):
             host.engine.add(
@@ -353,9 +355,11 @@ class TestPrepare:
                     tokens += output.tokens
                     logprobs += output.logprobs
             assert [logprob.token for logprob in logprobs] == tokens
-            answers.append([(logprob.token, round(logprob.logprob, 4)) for logprob in logprobs])
-        assert answers[0] == answers[1]
-        text = b"".join(plain.model.piece(token) for token, _ in answers[0])
+            answers.append(logprobs)
+        expected, actual = answers
+        assert [logprob.token for logprob in actual] == [logprob.token for logprob in expected]
+        assert [logprob.logprob for logprob in actual] == pytest.approx([each.logprob for each in expected], abs=1e-3)
+        text = b"".join(plain.model.piece(logprob.token) for logprob in expected)
         assert text.lstrip().startswith(b"{")
 
 
