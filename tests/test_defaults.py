@@ -102,6 +102,7 @@ DEFAULTS: dict[str, object] = {
     "state_files._LOCK_TIMEOUT_S": 10.0,
     "store.byte_reader.MAX_ARRAY_STRINGS": 4 * MIB,
     "store.byte_reader.MAX_HEADER_BYTES": 256 * MIB,
+    "store.hashes._SMALL_BYTES": 64 * MIB,
     "store.transfer.MAX_FRUITLESS_TRIES": 5,
     "store.transfer._SPACE_CHECK_BYTES": 64 * MIB,
     "text.budget._MAX_TEXT_CHARS": 8 * MIB,

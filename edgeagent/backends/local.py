@@ -22,11 +22,13 @@ from edgeagent.types import (
     GenerateRequest,
     ModelStatus,
     Permit,
+    Placement,
     Started,
     Step,
     TextAnswer,
     TextQuery,
     WorkerState,
+    replace,
 )
 from edgeagent.worker.parent.pool import Pool
 
@@ -178,6 +180,7 @@ class LocalBackend:
             while True:
                 step = await mailbox.next()
                 if not has_token:
+                    step = self._placed(request, step)
                     has_token = self._note_first(request, forecast, step)
                 ends = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
                 if ends:
@@ -191,6 +194,14 @@ class LocalBackend:
             forecast.end(request.id)
             traffic.active_s = self._clock()
             self._pool.abandon(request.id)
+
+    def _placed(self, request: GenerateRequest, step: Step) -> Step:
+        """Return a step that tells where the answer comes from, if it begins the answer."""
+        if not step.deltas or not isinstance(step.deltas[0], Started):
+            return step
+        sha256 = self._pool.status(request.model).sha256
+        started = replace(step.deltas[0], placement=Placement(self.name, request.model, "", sha256=sha256))
+        return replace(step, deltas=(started, *step.deltas[1:]))
 
     def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:
         """Note the steps before the first token; whether this is the one that has it."""

@@ -19,17 +19,19 @@ def build(config: Config) -> Router:
     from edgeagent.router.policy import targets_of
     from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.gguf import validate_adapter, validate_model
-    from edgeagent.store.hashes import sha256_of
+    from edgeagent.store.hashes import known_sha256, sha256_of
     from edgeagent.store.last_use import LastUse
     from edgeagent.store.own_names import OwnNamesFile
     from edgeagent.store.resolve import Library
     from edgeagent.store.split import split_paths
+    from edgeagent.store.verified import VerifiedFiles
     from edgeagent.store.vocabulary import first_difference
     from edgeagent.worker.parent.disk_cache import prepare_disk_cache
     from edgeagent.worker.parent.kept_choices import KeptChoices
     from edgeagent.worker.parent.pool import Pool
 
     outside, targets, uses = Outside(config), targets_of(config.router), LastUse(config.state_dir)
+    verified = VerifiedFiles(config.state_dir)
     if config.model == NO_MODEL:
         return Router([], outside, targets=targets)
 
@@ -52,6 +54,7 @@ def build(config: Config) -> Router:
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,
         difference=first_difference,
+        known_sha256=lambda path: known_sha256(path, verified),
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,

@@ -180,4 +180,6 @@ class Delivery:
     def placement(self) -> Placement:
         """Where it runs, as its place told it, or else as the router knows it."""
         assert self.route is not None
-        return self._placement or Placement(self.route.backend, self._request.model, self.route.reason)
+        if self._placement is None:
+            return Placement(self.route.backend, self._request.model, self.route.reason)
+        return replace(self._placement, reason=self._placement.reason or self.route.reason)

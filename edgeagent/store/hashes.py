@@ -1,18 +1,36 @@
-"""The sha256 of model files, for a policy that allows only some. Nothing is kept on disk, where it could be forged."""
+"""The sha256 of model files: for a policy that allows only some, and for clients to know what answered them.
+
+Nothing is kept on disk, where it could be forged.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
 
+from edgeagent.errors import StoreError
 from edgeagent.state_files import file_stamp
-from edgeagent.store.verified import file_sha256
+from edgeagent.store.verified import VerifiedFiles, file_sha256
+
+# A file up to this size is read to know its sha256: that takes some 40 ms.
+_SMALL_BYTES = 64 << 20
 
 
 def sha256_of(path: Path) -> str:
     """Return a file's sha256, read once by this process for as long as the file stays as it is. Raise StoreError."""
     path = path.resolve()
     return _sha256_at(path, file_stamp(path))
+
+
+def known_sha256(path: Path, verified: VerifiedFiles) -> str:
+    """Return a file's sha256 if it was verified and has not changed, or if the file is small; otherwise ""."""
+    noted = verified.noted_sha256(path)
+    if noted is not None and verified.knows(path, noted):
+        return noted
+    try:
+        return sha256_of(path) if path.stat().st_size <= _SMALL_BYTES else ""
+    except (OSError, StoreError):
+        return ""
 
 
 @lru_cache(maxsize=256)

@@ -170,7 +170,8 @@ class ModelStatus(Struct, frozen=True):
     `ready_in_s`: after how long one that is not loaded should be ready, by the last load or the size of its files; None
     where that is not known. `is_pinned`: it is never unloaded to make room. `unload_in_s`: when it is unloaded if
     no client uses it; None: never, or it is not loaded. `idle_s`: how long it has not been used. `adapters`: names of
-    its LoRA adapters; a request names one behind a plus sign. `num_live`: requests that run or wait.
+    its LoRA adapters; a request names one behind a plus sign. `num_live`: requests that run or wait. `sha256`: that of
+    its file (of a split model the first), where it is known; empty otherwise.
     """
 
     name: str
@@ -188,6 +189,7 @@ class ModelStatus(Struct, frozen=True):
     idle_s: float = 0.0
     adapters: tuple[str, ...] = ()
     num_live: int = 0
+    sha256: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

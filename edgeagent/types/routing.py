@@ -21,7 +21,7 @@ class Placement(Struct, frozen=True):
     """Where a request runs, and why; told before its first token.
 
     `served_by` is "local" or "remote:NAME"; `host` and `region` are a remote's, and empty for this machine. `model` is
-    the model's name at that place.
+    the model's name at that place, `sha256` that of its file, where it is known here.
     """
 
     served_by: str
@@ -29,6 +29,7 @@ class Placement(Struct, frozen=True):
     reason: str
     host: str = ""
     region: str = ""
+    sha256: str = ""
 
 
 class Permit(Struct, frozen=True):

@@ -21,6 +21,7 @@ import pytest
 
 from edgeagent.remotes.file import remove_remote
 from edgeagent.runtime_file import write_private
+from edgeagent.store.verified import file_sha256
 from tests.cluster.endless_model import LOCAL_NAME, write_endless_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
@@ -39,11 +40,12 @@ LOCAL_FIRST, LOCAL_ONLY = {"route": "prefer_local"}, {"route": "local_only"}
 
 @dataclass(slots=True)
 class Pair:
-    """The daemon that is asked, the one that is its remote, and the key that the second wants."""
+    """The daemon that is asked, the one that is its remote, the key that the second wants, and the model of both."""
 
     home: Daemon
     away: Daemon
     key_file: Path
+    model: Path
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         away = threads.submit(start_daemon, folder / "away", *plain, "--ctx", "8192", "--token-required")
     token = edgeagent(away.result().state_dir, "token", "add", "home").split()[-1]
     write_private(folder / "key", token.encode())
-    both = Pair(home.result(), away.result(), folder / "key")
+    both = Pair(home.result(), away.result(), folder / "key", model)
     yield both
     stop_daemon(both.home)
     if both.away.process.poll() is None:
@@ -215,6 +217,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(allowed: Pair, undisturbed:
     assert heard.text == undisturbed and heard.finish_reason == "length"
     assert len(heard.ids) == 1
     assert heard.told_first["served_by"] == "local"
+    assert heard.told_first["model_sha256"] == file_sha256(allowed.model)
     # It goes on where that is sooner: there, or here with the worker's successor.
     assert [move["from"] for move in heard.told_last["handovers"]] == ["local"]
     assert heard.told_last["reason"] in ("local_failed", "prefer_local")

@@ -85,6 +85,7 @@ class RunsAt(OpenAnswer):
     served_by: str
     model: str
     reason: str
+    model_sha256: str | None = None
     host: str | None = None
     region: str | None = None
 
@@ -98,6 +99,7 @@ class Run(OpenAnswer):
     handovers: list[Handover] = []
     served_by: str | None = None
     model: str | None = None
+    model_sha256: str | None = None
     host: str | None = None
     region: str | None = None
 

@@ -65,6 +65,7 @@ class ModelReport(OpenAnswer):
     is_pinned: bool
     unload_in_s: float | None
     idle_s: float
+    sha256: str | None
     info: dict[str, Any] | None
     worker: WorkerReport | None
 

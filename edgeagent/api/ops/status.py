@@ -101,6 +101,7 @@ def _model(status: ModelStatus) -> Fields:
         "is_pinned": status.is_pinned,
         "unload_in_s": None if status.unload_in_s is None else round(status.unload_in_s, 1),
         "idle_s": round(status.idle_s, 1),
+        "sha256": status.sha256 or None,
         "info": None if status.info is None else _info(status.info),
         "worker": None if status.worker is None else _worker(status.worker),
     }

@@ -58,6 +58,7 @@ class PlacementHeaders:
             "x-edgeagent-served-by": place.served_by,
             "x-edgeagent-reason": place.reason,
             "x-edgeagent-model": place.model,
+            "x-edgeagent-model-sha256": place.sha256,
             "x-edgeagent-host": place.host,
         }
         response.headers.update({name: quote(value, safe=_PLAIN) for name, value in fields.items() if value})

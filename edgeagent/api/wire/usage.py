@@ -84,10 +84,10 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
 
 
 def placement_body(placement: Placement) -> Body:
-    """Return where a request runs; host and region are a remote's."""
+    """Return where a request runs; host and region are a remote's, and `model_sha256` is of a model on this machine."""
     body: Body = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
-    body |= {"host": placement.host} if placement.host else {}
-    return body | ({"region": placement.region} if placement.region else {})
+    known = {"model_sha256": placement.sha256, "host": placement.host, "region": placement.region}
+    return body | {name: value for name, value in known.items() if value}
 
 
 def _num_computed(usage: Usage) -> int:

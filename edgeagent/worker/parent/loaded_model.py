@@ -152,6 +152,7 @@ class LoadedModel:
             idle_s=self.idle_s,
             adapters=tuple(self.preparation.adapters),
             num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # or it answers questions
+            sha256=self.preparation.sha256,
         )
 
     def tenant(self) -> Tenant | None:

@@ -60,7 +60,7 @@ class Checks:
     `validate` raises ModelLoadFailed for a file that must not be loaded, and returns its header, if it could be read;
     `size_of` returns the bytes of a file and of the other parts of its model; `disk_cache` prepares a worker's disk
     cache; `validate_adapter` raises ModelLoadFailed for a file that is not an adapter; `difference` tells how the
-    vocabularies of two headers differ, in words.
+    vocabularies of two headers differ, in words; `known_sha256` returns that of a file, "" where it is not known.
     """
 
     validate: Callable[[Path], Header | None]
@@ -69,6 +69,7 @@ class Checks:
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
     difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
+    known_sha256: Callable[[Path], str] = lambda _: ""
 
 
 class Preparation:
@@ -96,6 +97,8 @@ class Preparation:
         """How long the model stays loaded without use."""
         self.needed_bytes = self.least_bytes = 0
         """The memory that the model should take, and the least that it runs in, once its files were checked."""
+        self.sha256 = ""
+        """The sha256 of the model's file, once it was checked; empty where it is not known."""
 
     def weigh(self) -> int:
         """Read the size of all files, and return it."""
@@ -106,6 +109,7 @@ class Preparation:
         """Check the files before each load, since they may have changed; raise ModelLoadFailed."""
         self.files.give()
         model = self._checks.validate(self.path)
+        self.sha256 = self._checks.known_sha256(self.path)
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
         draft_path, draft = self._validate_draft()

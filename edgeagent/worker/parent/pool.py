@@ -65,6 +65,7 @@ class Pool:
         size_of: Callable[[Path], int] = file_size,
         validate_adapter: Callable[[Path], None] = lambda _: None,
         difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None,
+        known_sha256: Callable[[Path], str] = lambda _: "",
         kept: KeptChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Collection[int]], Memory] = read_memory,
@@ -72,7 +73,7 @@ class Pool:
     ) -> None:
         self._config = config
         self._kept = kept or KeptChoices()
-        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter, difference)
+        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter, difference, known_sha256)
         self._resolve = resolve
         self._offer = offer
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0

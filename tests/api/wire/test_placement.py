@@ -14,14 +14,22 @@ from tests.api.serving import validate_event
 from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import Running, running
 
-FAR = Placement("remote:gpu", "far/model\r\nX-Evil: 1", "loading", "gpu.example:443", "eu")
+FAR = Placement("remote:gpu", "far/model\r\nX-Evil: 1", "loading", "gpu.example:443", "eu", "ab12")
 HEADERS = {
     "x-edgeagent-served-by": "remote:gpu",
     "x-edgeagent-model": "far/model%0D%0AX-Evil: 1",
     "x-edgeagent-reason": "loading",
     "x-edgeagent-host": "gpu.example:443",
+    "x-edgeagent-model-sha256": "ab12",
 }
-PLACE = {"served_by": "remote:gpu", "model": FAR.model, "reason": "loading", "host": FAR.host, "region": "eu"}
+PLACE = {
+    "served_by": "remote:gpu",
+    "model": FAR.model,
+    "model_sha256": "ab12",
+    "reason": "loading",
+    "host": FAR.host,
+    "region": "eu",
+}
 HI = [{"role": "user", "content": "hi"}]
 WIRES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI},
