@@ -23,6 +23,7 @@ from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runne
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
+from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.step_shape import StepShape
@@ -84,7 +85,9 @@ class Engine:
         self._verifier = Verifier(runner, self._cells, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
+        self._warmer = PromptWarmer(drafters.model)
         self._background = [BackgroundWork(saver, clock) for saver in self._savers]
+        self._idle_work: list[BackgroundWork | PromptWarmer] = [*self._background, self._warmer]
         self._adapters = tuple(adapters)
         self._turns = AdapterTurns()
         self._waiting: dict[str, Sequence] = {}
@@ -98,7 +101,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running) or not all(work.is_done for work in self._background)
+        return bool(self._waiting or self._running) or not all(work.is_done for work in self._idle_work)
 
     def refresh(self) -> None:
         """Add all blocks on disk to the trees; lookups add only a few each."""
@@ -221,6 +224,7 @@ class Engine:
         if not works:
             self._use_idle_moment()
             return outputs
+        self._warmer.pause()
         self._saver.shed()
         shape = self._shape(works)
         expected_s = self.cost_model.predict(shape)
@@ -289,6 +293,7 @@ class Engine:
         """Save what a tier can keep after the process ends; afterwards no method is called."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
+        self._warmer.pause()
         self._saver.close()
         if self.proposals.draft_model is not None:
             self.proposals.draft_model.close()
@@ -306,6 +311,7 @@ class Engine:
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
+        self._warmer.purge(partition)
         parts = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
         return sum(saver.purge(part) for saver in self._savers for part in parts)
 
@@ -342,7 +348,7 @@ class Engine:
             restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
             self._restorer.wait(restorings, _LOAD_WAIT_S)
             return
-        for work in self._background:
+        for work in self._idle_work:
             work.run_idle()
 
     def _verify_all(self, works: Items[Work], started_s: float) -> list[Output]:
@@ -420,6 +426,8 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
         self._release(sequence)
+        if sequence.spec.prefill_only:
+            self._warmer.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None

@@ -30,6 +30,8 @@ _MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
 # A step waits this long at most for blocks to come back into the draft's cells; one at least comes.
 _MAX_RESTORE_S = 0.01
+# How long is waited for a block where there is nothing else to do.
+_WAIT_S = 0.005
 # So few missing tokens cost no more than the one that a draft begins with.
 _FEW = 4
 # What the latest time counts in the average.
@@ -100,8 +102,21 @@ class DraftModel:
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
             return math.inf
-        num_missing = len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
+        num_missing = self.num_missing(sequence) or 0
         return (self.costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
+
+    def num_missing(self, sequence: Sequence) -> int | None:
+        """Return how many tokens before its last one are still to be computed; None where it has no place here."""
+        draft = self._drafts.get(sequence.id)
+        return None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
+
+    def wait_for(self, sequence: Sequence) -> bool:
+        """Wait a moment for blocks of a sequence; whether some are still to come."""
+        draft = self._drafts.get(sequence.id)
+        if draft is None or draft.restoring is None:
+            return False
+        self._restorer.wait([draft.restoring], _WAIT_S)
+        return True
 
     def draft(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
