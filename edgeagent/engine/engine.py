@@ -86,7 +86,7 @@ class Engine:
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._warmer = PromptWarmer(drafters.model)
-        self._background = [BackgroundWork(saver, clock) for saver in self._savers]
+        self._background = [BackgroundWork(saver, itl_budget_s, clock) for saver in self._savers]
         self._idle_work: list[BackgroundWork | PromptWarmer] = [*self._background, self._warmer]
         self._adapters = tuple(adapters)
         self._turns = AdapterTurns()
@@ -95,7 +95,7 @@ class Engine:
         self._num_added = 0
         self._num_steps = 0
         self._unsettled: list[tuple[Sequence, int]] = []  # the works of the latest step, each with its first position
-        self._unsettled_s = 0.0  # that step's duration
+        self._unsettled_s, self._unsettled_tokens = 0.0, 0  # that step's duration and size
         self._rates = self._measured_rates()  # read by other threads
 
     @property
@@ -247,7 +247,7 @@ class Engine:
             self.current_step.end()
             self._num_steps += 1
         self.current_step.note(was_interrupted=False)
-        self._unsettled_s = self._clock() - started_s
+        self._unsettled_s, self._unsettled_tokens = self._clock() - started_s, shape.num_tokens
         self._turns.note(self._unsettled_s)
         self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
         self.cost_model.observe(shape, self._unsettled_s)
@@ -285,9 +285,12 @@ class Engine:
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
+        num_streaming = sum(sequence.num_output > 0 for sequence in self._running.values())
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for work in self._background:
-            work.run_beside(self._unsettled_s, is_awaited=is_awaited)
+            work.run_beside(
+                self._unsettled_s, self._unsettled_tokens, num_streaming=num_streaming, is_awaited=is_awaited
+            )
 
     def close(self) -> None:
         """Save what a tier can keep after the process ends; afterwards no method is called."""

@@ -1,9 +1,12 @@
-"""Decides when prefixes are read out of the cells: all of them in idle time, a few while streams run.
+"""Decides when prefixes are read out of the cells: all of them in idle time, a few while requests run.
 
-While streams run, reading out takes a hundredth of the steps' time, so that it does not affect the rate. It follows a
-long step, compared with which a block is short, or one step in many, so that it does not affect the tail of the gaps
-between tokens. Nothing is read out while a client waits for a first token. If conversations end faster than that, a few
-blocks are still read out at once, since a prefix that stays in the cells slows every step.
+While requests run, reading out may take a hundredth of the steps' time, so that it does not affect the rate. It follows
+one step in many, so that it does not affect the tail of the gaps between tokens. Nothing is read out like this while a
+client waits for a first token.
+
+Idle prefixes may slow every step: with plain attention, each token is multiplied with all cells in use. The time that
+they have taken is a debt, and reading out may take as long as that. So both together take at most twice as long as the
+better of two choices: to read a prefix out at once, or to leave it in the cells for good (the ski rental problem).
 """
 
 from __future__ import annotations
@@ -15,19 +18,22 @@ from edgeagent.engine.cache.saver import Saver
 
 _SHARE = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
-# More unsaved tokens than this slow ten steps by as much as reading out a block of them takes.
-_MAX_UNSAVED_TOKENS = 1024
-_MIN_SAVES_IF_CROWDED = 4
+# A pause for the debt is this part of the inter-token-latency budget, or one block.
+_PAUSE_SHARE = 0.1
+# A smaller debt is no reason to pause: it may be rounding.
+_LEAST_S = 0.0001
 _IDLE_BUDGET_S = 0.003  # then commands are read again
 
 
 class BackgroundWork:
     """Spends spare time on one saver's work."""
 
-    def __init__(self, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, saver: Saver, itl_budget_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._saver = saver
+        self._pause_s = itl_budget_s * _PAUSE_SHARE
         self._clock = clock
         self._credit_s = 0.0
+        self._debt_s = 0.0  # taken by idle prefixes since the last pause
         self._num_steps = 0
         self._is_ready = not saver.blocks.token_bytes  # whether memory for the next block is ready
 
@@ -40,39 +46,58 @@ class BackgroundWork:
     def _is_saved(self) -> bool:
         return not self._saver.has_unsaved or self._saver.is_waiting
 
-    def run_beside(self, step_s: float, *, is_awaited: bool) -> None:
-        """Do the work allowed after a step of this length; `is_awaited`: a client waits for a first token."""
+    def run_beside(self, step_s: float, num_tokens: int, *, num_streaming: int, is_awaited: bool) -> None:
+        """Do the work allowed after a step of this length.
+
+        `num_tokens` were computed; `num_streaming` of the requests send tokens, and `is_awaited`: a client waits for
+        a first one.
+        """
         if not self._saver.has_something:
-            self._credit_s = self._num_steps = 0
+            self._credit_s = self._debt_s = self._num_steps = 0
             return
         self._num_steps += 1
-        if is_awaited and not self._is_crowded:
+        is_rare = self._num_steps >= _NUM_STEPS_BETWEEN
+        self._debt_s += self._saver.crowding_s(num_tokens)
+        # A step with a prompt is long already.
+        if is_rare or is_awaited:
+            self._pay(most_s=self._pause_s if num_streaming else self._debt_s)
+        if is_awaited:
             return
         self._credit_s += step_s * _SHARE
-        is_rare = self._num_steps >= _NUM_STEPS_BETWEEN
         for _ in range(self._num_saves(self._credit_s if is_rare else step_s * _SHARE, is_rare=is_rare)):
             if self._saver.has_something and not self._saver.is_waiting:
                 self._credit_s = max(0.0, self._credit_s - self._saver.next_save_s)
-                self._saver.save_one()
-                self._is_ready = False
+                self._save_one()
         if is_rare:
             self._credit_s = self._num_steps = 0
 
+    def _pay(self, most_s: float) -> None:
+        """Read out idle prefixes for as long as the debt and `most_s` allow, or one block."""
+        left_s = most_s
+        while not self._is_saved and (save_s := max(_LEAST_S, self._saver.next_save_s)) <= self._debt_s:
+            if save_s > left_s and left_s < most_s:
+                return
+            started_s = self._clock()
+            self._save_one()
+            took_s = self._clock() - started_s
+            self._debt_s = max(0.0, self._debt_s - took_s)
+            left_s -= took_s
+            if left_s <= 0:
+                return
+
     def _num_saves(self, budget_s: float, *, is_rare: bool) -> int:
         save_s = self._saver.next_save_s
-        num_saves = int(budget_s / save_s) if save_s > 0 else int(is_rare)
-        return max(num_saves, _MIN_SAVES_IF_CROWDED) if is_rare and self._is_crowded else num_saves
+        return int(budget_s / save_s) if save_s > 0 else int(is_rare)
 
-    @property
-    def _is_crowded(self) -> bool:
-        return self._saver.num_unsaved_tokens > _MAX_UNSAVED_TOKENS
+    def _save_one(self) -> None:
+        self._saver.save_one()
+        self._is_ready = False
 
     def run_idle(self) -> None:
         """Use a moment without other work."""
         started_s = self._clock()
         while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:
-            self._saver.save_one()
-            self._is_ready = False
+            self._save_one()
         if not self._saver.has_unsaved:
             self._saver.compact()
         if self._is_saved and not self._is_ready:

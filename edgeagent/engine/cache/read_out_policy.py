@@ -25,7 +25,7 @@ class ReadOutPolicy:
        prompts' tokens that were found cached lately; it is 1 for instructions and for the latest response of a lane.
     2. A prompt is about to be computed, and the cells suffice. The prefix is read out first if that takes no longer
        than a small share of the prompt's own time, or than the time by which the prefix would slow the prompt.
-       Otherwise it stays until there is time.
+       Otherwise it stays until there is time, or until it has slowed steps by as much (see background).
     3. What was never measured counts as free.
     """
 
@@ -46,6 +46,10 @@ class ReadOutPolicy:
     def read_s(self, num_bytes: float) -> float:
         """Return the expected seconds of reading out this many bytes."""
         return self._rate.seconds(num_bytes)
+
+    def crowding_s(self, num_tokens: int, num_idle: int) -> float:
+        """Return the expected seconds that this many idle cells add to a step; 0 where that was never measured."""
+        return 0.0 if self._costs is None else self._costs.crowding_s(num_tokens, num_idle)
 
     def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:
         """Whether to read out tokens from `start` to `end` that must leave the cells now, instead of dropping them."""

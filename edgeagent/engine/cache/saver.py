@@ -80,10 +80,10 @@ class Saver:
         """Whether nothing can be read out before the tier below has written more blocks."""
         return self.has_something and self.blocks.host.is_waiting
 
-    @property
-    def num_unsaved_tokens(self) -> int:
-        """Tokens of idle prefixes that keep their cells until they are read out."""
-        return sum(map(self.cells.length, self._unsaved))
+    def crowding_s(self, num_tokens: int) -> float:
+        """Return the expected seconds that idle prefixes which are not in blocks add to a step of this many tokens."""
+        num_idle = sum(map(self.cells.num_unshared, self._unsaved))
+        return self.read_out_policy.crowding_s(num_tokens, num_idle) if num_idle else 0.0
 
     @property
     def next_save_s(self) -> float:

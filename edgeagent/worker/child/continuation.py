@@ -120,8 +120,15 @@ def read_continuation(
 def _reasoning_tokens(
     so_far: AnswerSoFar, opened: ReasoningMarkers | None, vocabulary: LongTextVocabulary
 ) -> list[list[int]]:
-    """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun."""
-    pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), THINK)
+    """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun.
+
+    A model without markers does not reason: it goes on with the text alone. Raise NotSupported where there is none.
+    """
+    pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
+    if pair is None:
+        if so_far.text:
+            return []
+        raise _not_continuable("this model does not reason, and the answer has begun with reasoning", "input")
     inside, before_close, behind = _SPACES.get(pair, _NO_SPACE)
     segments: list[list[int]] = []
     if opened is None:

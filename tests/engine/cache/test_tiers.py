@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 import pytest
 
@@ -177,8 +178,22 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
     engine.cancel("live")
 
 
+class CrowdedRunner(FakeRunner):
+    """Each token is multiplied with all cells in use."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(num_cells=8192, end_token=-1)
+        self._clock = clock
+
+    def decode(self, slices: Items[Slice]) -> None:
+        super().decode(slices)
+        num_used = sum(map(len, self._sequences.values()))
+        self._clock.advance(sum(len(part.tokens) for part in slices) * (1e-4 + 1e-7 * num_used))
+
+
 def test_conversations_that_end_all_the_time_do_not_fill_the_cells() -> None:
-    engine = make_engine(FakeRunner(num_cells=8192, end_token=-1), host_bytes=1 << 24)
+    clock = FakeClock()
+    engine = make_engine(CrowdedRunner(clock), host_bytes=1 << 24, clock=clock)
     engine.add(SequenceSpec("live", prompt_of(5), greedy(), max_tokens=8000))
     most = 0
     for number in range(60):

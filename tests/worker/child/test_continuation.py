@@ -64,7 +64,8 @@ class Runner:
     """Runs one request after the other on a model."""
 
     def __init__(self, path: Path) -> None:
-        config = EngineConfig(threads=1, ctx=512).model_dump_json().encode()
+        # Answers are compared: with flash attention they depend on the sizes of the steps.
+        config = EngineConfig(threads=1, ctx=512, flash_attention="off").model_dump_json().encode()
         load = Load("tiny", str(path), None, config)
         self.host = Host(load, open_model(load))
         self._num_requests = 0
@@ -224,3 +225,13 @@ def test_what_is_said_again_costs_no_token_of_the_answer(bundled: Runner, limit:
         rest = bundled.ask(CHAT, so_far, max_tokens=limit)
         assert so_far.text + rest.text == bundled.ask(CHAT, max_tokens=limit).text
         assert rest.num_tokens == limit
+
+
+def test_a_model_that_does_not_reason_goes_on_with_text_alone(bundled: Runner) -> None:
+    with pytest.raises(NotSupported, match="does not reason"):
+        bundled.prepare(CHAT, Delivered(so_far=AnswerSoFar("", "Let me think", 3)))
+    with_reasoning, without = (
+        bundled.ask(CHAT, AnswerSoFar("Eggs", reasoning, 4)) for reasoning in ("Let me think", "")
+    )
+    assert with_reasoning.text == without.text
+    assert not any(with_reasoning.reasonings)

@@ -1,0 +1,174 @@
+"""When prefixes are read out beside requests: for a small share of the time, and once they have cost as much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from edgeagent.engine.cache.background import BackgroundWork
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.step_shape import StepShape
+from tests.engine.test_engine import greedy, run
+from tests.fakes import FakeClock, FakeRunner
+from tests.integrity import check_integrity
+
+BUDGET_S = 0.1
+PAUSE_S = 0.01
+
+
+@dataclass
+class FakeSaver:
+    """Idle prefixes of so many blocks, each of which takes `save_s` to read out."""
+
+    clock: FakeClock
+    save_s: float = 2**-9
+    num_blocks: int = 100
+    crowding: float = 0.0  # seconds that they add for each token of a step
+    is_waiting: bool = False
+    num_saved: int = 0
+    blocks: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(token_bytes=0))
+
+    @property
+    def has_unsaved(self) -> bool:
+        return self.num_saved < self.num_blocks
+
+    has_something = has_unsaved
+
+    @property
+    def next_save_s(self) -> float:
+        return self.save_s
+
+    def crowding_s(self, num_tokens: int) -> float:
+        return self.crowding * num_tokens
+
+    def save_one(self) -> None:
+        self.num_saved += 1
+        self.clock.advance(self.save_s)
+
+
+def work_on(saver: FakeSaver) -> BackgroundWork:
+    return BackgroundWork(cast("Saver", saver), BUDGET_S, saver.clock)
+
+
+def beside(work: BackgroundWork, num_steps: int, step_s: float, **options: int) -> None:
+    for _ in range(num_steps):
+        work.run_beside(
+            step_s,
+            options.get("num_tokens", 1),
+            num_streaming=options.get("num_streaming", 2),
+            is_awaited=bool(options.get("is_awaited", 0)),
+        )
+
+
+def test_cells_that_cost_nothing_are_read_for_a_hundredth_of_the_time() -> None:
+    saver = FakeSaver(FakeClock(), save_s=2**-11)
+    beside(work_on(saver), 250, 0.004)
+    assert saver.num_saved == 20
+
+
+def test_nothing_is_read_while_a_client_waits_and_cells_cost_nothing() -> None:
+    saver = FakeSaver(FakeClock())
+    beside(work_on(saver), 250, 0.1, num_tokens=64, is_awaited=1)
+    assert saver.num_saved == 0
+
+
+def test_what_slows_a_prompt_is_read_within_a_pause_of_each_step() -> None:
+    saver = FakeSaver(FakeClock(), crowding=2**-10)
+    work = work_on(saver)
+    beside(work, 1, 0.1, num_tokens=64, is_awaited=1)
+    assert saver.num_saved == PAUSE_S // saver.save_s
+    beside(work, 19, 0.1, num_tokens=64, is_awaited=1)
+    assert saver.num_saved == saver.num_blocks
+
+
+def test_without_streams_the_pause_is_as_long_as_the_debt() -> None:
+    saver = FakeSaver(FakeClock(), crowding=2**-10)
+    beside(work_on(saver), 1, 0.1, num_tokens=64, is_awaited=1, num_streaming=0)
+    assert saver.num_saved == 32
+
+
+def test_no_more_is_spent_than_they_have_cost() -> None:
+    saver = FakeSaver(FakeClock(), crowding=0.000_01)
+    beside(work_on(saver), 10, 0.1, num_tokens=64, is_awaited=1)
+    assert saver.num_saved == 3  # 6.4 ms
+
+
+def test_streams_are_paused_rarely() -> None:
+    saver = FakeSaver(FakeClock(), crowding=2**-10)
+    work = work_on(saver)
+    beside(work, 24, 0.004, num_tokens=2)
+    assert saver.num_saved == 0
+    beside(work, 1, 0.004, num_tokens=2)
+    assert saver.num_saved == PAUSE_S // saver.save_s
+
+
+def test_a_block_that_takes_longer_than_a_pause_is_read_alone() -> None:
+    saver = FakeSaver(FakeClock(), save_s=0.03, crowding=2**-10)
+    beside(work_on(saver), 3, 0.1, num_tokens=64, is_awaited=1)
+    assert saver.num_saved == 3
+
+
+def test_nothing_is_read_that_could_not_be_kept() -> None:
+    saver = FakeSaver(FakeClock(), crowding=2**-10, is_waiting=True)
+    beside(work_on(saver), 50, 0.1, num_tokens=64, is_awaited=1)
+    beside(work_on(saver), 50, 0.1)
+    assert saver.num_saved == 0
+
+
+class TimedRunner(FakeRunner):
+    """A machine on which a step takes so long for each token, and for each token and cell in use."""
+
+    def __init__(self, clock: FakeClock, cell_s: float) -> None:
+        super().__init__(num_cells=1024, end_token=-1)
+        self._clock, self._cell_s = clock, cell_s
+        self.num_used = 0
+
+    def step_s(self, num_tokens: int, num_cells: int) -> float:
+        return (1e-5 + self._cell_s * num_cells) * num_tokens
+
+    def decode(self, slices: Items[Slice]) -> None:
+        super().decode(slices)
+        self._clock.advance(self.step_s(sum(len(part.tokens) for part in slices), self.num_used))
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        self._clock.advance(0.001)
+        return super().save(seq_id, start, end)
+
+
+@pytest.mark.parametrize("cell_s", [0.0, 1e-6])
+def test_idle_prefixes_leave_the_cells_if_they_slow_others(cell_s: float) -> None:
+    """Two machines with opposite costs make opposite choices."""
+    clock = FakeClock()
+    runner = TimedRunner(clock, cell_s)
+    costs = CostModel(64)
+    for num_tokens in (1, 2, 4, 8, 16, 32, 64):
+        for num_cells in (0, 100, 200, 400):
+            costs.observe(StepShape(num_tokens, num_cells, 0.0), runner.step_s(num_tokens, num_cells))
+    blocks = BlockCache(Keyring(b"model", b"s" * 32), HostTier(1 << 20, clock=clock), None, can_cut=True)
+    engine = Engine(runner, max_running=2, blocks=blocks, costs=costs, clock=clock)
+    engine.add(SequenceSpec("ends", [5, *range(1, 49)] * 4, greedy(), max_tokens=1))
+    engine.add(SequenceSpec("goes on", [3, *range(1, 40)], greedy(), max_tokens=400))
+    most_idle = 0
+    while engine.num_live == 2:
+        engine.step()
+    for _ in range(100):
+        runner.num_used = engine._saver.cells.num_cells_used
+        engine.step()
+        check_integrity(engine)
+        most_idle = max(most_idle, engine._saver.num_idle_cells)
+    assert engine.num_live == 1 and most_idle > 190
+    assert (engine._saver.num_idle_cells == 0) == (cell_s > 0)
+    engine.cancel("goes on")
+    run(engine)
+    engine.close()
