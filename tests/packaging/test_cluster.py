@@ -180,6 +180,13 @@ class TestEverywhere:
             given = set(re.findall(r"^([A-Z_]+)=", (CLUSTER / f"systemd/{settings}.env").read_text("utf-8"), re.M))
             assert set(re.findall(r"\$\{?([A-Z_]+)\}?", text)) <= given, unit
 
+    def test_an_engine_may_use_the_gpus_of_its_node(self) -> None:
+        """Each of these closes all devices, ProtectClock before systemd 252."""
+        lines = (CLUSTER / "systemd/vllm@.service").read_text(encoding="utf-8").splitlines()
+        closing = ("PrivateDevices=", "DevicePolicy=", "DeviceAllow=", "ProtectClock=")
+        assert not [line for line in lines if line.startswith(closing)]
+        assert "CapabilityBoundingSet=" in lines
+
     def test_the_dashboard_shows_metrics_that_exist(self) -> None:
         panels = json.loads((CLUSTER / "dashboards/llm-cluster.json").read_text(encoding="utf-8"))["panels"]
         text = "\n".join(target["expr"] for panel in panels for target in panel.get("targets", []))
@@ -199,6 +206,12 @@ class TestEverywhere:
             assert deployment["autoscaling_config"]["min_replicas"] >= 2
             assert deployment["autoscaling_config"]["target_ongoing_requests"] <= deployment["max_ongoing_requests"]
             assert deployment["backpressure_config"]["status_code"] == 429
+
+    def test_each_machine_of_ray_has_the_same_settings(self) -> None:
+        head, node = ((CLUSTER / f"ray/start-{name}.sh").read_text(encoding="utf-8") for name in ("head", "node"))
+        settings = set(re.findall(r"\bRAY_[A-Z_]+=\w+", node))
+        assert "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1" in settings
+        assert settings == set(re.findall(r"\bRAY_[A-Z_]+=\w+", head.replace("# RAY_AUTH_MODE=token", "")))
 
     def test_readmes_say_when_to_choose_each(self) -> None:
         index = (CLUSTER / "README.md").read_text(encoding="utf-8")

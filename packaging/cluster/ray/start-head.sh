@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start Ray's head on this machine and deploy serve.yaml; other machines join with `ray start --address=HEAD:6379`.
+# Start Ray's head on this machine and deploy serve.yaml; other machines join with start-node.sh.
 # RAY_AUTH_MODE=token: whoever may talk to Ray's ports may run code, so they ask for a token (and stay behind a firewall).
 set -eu
 cd "$(dirname "$0")"
