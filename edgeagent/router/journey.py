@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from edgeagent.backends.remote.body import bound_part
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, RemoteUnavailable, RequestTimeout
 from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import race
@@ -147,6 +148,9 @@ class Journey:
     def _goes_on_elsewhere(self) -> bool:
         """Whether another place continues an answer whose worker died sooner than the worker's successor."""
         if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
+            return False
+        so_far = self._delivery.so_far
+        if so_far is not None and bound_part(self._request, so_far):
             return False
         assert self._delivery.route is not None
         self._elsewhere = self._placing.sooner_elsewhere(self._request, self._delivery.route, self._failed)

@@ -36,6 +36,8 @@ from edgeagent.types import (
     GenerateRequest,
     Handover,
     Interrupted,
+    JsonObjectFormat,
+    OutputFormat,
     Permit,
     Placement,
     ReasoningDelta,
@@ -43,6 +45,7 @@ from edgeagent.types import (
     Started,
     Step,
     TextDelta,
+    TextFormat,
     Tier,
     ToolCallStarted,
     replace,
@@ -303,6 +306,22 @@ class TestAWorkerThatDied:
             ("local", "remote:gpu", "worker_lost"),
             ("remote:gpu", "local", "remote_unavailable"),
         ]
+
+    @pytest.mark.parametrize(
+        ("began", "output"), [(TextDelta("one"), JsonObjectFormat()), (ReasoningDelta("one"), TextFormat())]
+    )
+    async def test_what_no_remote_can_continue_is_left_to_the_successor(
+        self, began: Delta, output: OutputFormat
+    ) -> None:
+        rest = (Started(7, 3), began, Interrupted("worker_killed"), TextDelta(" two"), finished(output=2))
+        local, gpu = Place("local", rest, first_token_s=0.05), Place("remote:gpu", first_token_s=0.1)
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        answer = Answer()
+        async for step in router.generate(replace(request("", model="fake"), format=output)):
+            answer.deltas += step.deltas
+            local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
+        assert answer.text.endswith(" two") and gpu.permits == []
+        assert answer.end.timings.handovers == ()
 
     async def test_it_may_not_leave(self) -> None:
         gpu = Place("remote:gpu", first_token_s=0.01)

@@ -84,8 +84,8 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
     """Return a request's body; raise NotSupported for what cannot be said in it."""
     if what := unsupported(request):
         raise not_supported(what)
-    if so_far is not None:
-        check_continuation(request, so_far)
+    if so_far is not None and (what := bound_part(request, so_far)):
+        raise not_supported(what)
     fields = _common(request, target, so_far)
     match request.prompt:
         case ChatPrompt() as prompt:
@@ -100,24 +100,25 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
             path = "/completions"
             if not target.dialect.takes_token_prompts:
                 raise not_supported("a prompt of token ids")
-            if so_far is not None:
-                raise not_supported("the rest of an answer to a prompt of token ids")
             fields["prompt"] = list(tokens)
             if request.logprobs is not None:
                 fields["logprobs"] = request.logprobs
     return Body(path, msgspec.json.encode(fields))
 
 
-def check_continuation(request: GenerateRequest, so_far: AnswerSoFar) -> None:
-    """Raise NotSupported for an answer that can go on nowhere but where it began."""
+def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
+    """Return what of an answer that began elsewhere no remote can be asked for; empty where one may continue it."""
     if so_far.reasoning and not so_far.text:
-        raise not_supported("the rest of a half-finished reasoning")
+        return "the rest of a half-finished reasoning"
     # The remote would expect the format's beginning, though half of the answer is already written.
     if so_far.text and not isinstance(request.format, TextFormat):
-        raise not_supported("the rest of an answer in a fixed format")
+        return "the rest of an answer in a fixed format"
     prompt = request.prompt
+    if isinstance(prompt, TokenPrompt):
+        return "the rest of an answer to a prompt of token ids"
     if so_far.text and isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice.mode == "required":
-        raise not_supported("the rest of an answer that must be a call")
+        return "the rest of an answer that must be a call"
+    return ""
 
 
 def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | None:
