@@ -19,6 +19,7 @@ class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full it is, and after how long a refused one may try again.
 
     `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty where it can.
+    `trouble`: the same as a sentence for the client, which says what has to change; empty where the word says all.
     `strain`: why it would serve badly now, as one word (loading, memory, thermal); empty where it would not.
     `first_token_s` and `token_s`: the predicted time to the first token, and from one token to the next; None where
     nothing is known yet. `may_be_tried`: its obstacle may have gone; a request that nothing else can serve finds out.
@@ -30,6 +31,7 @@ class Estimate(Struct, frozen=True):
     max_live: int
     retry_after_s: float = 1.0
     obstacle: str = ""
+    trouble: str = ""
     first_token_s: float | None = None
     token_s: float | None = None
     strain: str = ""

@@ -64,7 +64,7 @@ class RemotesFile:
 
     @property
     def revision(self) -> int:
-        """A number that differs after every change of a remote."""
+        """A number that differs after every change of a remote, and each time that the owner writes the file."""
         self._refresh()
         return self._revision
 
@@ -84,9 +84,10 @@ class RemotesFile:
             self._by_name = {remote.name: remote for remote in load_remotes(self._state_dir)}
         except ConfigError as error:
             self._by_name, trouble = {}, error.message
+        is_written = self._stamps is not None and stamps != self._stamps
         # What could not be read is tried again, since the reason may have been another than the file.
         self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
-        self._revision += list(before.items()) != list(self._by_name.items())
+        self._revision += is_written or list(before.items()) != list(self._by_name.items())
         if trouble and trouble != self._trouble:
             logger.warning("no remote is used: %s", trouble)
         elif self._trouble and not trouble:

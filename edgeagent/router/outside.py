@@ -29,7 +29,7 @@ class Outside:
 
     @property
     def revision(self) -> tuple[int, int]:
-        """A value that differs after every change of a remote or of the policy."""
+        """A value that differs after every change of a remote or of the policy, and where remotes are added again."""
         return self.file.revision, self.policy.revision
 
     @property

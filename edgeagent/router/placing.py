@@ -93,7 +93,7 @@ class Placing:
         order = choose_routes(request, mode, known, placed, has_failed=has_failed, targets=self._targets)
         self._warm(order, estimates)
         if not order.routes:
-            raise _no_route(request, mode, estimates, unknown)
+            raise _no_route(request, mode, estimates, unknown, is_alone=not self.backends)
         first = estimates[order.routes[0].backend]
         if first.num_live >= first.max_live:
             raise _full(estimates)
@@ -150,8 +150,19 @@ class Placing:
 
 
 def _no_route(
-    request: GenerateRequest, mode: RouteMode, estimates: Mapping[str, Estimate], unknown: EdgeAgentError | None
+    request: GenerateRequest,
+    mode: RouteMode,
+    estimates: Mapping[str, Estimate],
+    unknown: EdgeAgentError | None,
+    *,
+    is_alone: bool,
 ) -> EdgeAgentError:
+    """Return what the client is told; `is_alone`: there is neither a model on this machine nor a remote."""
+    if is_alone:
+        return BackendUnavailable(
+            "the daemon has no model of its own and no remote; start it with a model (`edgeagent serve MODEL`), "
+            "or add a remote (`edgeagent remote add`)"
+        )
     if not estimates and unknown is not None:
         return unknown
     if any(estimate.num_live >= estimate.max_live for estimate in estimates.values()):
@@ -159,8 +170,8 @@ def _no_route(
     if estimates and all(estimate.obstacle == CONTEXT for estimate in estimates.values()):
         return ContextLengthExceeded(f"the prompt does not fit the context of any remote that serves {request.model!r}")
     if mode is RouteMode.LOCAL_ONLY:
-        return BackendUnavailable(f"no backend may serve model {request.model!r}: the request is local only")
-    obstacles = ", ".join(f"{name}: {estimate.obstacle}" for name, estimate in estimates.items())
+        return BackendUnavailable("the daemon has no model of its own, and the request is local only")
+    obstacles = ", ".join(f"{name}: {each.trouble or each.obstacle}" for name, each in estimates.items())
     none = "there is no remote" if mode is RouteMode.REMOTE_ONLY else "there is none"
     return BackendUnavailable(
         f"no backend can serve model {request.model!r} now ({obstacles or none})",

@@ -79,14 +79,16 @@ class RemoteBackends:
         self._mode = mode
 
     def _follow(self, wanted: dict[str, Remote]) -> None:
-        """End the remotes that were changed or removed; make those that are new."""
+        """End the remotes that were changed or removed, make those that are new, and let the others' keys be tried."""
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
             logger.info("%s was changed or removed", backend.name)
             del self._own[backend.name], self._backends[backend.name]
         self._end(gone, "the owner changed or removed this remote, or the machine's policy forbids it")
         for name, remote in wanted.items():
-            if name not in self._own:
+            if (kept := self._own.get(name)) is not None:
+                kept.forgive_key()
+            else:
                 self._own[name] = self._backends[name] = self._make(remote)
 
     def _make(self, remote: Remote) -> RemoteBackend:

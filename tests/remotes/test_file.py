@@ -124,6 +124,14 @@ def test_changes_are_noticed(tmp_path: Path) -> None:
     assert file.remotes == () and file.find("gpu") is None and file.revision != first
 
 
+def test_the_same_remote_added_again_is_a_change(tmp_path: Path) -> None:
+    added = add_remote(tmp_path, remote())
+    file = RemotesFile(tmp_path)
+    first = file.revision
+    add_remote(tmp_path, remote())
+    assert file.revision != first and file.remotes == (added,)
+
+
 def test_the_order_of_remotes_is_part_of_the_revision(tmp_path: Path) -> None:
     write(tmp_path, ROW, {**ROW, "name": "b"})
     file = RemotesFile(tmp_path)

@@ -71,6 +71,23 @@ def test_of_a_request_for_remotes_alone_only_these_are_told(remotes: list[str], 
     assert caught.value.code == code and told in caught.value.message
 
 
+def test_a_client_is_told_what_the_owner_has_to_change() -> None:
+    away = Place("remote:gpu", obstacle="budget", trouble="the day's budget is used up")
+    placing = Placing({away.name: away}, lambda: RouteMode.PREFER_LOCAL)
+    with pytest.raises(EdgeAgentError, match=r"now \(remote:gpu: the day's budget is used up\)"):
+        placing.choose(request("", model="fake"))
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [([], "`edgeagent serve MODEL`.*`edgeagent remote add`"), ([Place("remote:gpu")], "no model of its own, and")],
+)
+def test_a_daemon_without_a_model_says_so(places: list[Place], told: str) -> None:
+    placing = Placing({place.name: place for place in places}, lambda: RouteMode.LOCAL_ONLY)
+    with pytest.raises(EdgeAgentError, match=told):
+        placing.choose(request("", model="fake"))
+
+
 def test_the_options_of_targets_decide(tmp_path: Path) -> None:
     wanted = request("", model="fake")
     for seconds, first in ((0.5, "remote:gpu"), (2.0, "local")):

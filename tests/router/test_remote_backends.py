@@ -115,6 +115,16 @@ async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
         assert router.remotes() == [] and [model.name for model in router.models()] == ["other"]
 
 
+async def test_a_remote_that_is_added_again_gets_its_refused_key_once_more(tmp_path: Path) -> None:
+    """Its owner may have mended the key at the remote, where nothing of it changes on this machine."""
+    async with faults(plain(401), stream(answer("hi"))) as far, router_at(tmp_path, model=NO_MODEL) as router:
+        for text in ("", "hi"):
+            add_remote(tmp_path, remote(far.url))
+            await another_turn()
+            assert (await run(router, wanted=ASKED)).text == text  # type: ignore[arg-type]
+            await another_turn()
+
+
 async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here(tmp_path: Path) -> None:
     far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
     local = Place("local")

@@ -180,7 +180,7 @@ async def test_a_request_goes_to_who_knows_the_model_and_to_nobody_where_none_do
     assert isinstance(last := steps[-1].deltas[-1], Finished) and last.timings.route == "two"
     with pytest.raises(ModelNotFound, match="there is a"):
         await collect(Router([one, two]), request("hello", model="c"))
-    with pytest.raises(BackendUnavailable, match="no backend"):
+    with pytest.raises(BackendUnavailable, match="no model of its own"):
         await collect(Router([]), request("hello", model="a"))
     assert one.requests == []
 

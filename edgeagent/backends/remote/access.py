@@ -12,6 +12,7 @@ Headers = tuple[tuple[str, str], ...]
 _SCHEME = "Bearer "
 FindKey = Callable[[Key], str]
 
+KEY_IS_MENDED = "the key is changed, or `edgeagent remote add` adds the remote again"
 _ASK_AGAIN_S = 5.0
 _MIN_KEY_PART = 8
 
@@ -27,7 +28,7 @@ def quotes_key(text: str, headers: Headers) -> bool:
 
 
 class Access:
-    """Whether and how a remote lets us in. A key that it refused is not sent again until there is another."""
+    """Whether and how a remote lets us in. A key that it refused is sent again only where that is forgiven."""
 
     def __init__(self, key: Key | None, find: FindKey) -> None:
         self._key = key
@@ -51,6 +52,10 @@ class Access:
         if self._key is not None and forget is not None:
             forget(self._key)
 
+    def forgive(self) -> None:
+        """Let a refused key be sent again."""
+        self._refused = self._checked_s = None
+
     def obstacle(self, now_s: float) -> tuple[str, str]:
         """Return a word and a sentence for what keeps us out, both empty where nothing does.
 
@@ -71,7 +76,7 @@ class Access:
             return "", ""
         what = "its key" if self._key is not None else "a request without a key"
         return "refused_key", (
-            f"the remote refused {what} (HTTP {self._status}) and gets no requests until the key is changed"
+            f"the remote refused {what} (HTTP {self._status}) and gets no requests until {KEY_IS_MENDED}"
         )
 
     def _digest(self) -> bytes:

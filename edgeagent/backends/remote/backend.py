@@ -38,6 +38,8 @@ from edgeagent.types import (
 )
 
 _RETRY_AFTER_S = 1.0
+# What its owner has to change, or tomorrow's budget, does not come sooner if it is asked for each second.
+_LASTING_RETRY_S = 60.0
 _PROBE_INTERVAL_S = 10.0
 # While an endpoint rests it is probed more often, after a random time of at most this: 1 s first, then twice as long.
 _FIRST_LOOK_S, _MAX_LOOK_S = 1.0, 5.0
@@ -104,6 +106,11 @@ class RemoteBackend:
         """Open new connections for what comes, and forget what was held against endpoints: after a sleep, say."""
         if self._cluster is not None:
             self._cluster.renew()
+
+    def forgive_key(self) -> None:
+        """Send a key again that the remote refused: its owner may have changed that at the remote."""
+        if self._cluster is not None:
+            self._cluster.access.forgive()
 
     def look_at_network(self) -> None:
         """Do what a change of network asks for while requests run; a new request looks itself."""
@@ -192,14 +199,15 @@ class RemoteBackend:
         known = [score(view, is_long=False) for view in views if view.can_try and view.first_token_s is not None]
         rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
         wait_s = cluster.seconds_until_next()
-        obstacle = self._obstacle_of(request, num_tokens, wait_s)
+        obstacle, trouble = self._obstacle_of(request, num_tokens, wait_s)
         return Estimate(
             self.name,
             is_local=False,
             num_live=len(self._live),
             max_live=self.remote.limits.max_concurrent,
-            retry_after_s=max(_RETRY_AFTER_S, wait_s),
+            retry_after_s=max(_LASTING_RETRY_S if trouble else _RETRY_AFTER_S, wait_s),
             obstacle=obstacle,
+            trouble=trouble,
             first_token_s=min(known, default=None),
             token_s=min(rates, default=None),
             may_be_tried=obstacle == UNREACHABLE and any(each.may_be_tried(now_s) for each in cluster.endpoints),
@@ -257,23 +265,24 @@ class RemoteBackend:
             return "unusable", self._trouble
         return self._cluster.access.obstacle(self._clock())
 
-    def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> str:
-        kind, _ = self._obstacle()
+    def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> tuple[str, str]:
+        """Return what keeps a request out, in a word, and in a sentence where it lasts for long."""
+        kind, trouble = self._obstacle()
         if kind:
-            return kind
+            return kind, trouble
         if unsupported(request) or self._speaks_no(request):
-            return "unsupported"
+            return "unsupported", ""
         if self._awaits_probe():
-            return UNREACHABLE
+            return UNREACHABLE, ""
         cluster, now_s = self._served(), self._clock()
         if not cluster.fits(cluster.model_there(request.model), num_tokens):
-            return CONTEXT
-        if self._ledger.budget_left(self.remote.name, request.client) is not None:
-            return "budget"
+            return CONTEXT, ""
+        if (spent := self._ledger.budget_left(self.remote.name, request.client)) is not None:
+            return "budget", spent
         if not wait_s:
-            return ""
+            return "", ""
         is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
-        return UNREACHABLE if is_open else "backing_off"
+        return (UNREACHABLE if is_open else "backing_off"), ""
 
     def _awaits_probe(self) -> bool:
         """Whether every endpoint hung at its last request and has not answered a probe since; probe them.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edgeagent.backends.remote.access import Access, FindKey
+from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey
 from edgeagent.backends.remote.choose import choose
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
@@ -151,7 +151,7 @@ class Cluster:
         endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)
         if failure.kind is Kind.REFUSED_KEY:
             self.access.refuse(failure.status)
-            logger.warning("%s: %s; it gets no requests until the key is changed", self.name, failure.message)
+            logger.warning("%s: %s; it gets no requests until %s", self.name, failure.message, KEY_IS_MENDED)
         elif not was_open and endpoint.breaker.state(now_s) == "open":
             seconds = endpoint.breaker.seconds_left(now_s)
             host = endpoint.transport.host

@@ -7,7 +7,7 @@ import random
 import time
 from functools import partial
 
-from edgeagent.backends.remote.access import Headers, quotes_key
+from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
 from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, Tally
 from edgeagent.backends.remote.answer_chat import ChatReader
 from edgeagent.backends.remote.answer_responses import ResponsesReader
@@ -304,7 +304,7 @@ class Run:
             kind = ContextLengthExceeded if _is_too_long(failure) else InvalidRequest
             return kind(detailed, served_by=name)
         if failure.kind is Kind.REFUSED_KEY:
-            message += "; it gets no requests until the key is changed"
+            message += f"; it gets no requests until {KEY_IS_MENDED}"
         retry_after_s = failure.retry_after_s
         if retry_after_s is None and failure.kind in (Kind.OVERLOADED, Kind.UNREACHABLE):
             retry_after_s = self._cluster.seconds_until_next() or None

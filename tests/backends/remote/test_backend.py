@@ -297,7 +297,8 @@ async def test_estimates() -> None:
             assert remote.estimate(changed).obstacle == "unsupported"
         assert remote.estimate(replace(REQUEST, prompt=TextPrompt("a"))).obstacle == ""
         rows.spent = "the day's budget of 5 tokens is spent"
-        assert remote.estimate(REQUEST).obstacle == "budget"
+        expected = remote.estimate(REQUEST)
+        assert (expected.obstacle, expected.trouble, expected.retry_after_s) == ("budget", rows.spent, 60.0)
         refused = await ask(remote)
         assert isinstance(refused.error, RemoteUnavailable) and "budget" in refused.error.message
     assert len(server.asked) == 1

@@ -301,8 +301,9 @@ async def test_a_refused_key_disables_the_remote(status: int) -> None:
         got = await ask(remote)
         failed(got, f"HTTP {status}")
         assert "old" not in got.error.message  # type: ignore[union-attr]
-        assert remote.estimate(REQUEST).obstacle == "refused_key"
-        assert f"HTTP {status}" in remote.status().trouble
+        expected = remote.estimate(REQUEST)
+        assert expected.obstacle == "refused_key" and expected.retry_after_s == 60.0
+        assert expected.trouble == remote.status().trouble and f"HTTP {status}" in expected.trouble
         failed(await ask(remote, id="r2"), "until the key is changed")
         assert len(server.asked) == 1
         keys[0] = "new"
@@ -310,6 +311,15 @@ async def test_a_refused_key_disables_the_remote(status: int) -> None:
         assert remote.estimate(REQUEST).obstacle == ""
         assert (await ask(remote, id="r3")).text == "a"
         assert server.asked[1].headers["authorization"] == "Bearer new"
+
+
+async def test_a_refused_key_is_sent_again_where_that_is_forgiven() -> None:
+    async with faults(plain(401), stream(answer("a"))) as server, backend(server.url, keys=lambda key: "k") as remote:
+        failed(await ask(remote), "`edgeagent remote add`")
+        assert remote.estimate(REQUEST).obstacle == "refused_key"
+        remote.forgive_key()
+        assert remote.estimate(REQUEST).obstacle == ""
+        assert (await ask(remote, id="r2")).text == "a"
 
 
 # e: the breaker
