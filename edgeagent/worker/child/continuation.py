@@ -122,7 +122,7 @@ def _reasoning_tokens(
 ) -> list[list[int]]:
     """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun.
 
-    A model without markers does not reason: it goes on with the text alone. Raise NotSupported where there is none.
+    A model without markers does not reason: it continues the text alone. Raise NotSupported where there is none.
     """
     pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
     if pair is None:

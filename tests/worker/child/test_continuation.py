@@ -227,7 +227,7 @@ def test_what_is_said_again_costs_no_token_of_the_answer(bundled: Runner, limit:
         assert rest.num_tokens == limit
 
 
-def test_a_model_that_does_not_reason_goes_on_with_text_alone(bundled: Runner) -> None:
+def test_a_model_that_does_not_reason_continues_the_text_alone(bundled: Runner) -> None:
     with pytest.raises(NotSupported, match="does not reason"):
         bundled.prepare(CHAT, Delivered(so_far=AnswerSoFar("", "Let me think", 3)))
     with_reasoning, without = (
