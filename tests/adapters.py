@@ -14,15 +14,21 @@ ALPHA = 8.0
 CHANGED = ("attn_q.weight", "ffn_down.weight")
 
 
-def make_adapter(path: Path, model: Path, *, seed: int = 0, std: float = 0.1, kind: str = "adapter") -> Path:
-    """Write an adapter for a model to `path` and return it."""
+def make_adapter(
+    path: Path, model: Path, *, seed: int = 0, std: float = 0.1, kind: str = "adapter", num_stacked: int = 0
+) -> Path:
+    """Write an adapter for a model to `path` and return it.
+
+    With `num_stacked` its matrices are stacks of so many: llama.cpp takes them, and aborts when it computes with them.
+    """
     writer = GGUFWriter(path, "llama")
     writer.add_type(kind)
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", ALPHA)
     for name, (a, b) in _matrices(model, seed, std).items():
-        writer.add_tensor(f"{name}.lora_a", a)
-        writer.add_tensor(f"{name}.lora_b", b)
+        for part, matrix in (("lora_a", a), ("lora_b", b)):
+            stacked = np.stack([matrix] * num_stacked) if num_stacked else matrix
+            writer.add_tensor(f"{name}.{part}", stacked)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

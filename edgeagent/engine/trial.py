@@ -71,6 +71,17 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
     return (max(sizes.values()) - min(sizes.values())) / max(1, max(sizes) - min(sizes))
 
 
+def try_adapter(runner: LlamaRunner, path: Path) -> None:
+    """Compute two tokens with the adapter that is in use; the cells are empty afterwards.
+
+    Raise ModelLoadFailed, OutOfCells or InternalError.
+    """
+    try:
+        _check(_decode(runner, 0, [0, 0]), path)
+    finally:
+        runner.clear(0)
+
+
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
     """Measure the steps that drafting chooses among, so that it need not learn from requests; the cells are empty
     before and after. Those that are known are not measured. Raise OutOfCells or InternalError."""

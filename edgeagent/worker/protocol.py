@@ -144,6 +144,11 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
     trying: str = ""
 
 
+def adapter_trial(path: str) -> str:
+    """Return `LoadProgress.trying` of an adapter, by which the daemon knows which one ended the process."""
+    return f"the adapter {path}"
+
+
 class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm. `notes` are lines for the daemon's log, `to_keep` is for the next worker's Load."""
 

@@ -30,6 +30,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     for name, seed, std in (("one", 2, 0.15), ("two", 3, 0.2)):
         path = make_adapter(folder / f"{name}.gguf", builtin_model().path, seed=seed, std=std)
         lines.append(f"{name} = '{path}'")
+    make_adapter(folder / "fatal.gguf", builtin_model().path, num_stacked=2)
+    lines.append(f"fatal = '{folder / 'fatal.gguf'}'")
     (folder / "short.gguf").write_bytes((folder / "one.gguf").read_bytes()[:1000])
     lines += [f"short = '{folder / 'short.gguf'}'", f"gone = '{folder / 'gone.gguf'}'"]
     (folder / "config.toml").write_text("\n".join(lines))
@@ -63,13 +65,13 @@ async def test_they_are_models_to_openais_client(daemon: Daemon) -> None:
         models = {model.id: model.model_dump().get("parent") async for model in client.models.list()}
         assert models == models | {"builtin": None, "builtin+one": "builtin", "builtin+two": "builtin"}
         assert (await client.models.retrieve("builtin+one")).id == "builtin+one"
-        with pytest.raises(openai.NotFoundError, match="builtin has one, two, short, gone"):
+        with pytest.raises(openai.NotFoundError, match="builtin has one, two, fatal, short, gone"):
             await client.chat.completions.create(**body("builtin+three"))  # type: ignore[call-overload]
 
 
-async def test_one_whose_file_is_damaged_or_gone_is_refused_alone(daemon: Daemon) -> None:
+async def test_one_whose_file_is_fatal_damaged_or_gone_is_refused_alone(daemon: Daemon) -> None:
     async with httpx.AsyncClient(timeout=60) as client:
-        for name in ("short", "gone"):
+        for name in ("fatal", "short", "gone"):
             reply = await client.post(f"{daemon.url}/v1/chat/completions", json=body(f"builtin+{name}"))
             assert reply.status_code == 422, reply.text
             assert f"the adapter {name} cannot be used" in reply.json()["error"]["message"]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.context import LlamaRunner
-from edgeagent.engine.runner import Slice
-from edgeagent.errors import ModelDamaged
+from edgeagent.engine.trial import try_adapter
+from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed
+from edgeagent.worker.protocol import adapter_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class Adapters:
         if not name:
             return ""
         if name in self.unusable:
+            why = self.unusable[name].rstrip(".")
             raise ModelDamaged(
-                f"the adapter {name} cannot be used: {self.unusable[name]}; mend the file and load the model again",
-                param="model",
+                f"the adapter {name} cannot be used: {why}; mend the file and load the model again", param="model"
             )
         return self.identities[name]
 
@@ -34,22 +35,21 @@ class Adapters:
 def load_adapters(
     runner: LlamaRunner, paths: Mapping[str, str], unusable: Mapping[str, str], on_try: Callable[[str], None]
 ) -> Adapters:
-    """Load a model's adapters, and compute with each once. Those that do not suit it are unusable too.
+    """Load a model's adapters, and compute with each once. Those that do not suit it, or break it, are unusable too.
 
     `on_try` is told which is tried next, in words: one that is damaged may end the process.
     """
     found, refused = {}, dict(unusable)
     for name, path in paths.items():
-        on_try(f"the adapter {path}")
+        on_try(adapter_trial(path))
         try:
             adapter = Adapter(runner.model, Path(path))
-        except ModelDamaged as error:
+            runner.add_adapter(adapter)
+            runner.use_adapter(adapter.id)
+            try_adapter(runner, adapter.path)
+        except (InternalError, ModelLoadFailed) as error:
             refused[name] = error.message
             continue
-        runner.add_adapter(adapter)
-        runner.use_adapter(adapter.id)
-        runner.decode([Slice(0, 0, [0, 0], 1)])
-        runner.clear(0)
         found[name] = adapter.id
     runner.use_adapter("")
     return Adapters(found, refused)

@@ -78,6 +78,7 @@ class LoadedModel:
             clock=workers.clock,
             keep=lambda content: workers.keep(self, content),
             load_time=self._load_time,
+            leave_out=self.preparation.leave_out,
         )
 
     async def _prepare(self) -> Load:

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgeagent.config import EngineConfig
-from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.model_files import GivenFolder, ModelFiles, identity
-from edgeagent.worker.protocol import DiskCache, Load
+from edgeagent.worker.protocol import DiskCache, Load, adapter_trial
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,8 @@ class Preparation:
         self.engine = engine
         self.adapters = adapters
         self._checks = checks
+        self._tried: dict[str, str] = {}
+        self._fatal: dict[str, tuple[str, str]] = {}
         self._models = [path for path in (self.path, draft_path) if path is not None]
         self.files = ModelFiles([*self._models, *adapters.values()])
         self.folder = GivenFolder()
@@ -108,10 +110,12 @@ class Preparation:
     def load(self) -> Load:
         """Check the files before each load, since they may have changed; raise ModelLoadFailed."""
         self.files.give()
+        self.sha256 = ""
         model = self._checks.validate(self.path)
         self.sha256 = self._checks.known_sha256(self.path)
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
+        self._tried = {name: identity(path) for name, path in usable.items()}
         draft_path, draft = self._validate_draft()
         if model is not None and draft is not None and draft_path is not None:
             _check_draft(model, self.path, draft, draft_path, self._checks.difference)
@@ -148,10 +152,27 @@ class Preparation:
         for name, path in self.adapters.items():
             try:
                 self._checks.validate_adapter(path)
-            except (ModelDamaged, ModelNotFound) as error:
+                self._check_not_fatal(name, path)
+            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # the last of them: a policy's hash of it
                 found[name] = error.message
                 logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
         return found
+
+    def leave_out(self, trying: str, cause: str) -> bool:
+        """Load without an adapter from now on, if its trial ended the process, until its file is replaced.
+
+        `trying` says what was tried. Return whether it was an adapter.
+        """
+        for name, given in self._tried.items():
+            if trying == adapter_trial(str(self.adapters[name].absolute())):
+                self._fatal[name] = given, cause
+                return True
+        return False
+
+    def _check_not_fatal(self, name: str, path: Path) -> None:
+        given, cause = self._fatal.get(name, ("", ""))
+        if cause and given == identity(path):
+            raise ModelDamaged(f"{path} ended the process that computed with it ({cause})")
 
     def _validate_draft(self) -> tuple[Path | None, Header | None]:
         """Return the draft and its header; without them, with a warning, if its file cannot be used."""

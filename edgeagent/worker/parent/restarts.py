@@ -14,7 +14,8 @@ class Death:
     """A worker's end. `ready_for_s`: how long it had been ready, None if it never was.
 
     `error` is set if the worker itself reported that it cannot load the model. `is_short_of_memory`: the load ran out
-    of memory, and another may take less.
+    of memory, and another may take less. `left_out`: what ended the process when it was tried, in
+    words; the next load goes without it.
     """
 
     cause: str
@@ -22,6 +23,7 @@ class Death:
     ready_for_s: float | None = None
     error: EdgeAgentError | None = None
     is_short_of_memory: bool = False
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,15 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         keep: Callable[[bytes], None] = lambda _: None,
         load_time: LoadTime | None = None,
+        leave_out: Callable[[str, str], bool] = lambda _trying, _cause: False,
     ) -> None:
-        """`keep` gets `to_keep` of a worker's Ready, for the next worker; `load_time` knows earlier loads."""
+        """`keep` gets `to_keep` of a worker's Ready, for the next worker; `load_time` knows earlier loads.
+
+        `leave_out` gets what ended the process when it was tried, and the cause; whether the next load goes without.
+        """
         self.name = name
         self._keep = keep
+        self._leave_out = leave_out
         self._prepare = prepare
         self._command = command
         self._patience = patience or Patience()
@@ -219,6 +224,9 @@ class Supervisor:
                     self._num_short_loads += 1
                     logger.warning("%s is loaded again with less memory: %s", self.name, death.cause)
                     continue
+                if death.left_out:
+                    logger.warning("%s is loaded again without %s: %s", self.name, death.left_out, death.cause)
+                    continue
                 if death.error is not None:
                     retry_s = death.error.retry_after_s or self._patience.load_retry_s
                     self._give_up(death.error, WorkerState.FAILED, retry_s)
@@ -299,7 +307,9 @@ class Supervisor:
             death = replace(death, is_short_of_memory=self._ready_at_s is None and channel.was_short_of_memory)
             is_damaged = death.fate is Fate.CRASHED and not death.is_short_of_memory
             if self._ready_at_s is None and self._vitals.trying and is_damaged:
-                death = replace(death, error=refusals.failed_trial(self._vitals.trying, cause))
+                error = refusals.failed_trial(self._vitals.trying, cause)
+                left_out = self._vitals.trying if self._leave_out(self._vitals.trying, cause) else ""
+                death = replace(death, error=error, left_out=left_out)
         if not is_gone:
             death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
         self._channel = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -392,7 +393,11 @@ def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: T
 def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model(MemoryKind.FULL_ATTENTION)
     config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off").model_dump_json().encode()
-    adapters = {"bad": str(path), "good": str(make_adapter(tmp_path / "good", path, seed=0))}
+    adapters = {
+        "bad": str(path),
+        "none": str(make_adapter(tmp_path / "none", path, std=math.nan)),
+        "good": str(make_adapter(tmp_path / "good", path, seed=0)),
+    }
     message = Load("tiny", str(path), None, config, adapters=adapters, unusable_adapters={"gone": "no file gone.gguf"})
     host = Host(message, open_model(message))
     prompt = TextPrompt("in the and the")
@@ -401,5 +406,8 @@ def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel,
         host.prepare(request(prompt, adapter="bad"))
     with pytest.raises(ModelDamaged, match=r"the adapter gone cannot be used: no file gone\.gguf"):
         host.prepare(request(prompt, adapter="gone"))
-    (note,) = host.notes
-    assert "runs without its adapter bad" in note
+    with pytest.raises(ModelDamaged, match=r"the adapter none cannot be used: .* are not numbers \(NaN\).*[^.]; mend"):
+        host.prepare(request(prompt, adapter="none"))
+    assert {note.split(":")[0] for note in host.notes} == {
+        f"runs without its adapter {name}" for name in ("bad", "none")
+    }

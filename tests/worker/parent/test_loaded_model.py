@@ -26,7 +26,9 @@ async def test_a_load_that_a_request_waits_for_measures_less(
     monkeypatch.setattr(Supervisor, "is_busy", is_busy)
     engine = EngineConfig(calibration_s=asked_s, parallel=7)
     load = Load("m", "m.gguf", None, engine.model_dump_json().encode())
-    preparation = cast(Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load))
+    preparation = cast(
+        Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, leave_out=lambda *_: False)
+    )
 
     async def make_room(_: LoadedModel) -> None:
         pass

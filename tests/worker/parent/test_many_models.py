@@ -16,15 +16,17 @@ from edgeagent.errors import (
     BackendUnavailable,
     EdgeAgentError,
     ModelDamaged,
+    ModelLoadFailed,
     ModelNotFound,
     NotSupported,
+    StoreError,
 )
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
 from edgeagent.worker.parent.kept_choices import KeptChoices
 from edgeagent.worker.parent.loading import Checks, Preparation
 from edgeagent.worker.parent.memory import Held, Memory
 from edgeagent.worker.parent.pool import Pool
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import Load, adapter_trial
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -340,7 +342,15 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
         await pool.start()
 
 
-@pytest.mark.parametrize("error", [ModelNotFound("there is no file b.gguf"), ModelDamaged("b.gguf is damaged")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelNotFound("there is no file b.gguf"),
+        ModelDamaged("b.gguf is damaged"),
+        ModelLoadFailed("b.gguf is not a regular file"),
+        StoreError("b.gguf cannot be read"),
+    ],
+)
 async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
     tmp_path: Path, error: EdgeAgentError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,6 +366,24 @@ async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
     assert load.adapters == {"one": str(paths["one"])}
     assert load.unusable_adapters == {"two": error.message}
     assert f"m is loaded without its adapter two: {error.message}" in caplog.text
+
+
+def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_path: Path) -> None:
+    paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    for path in paths.values():
+        path.write_bytes(b"x")
+    preparation = Preparation(
+        "m", tmp_path / "m.gguf", None, EngineConfig(), Checks(lambda _: None, KeptChoices()), paths
+    )
+    assert preparation.load().adapters.keys() == paths.keys()
+    assert not preparation.leave_out("the tokenizer of m.gguf", "SIGSEGV")
+    assert preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV")
+    load = preparation.load()
+    assert load.adapters.keys() == {"one"}
+    assert load.unusable_adapters == {"two": f"{paths['two']} ended the process that computed with it (SIGSEGV)"}
+    assert not preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV"), "it was not tried again"
+    paths["two"].write_bytes(b"other")
+    assert preparation.load().adapters.keys() == paths.keys()
 
 
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
