@@ -180,7 +180,8 @@ class LiveRequests:
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
         """Return the one name of a model once it is loaded; raise what keeps it from that."""
         name = await self.locate(model)
-        is_loaded = any(name in each.names and each.state is WorkerState.READY for each in self.models())
+        # An adapter of a loaded model is tried: its file may have been unusable.
+        is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
         if is_loaded and keep_alive_s is None:
             return name
         request = GenerateRequest(

@@ -51,14 +51,15 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
 
 
 def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelStatus], list[LocalModel]]:
-    """Return the served models and those on this machine, without those whose file cannot be read.
+    """Return the served models and those on this machine, without those whose file cannot be read or is gone.
 
-    Of these only one that the owner configured is listed, with its state. Reads files: call it in a thread.
+    Of these one that is loaded is listed, and one that the owner configured. Reads files: call it in a thread.
     """
     local = Library.of(config).models()
-    unreadable = {model.name for model in local if model.header is None}
+    readable = {model.name for model in local if model.header is not None}
+    without_worker = (WorkerState.STOPPED, *UNUSABLE)
     return (
-        [each for each in served if each.is_pinned or each.state not in UNUSABLE or each.name not in unreadable],
+        [each for each in served if each.is_pinned or each.state not in without_worker or each.name in readable],
         [model for model in local if model.header is not None],
     )
 

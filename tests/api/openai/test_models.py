@@ -126,10 +126,19 @@ async def test_health_of_a_model_that_was_unloaded() -> None:
         assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
 
 
-async def test_a_damaged_model_is_not_listed_after_it_was_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "one.gguf").write_bytes(b"GGUF")
+@pytest.mark.parametrize("name", ["one.gguf", "deleted.gguf"])
+async def test_a_model_that_is_damaged_or_deleted_is_not_listed_after_it_was_asked_for(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"GGUF")
     config = Config(model="fake", state_dir=tmp_path, store=StoreConfig(models_dir=tmp_path))
-    for state, is_pinned, is_listed in ((WorkerState.FAILED, False, False), (WorkerState.FAILED, True, True)):
+    cases = (
+        (WorkerState.FAILED, False, False),
+        (WorkerState.STOPPED, False, False),
+        (WorkerState.FAILED, True, True),
+        (WorkerState.READY, False, True),
+    )
+    for state, is_pinned, is_listed in cases:
         backend = OneModel(state)
         backend.status = replace(backend.status, name="one", is_pinned=is_pinned)
         async with running(backend, config) as daemon:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 
-from edgeagent.types import TextDelta, WorkerState, WorkerStatus
+from edgeagent.errors import ModelDamaged
+from edgeagent.types import ModelStatus, TextDelta, WorkerState, WorkerStatus, replace
 from tests.api.services import INFO, OneModel
-from tests.backends.fake import FakeBackend, Gate, finished
+from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.daemon.running import TOKEN, running
 
 
@@ -80,6 +81,23 @@ async def test_load_and_unload() -> None:
             assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
         reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=b&keep_alive=soon")
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "keep_alive")
+
+
+class WithAdapter(FakeBackend):
+    """Its model has an adapter, which it answers with."""
+
+    def models(self) -> list[ModelStatus]:
+        return [replace(super().models()[0], adapters=("one",))]
+
+
+async def test_an_adapter_of_a_loaded_model_is_tried() -> None:
+    """Its file may have been unusable when the model was loaded."""
+    damaged = ModelDamaged("the adapter one cannot be used")
+    async with running(WithAdapter(failing(damaged), models=("fake", "fake+one"))) as daemon:
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=fake")
+        assert reply.status_code == 200
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=fake%2Bone")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (422, "model_damaged")
 
 
 async def test_reload_names_the_model() -> None:
