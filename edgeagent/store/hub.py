@@ -14,6 +14,7 @@ from pathlib import Path
 from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.sizes import size_text
 from edgeagent.store.cache import HubCache
 from edgeagent.store.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.hub_errors import HubUnreachable, translated
@@ -162,8 +163,8 @@ class Puller:
         free = shutil.disk_usage(folder).free
         if free < needed + self._min_free_bytes:
             raise StoreError(
-                f"{name} does not fit: {_megabytes(needed)} are to be downloaded, {_megabytes(self._min_free_bytes)} "
-                f"must stay free, and the disk of {self._cache.root} has {_megabytes(free)} free: free some space, or "
+                f"{name} does not fit: {size_text(needed)} are to be downloaded, {size_text(self._min_free_bytes)} "
+                f"must stay free, and the disk of {self._cache.root} has {size_text(free)} free: free some space, or "
                 "set store.models_dir to a folder on another disk, or lower store.min_free_bytes",
                 param="model",
             )
@@ -259,7 +260,3 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         lock.__exit__(None, None, None)
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"

@@ -45,8 +45,8 @@ class ResolvedModel:
 class LocalModel:
     """A model on this machine, for the user to see. `problem` says why `header` is missing.
 
-    `is_damaged`: the file itself is at fault. `draft` is the catalog's name of a model that speculates for it.
-    `adapters` are the names of its LoRA adapters.
+    `is_damaged`: the file itself is at fault. `draft` is the catalog's name of a model that speculates for it;
+    the builtin one's is a file's name. `adapters` are the names of its LoRA adapters.
     """
 
     name: str
@@ -326,7 +326,9 @@ def _aliases(found: Found, own: OwnNames) -> tuple[str, ...]:
 
 def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
     size_bytes = sum(path.stat().st_size for path in found.paths if path.exists())
-    model = LocalModel(found.name, found.origin, found.paths, size_bytes, None, None, aliases, found.draft)
+    own_draft = builtin_model().draft if found.origin == "builtin" else None
+    draft = found.draft if own_draft is None else own_draft.stem
+    model = LocalModel(found.name, found.origin, found.paths, size_bytes, None, None, aliases, draft)
     try:
         header = current_header(found.paths[0])
         if header.kind == ADAPTER:

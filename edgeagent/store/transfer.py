@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from edgeagent import __version__
 from edgeagent.errors import StoreError
+from edgeagent.sizes import size_text
 from edgeagent.store.hub_errors import describe, is_transient
 from edgeagent.store.listing import RemoteFile
 
@@ -144,9 +145,9 @@ class Transfer:
         free = shutil.disk_usage(partial.parent).free
         if free < self._min_free_bytes:
             raise StoreError(
-                f"the download was stopped because only {free} bytes are free on the disk of {partial.parent} and "
-                f"{self._min_free_bytes} must stay free (store.min_free_bytes): free some space and pull again; what "
-                "was downloaded is kept",
+                f"the download was stopped because only {size_text(free)} are free on the disk of {partial.parent} "
+                f"and {size_text(self._min_free_bytes)} must stay free (store.min_free_bytes): free some space and "
+                "pull again; what was downloaded is kept",
                 param="model",
             )
 

@@ -255,7 +255,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_first_byte(
     strict = store.model_copy(update={"min_free_bytes": 1_000_000})
     puller = Puller(strict, state_dir, endpoint=hub.url)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, 1_000_000 + len(SMALL) - 1))
-    with pytest.raises(StoreError, match=r"does not fit: 0.2 MB are to be downloaded, 1.0 MB must stay free"):
+    with pytest.raises(StoreError, match=r"does not fit: 200.7 kB are to be downloaded, 1.0 MB must stay free"):
         puller.pull(REPO)
     assert not hub.asked("HEAD") and cached(store) == set()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, 1_000_000 + len(SMALL)))
@@ -281,7 +281,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_the_download(
     monkeypatch.setattr(transfer, "_SPACE_CHECK_BYTES", 50_000)
     free = iter([10_000_000, 5000, 999])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, next(free)))
-    with pytest.raises(StoreError, match="only 999 bytes are free"):
+    with pytest.raises(StoreError, match=r"only 999 B are free on the disk of \S+ and 1.0 kB must stay free"):
         puller.pull(REPO)
     kept = HubCache.of(store).partial(REPO, sha256(SMALL)).stat().st_size
     assert 100_000 <= kept < len(SMALL)

@@ -34,6 +34,7 @@ def put(store: StoreConfig, name: str, content: bytes, *, repo: str = REPO, comm
 def test_builtin(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve_module, "builtin_model", lambda: BuiltinModel(Path("m.gguf"), Path("d.gguf")))
     assert library.resolve("builtin") == ResolvedModel("builtin", (Path("m.gguf"),), Path("d.gguf"))
+    assert library.local("builtin").draft == "d", "it has no other name"
 
 
 def test_a_path(library: Library, tmp_path: Path) -> None:
