@@ -42,7 +42,8 @@ def check_model(
     if not _has_blanks(name) and ("/" in name or "\\" in name or name.lower().endswith(".gguf")):
         return
     typed = name if question is None else f"{name} {question}"
-    raise typer.BadParameter(f"there is no model {name!r:.80}; {near_names(name, known)}. {_as_question(typed)}")
+    near = near_names(name, known, "a path to a .gguf or org/repo[:QUANT]")
+    raise typer.BadParameter(f"there is no model {name!r:.80}; {near}. {_as_question(typed)}")
 
 
 def _as_question(typed: str) -> str:

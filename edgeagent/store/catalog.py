@@ -136,12 +136,16 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
     return CatalogMatch(entry, name.quant and name.quant.upper())
 
 
-def find_entry(name: CatalogName, known: Collection[str] = ()) -> CatalogMatch:
-    """Do as `match_entry`; raise ModelNotFound with near names, those `known` before the catalog's."""
+def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
+    """Do as `match_entry`; raise ModelNotFound with near names, those `known` before the catalog's.
+
+    Without `known` only models of the catalog are asked for.
+    """
     match = match_entry(name)
     if match is None:
-        near = near_names(str(name), [*sorted(known), "builtin", *sorted(load_catalog())])
-        raise ModelNotFound(f"no model is called {name}; {near}", param="model")
+        near = near_names(str(name), [*sorted(known or ()), "builtin", *sorted(load_catalog())])
+        called = "no model of the catalog is called" if known is None else "no model is called"
+        raise ModelNotFound(f"{called} {name}; {near}", param="model")
     return match
 
 

@@ -10,8 +10,11 @@ _MAX_NEAR = 3
 _MAX_KNOWN = 30
 
 
-def near_names(name: str, known: Collection[str]) -> str:
-    """Return a phrase for an error's text. Where no name is near, the first of `known` are told, in their order."""
+def near_names(name: str, known: Collection[str], others: str = "org/repo[:QUANT]") -> str:
+    """Return a phrase for an error's text. Where no name is near, the first of `known` are told, in their order.
+
+    `others` says what else may be a name. A path is none for clients.
+    """
     by_folded = {each.lower().replace(":", "-"): each for each in sorted(known)}
     whole = name.lower().replace(":", "-")
     stem = name.lower().partition(":")[0]
@@ -23,4 +26,4 @@ def near_names(name: str, known: Collection[str]) -> str:
         return f"near names: {', '.join(by_folded[each] for each in near)}"
     shown = sorted(known) if isinstance(known, Set) else list(dict.fromkeys(known))
     rest = f" and {len(shown) - _MAX_KNOWN} more" if len(shown) > _MAX_KNOWN else ""
-    return f"known names: {', '.join(shown[:_MAX_KNOWN])}{rest}, and a path to a .gguf or org/repo[:QUANT]"
+    return f"known names: {', '.join(shown[:_MAX_KNOWN])}{rest}, and {others}"

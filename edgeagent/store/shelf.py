@@ -87,7 +87,9 @@ class Shelf:
     def copy(self, source: str, alias: str) -> str:
         """Give a model a second name, and return its first one. Raise ModelNotFound, InvalidRequest or StoreError."""
         alias = without_latest(alias)
-        if not is_short_name(alias) or alias in (*DEFAULT_NAMES, "builtin", "none"):
+        if alias and alias in (*DEFAULT_NAMES, "builtin", "none"):
+            raise InvalidRequest(f"{alias!r} has a meaning of its own; choose another name")
+        if not is_short_name(alias):
             raise InvalidRequest(f"{alias[:80]!r} cannot be a model's name here: use letters, digits and . _ - :")
         found = self._library.find(source)
         target = str(found.paths[0].resolve()) if found.origin in ("alias", "path") else found.name

@@ -89,6 +89,8 @@ def test_cp_then_rm_of_the_alias(run: Run, store: StoreConfig) -> None:
     assert names(run) == {"household"} and run("show", "home")[0] == 1
     status, _, err = run("cp", "household", "a/b")
     assert status == 1 and "cannot be a model's name" in err
+    status, _, err = run("cp", "household", "builtin")
+    assert status == 1 and "'builtin' has a meaning of its own; choose another name" in err
 
 
 def test_prune(run: Run, store: StoreConfig) -> None:

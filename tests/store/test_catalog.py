@@ -56,7 +56,7 @@ def test_ollama_s_spellings_mean_the_same_models(name: str, own_name: str, place
 
 
 def test_a_size_that_there_is_not_is_no_quantization() -> None:
-    with pytest.raises(ModelNotFound, match=r"no model is called qwen3:5b; near names: .*qwen3-4b"):
+    with pytest.raises(ModelNotFound, match=r"no model of the catalog is called qwen3:5b; near names: .*qwen3-4b"):
         find_entry(CatalogName("qwen3", "5b"))
 
 
@@ -77,10 +77,10 @@ def test_an_entry_s_place_on_the_hub() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ModelNotFound, match=r"no model is called zzz; known names: .*builtin, .* more, and a path"):
+    with pytest.raises(ModelNotFound, match=r"no model of the catalog is called zzz; .* more, and org/repo\[:QUANT\]$"):
         find_entry(CatalogName("zzz"))
     # One's own come first.
-    with pytest.raises(ModelNotFound, match="known names: another, mine, builtin"):
+    with pytest.raises(ModelNotFound, match="no model is called zzz; known names: another, mine, builtin"):
         find_entry(CatalogName("zzz"), {"mine", "another"})
 
 
@@ -125,5 +125,5 @@ def test_the_builtin_pair_in_a_package_and_in_a_checkout(tmp_path: Path, monkeyp
 
 
 def test_an_unknown_name_is_told_in_full() -> None:
-    with pytest.raises(ModelNotFound, match="no model is called falcon:7b; "):
+    with pytest.raises(ModelNotFound, match="no model of the catalog is called falcon:7b; "):
         find_entry(CatalogName("falcon", "7b"))

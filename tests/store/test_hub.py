@@ -566,7 +566,7 @@ def test_catalog_names_and_their_pins(hub: HubServer, puller: Puller, monkeypatc
     hub.repos[REPO].files["m-Q8_0.gguf"] = small_model(6)
     with pytest.raises(StoreError, match="the catalog pins"):
         puller.pull("short")
-    with pytest.raises(ModelNotFound, match="no model is called long"):
+    with pytest.raises(ModelNotFound, match="no model of the catalog is called long"):
         puller.pull("long")
 
 
