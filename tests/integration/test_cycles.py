@@ -85,7 +85,10 @@ async def check(daemon: Daemon, count: int) -> None:
     assert before.num_cells_used == after.num_cells_used == 0
     assert after.daemon_mib <= before.daemon_mib + MAX_GROWTH_MIB
     assert after.worker_mib <= before.worker_mib + MAX_GROWTH_MIB
-    # A file or a connection that was still open at the first look is no leak.
+    # A file or a connection that was still open at the first look is no leak, nor is one that is opened once, late: a
+    # leak grows again.
+    if after.daemon_descriptors > before.daemon_descriptors:
+        before, after = after, await cycles(daemon, count)
     assert after.daemon_descriptors <= before.daemon_descriptors
     kept = {"daemon_mib": 0.0, "worker_mib": 0.0, "daemon_descriptors": 0}
     assert replace(after, **kept) == replace(before, **kept)  # type: ignore[arg-type]
