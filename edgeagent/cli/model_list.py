@@ -126,6 +126,7 @@ def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
         "context_length": header.context_length if header else None,
         "num_params": header.num_params if header else None,
         "num_layers": header.num_layers if header else None,
+        "num_prediction_layers": header.num_prediction_layers if header else None,
         "num_vocab": header.num_vocab if header else None,
         "tokenizer": (header.pre_tokenizer or header.tokenizer) if header else None,
         "memory": header.memory_kind if header else None,
@@ -176,6 +177,7 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         "memory": record.get("memory"),
         "fits here": _fitting(record, in_words=True),
         "layers": _count(record.get("num_layers")),
+        "prediction layers": _prediction_layers(record),
         "vocabulary": _count(record.get("num_vocab")),
         "tokenizer": record.get("tokenizer"),
         "draft": record.get("draft"),
@@ -188,6 +190,13 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         **{("files" if number == 0 else " " * number): path for number, path in enumerate(record.get("paths") or ())},
     }
     return [(heading, text) for heading, text in texts.items() if text]
+
+
+def _prediction_layers(record: dict[str, Any]) -> str:
+    number = record.get("num_prediction_layers")
+    if not number:
+        return ""
+    return f"{number:,} (MTP), not used: they need the target's hidden states; drafts come from a model or n-grams"
 
 
 def _catalog_facts(entry: CatalogEntry) -> dict[str, Any]:

@@ -51,7 +51,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A model file's header. `quant` is the file's label (Q4_K_M), or its commonest tensor type."""
+    """A model file's header. `quant` is the file's label (Q4_K_M), or its commonest tensor type.
+
+    `num_prediction_layers` are those after the model's own that predict further tokens (MTP, NextN).
+    """
 
     path: Path
     version: int
@@ -73,6 +76,7 @@ class GgufHeader:
     size_bytes: int
     data_bytes: int
     kind: str = "model"
+    num_prediction_layers: int = 0
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -207,6 +211,7 @@ def _header(
         size_bytes=reader.size_bytes,
         data_bytes=tensors.data_bytes,
         kind=_printable(_text(reader, metadata, "general.type")) or "model",
+        num_prediction_layers=_whole(reader, metadata, f"{architecture}.nextn_predict_layers") or 0,
     )
 
 

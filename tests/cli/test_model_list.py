@@ -12,7 +12,7 @@ from edgeagent.store import resolve as resolve_module
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.own_names import OwnNamesFile, with_alias
 from tests.cli.conftest import Run
-from tests.store.gguf_bytes import small_model
+from tests.store.gguf_bytes import MODEL_KEYS, U32, GgufBytes, key, small_model
 from tests.store.test_resolve import put
 
 
@@ -83,6 +83,13 @@ def test_show_a_model_that_is_not_here(run: Run) -> None:
 def test_show_a_path(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("show", str(tmp_path / "mini.gguf"))
     assert status == 0 and out.splitlines()[0].split() == ["name", "mini"]
+
+
+def test_show_tells_of_layers_that_are_not_used(run: Run, tmp_path: Path) -> None:
+    path = GgufBytes((*MODEL_KEYS, key("llama.nextn_predict_layers", U32, 1))).write(tmp_path / "predicts.gguf")
+    assert "1 (MTP), not used: they need the target's hidden states" in run("show", str(path))[1]
+    assert json.loads(run("show", str(path), "--json")[1])["num_prediction_layers"] == 1
+    assert "MTP" not in run("show", "builtin")[1]
 
 
 @pytest.mark.parametrize(
