@@ -188,6 +188,8 @@ class EngineConfig(Section):
     """Type of the V cache (auto: as for K); quantized types need flash attention."""
     calibration_s: Annotated[float, Field(ge=0, le=60)] = 2.0
     """Most time to measure, at a model's first load, what suits it on this machine (0: nothing is measured)."""
+    side_prefill: bool = True
+    """Compute a long prompt beside streams in a context of its own, which takes its cells' memory twice (CPU only)."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
     """Host memory for prefixes that left the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     mmap: bool = True

@@ -89,6 +89,8 @@ DEFAULTS: dict[str, object] = {
     "engine.cache.block.MIN_BLOCK_TOKENS": 32,
     "engine.cache.block.MIN_PART": 16,
     "engine.cache.block._BLOCK_BYTES": 4 * MIB,
+    "engine.side_prefill.MIN_ALONE_S": 1.0,
+    "engine.side_prefill.MIN_GAIN": 1.25,
     "engine.step_in_progress._LONG_S": 0.03,
     "engine.llama.fingerprint._BLOCKS_VERSION": 2,
     "engine.cache.radix_tree._MAX_VISITS": 256,

@@ -19,9 +19,10 @@ from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OutOfCells, Runner
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
+from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
@@ -56,11 +57,13 @@ class Engine:
         costs: CostModel | None = None,
         num_trained: int = 0,
         adapters: Items[str] = (),
+        open_side: OpenSideContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `drafters` draft no
         more than the memory can take back, which may be nothing. `costs`: measured costs of the runner's steps.
         `num_trained`: the model's trained context in tokens (0: unknown). `adapters` are those that sequences may name.
+        `open_side` makes contexts for long prompts beside streams (None: there are none).
         """
         self._num_trained = num_trained
         self._runner = runner
@@ -85,6 +88,7 @@ class Engine:
         self._verifier = Verifier(runner, self._cells, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
+        self._side = SidePrefill(open_side, runner, self._cells, itl_budget_s, self.cost_model, clock)
         self._warmer = PromptWarmer(drafters.model)
         self._background = [BackgroundWork(saver, itl_budget_s, clock) for saver in self._savers]
         self._idle_work: list[BackgroundWork | PromptWarmer] = [*self._background, self._warmer]
@@ -219,6 +223,10 @@ class Engine:
         `is_wanted` reports a waiting command, but never twice in a row.
         """
         outputs = self.admit()
+        if not self._side.wait(is_wanted):
+            return outputs
+        outputs += self._take_side_chunks()
+        self._side.pause()
         began_s = self._clock()
         works = self._plan()
         if not works:
@@ -249,7 +257,7 @@ class Engine:
         self.current_step.note(was_interrupted=False)
         self._unsettled_s, self._unsettled_tokens = self._clock() - started_s, shape.num_tokens
         self._turns.note(self._unsettled_s)
-        self._unsettled = [(work.sequence, work.sequence.num_computed) for work in works]
+        self._unsettled += [(work.sequence, work.sequence.num_computed) for work in works]
         self.cost_model.observe(shape, self._unsettled_s)
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self._rates = self._measured_rates()
@@ -257,6 +265,7 @@ class Engine:
         outputs += self._verify_all(works, started_s)
         if plain_s is not None:
             self.proposals.note_step(len(works), self._unsettled_s, plain_s)
+        self._side.resume(self._unsettled_s)
         self._scheduler.note_overhead(self._clock() - began_s - self._unsettled_s)
         return outputs
 
@@ -335,18 +344,31 @@ class Engine:
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
-            running = [sequence for sequence in self._running.values() if sequence.restoring is None]
             num_cells = self._cells.num_cells_used
-            works = self._turns.plan(running, self._scheduler, self.proposals, num_cells)
+            self._side.consider(list(self._running.values()), num_cells)
+            side = self._side.sequence
+            running = [each for each in self._running.values() if each.restoring is None and each is not side]
+            has_side = self._side.has_turn
+            works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, has_side=has_side)
             if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # A single sequence always fits: its length and its drafts are limited by the number of cells.
             assert len(self._running) > 1
-            self._preempt(by_share(self._running.values())[-1])
+            self._preempt_last()
         return []
+
+    def _take_side_chunks(self) -> list[Output]:
+        """Copy what was computed in a context of its own to its sequence's cells, and return its progress."""
+        copied = self._side.copy(self._preempt_last)
+        self._unsettled += copied
+        self._num_steps += len(copied)
+        return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]
 
     def _use_idle_moment(self) -> None:
         """Wait for a block if all running sequences are being restored; do background work if none runs."""
+        if self._side.sequence is not None:
+            self._side.wait_alone()
+            return
         if self._running:
             restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
             self._restorer.wait(restorings, _LOAD_WAIT_S)
@@ -365,14 +387,16 @@ class Engine:
             in_prompt = sequence.num_output == 0
             output = self._verifier.verify(work, row)
             row += work.num_logits
-            if sequence.num_computed > sequence.farthest:
-                sequence.farthest, sequence.advanced_s = sequence.num_computed, started_s
+            sequence.note_progress(started_s)
             if output.is_last:
                 self._end(sequence)
             has_news = output.tokens or output.prompt_logprobs or (in_prompt and sequence.spec.reports_progress)
             if has_news or output.is_last:
                 outputs.append(output)
         return outputs
+
+    def _preempt_last(self) -> None:
+        self._preempt(by_share(self._running.values())[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
         """Move a running sequence back to the waiting ones; it continues later from its own tokens."""
@@ -409,7 +433,7 @@ class Engine:
         if self._cells.evict_one():
             return []
         if len(self._running) > 1:
-            self._preempt(by_share(self._running.values())[-1])
+            self._preempt_last()
             return []
         return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 
@@ -434,5 +458,6 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None
+        self._side.leave(sequence)
         self.proposals.release(sequence)
         self._admission.release(sequence)

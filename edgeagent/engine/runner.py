@@ -123,3 +123,52 @@ class Runner(Protocol):
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation (EOS, EOT …)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Cells of consecutive tokens of the prompt, up to `end`."""
+
+    num_tokens: int
+    end: int
+    payload: Payload
+
+
+class SideContext(Protocol):
+    """A context that computes one prompt on a thread of its own. The engine's thread calls it; it begins paused."""
+
+    is_over: bool
+    """Whether it computes nothing more: the prompt is complete, or it failed."""
+
+    def give(self, chunk: Chunk) -> None:
+        """Give it the next cells of the prompt's beginning, which need not be computed."""
+        ...
+
+    def resume(self) -> None:
+        """Compute until `pause`."""
+        ...
+
+    def pause(self) -> None:
+        """Return when it does not compute."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a chunk was computed since the last `take`, or the thread is over."""
+        ...
+
+    def take(self) -> list[Chunk]:
+        """Return the chunks that were computed since the last call, in order."""
+        ...
+
+    def close(self) -> None:
+        """End the computation and free the context."""
+        ...
+
+
+class OpenSideContext(Protocol):
+    """Makes a context for a prompt's tokens, of which `num_known` will be given to it, and a chunk has `chunk`.
+
+    None if there is not enough memory.
+    """
+
+    def __call__(self, tokens: Sequence[int], num_known: int, chunk: int) -> SideContext | None: ...

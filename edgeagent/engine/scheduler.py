@@ -91,13 +91,14 @@ def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> 
     return Work(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
 
 
-def _rank(sequence: Sequence) -> int:
+def rank(sequence: Sequence) -> int:
+    """Return how urgent a sequence is; less is more urgent."""
     return -1 if sequence.is_raised else _RANK[sequence.tier]
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
     """Return sequences with raised ones first, then by tier and arrival."""
-    return sorted(sequences, key=lambda sequence: (_rank(sequence), sequence.order))
+    return sorted(sequences, key=lambda sequence: (rank(sequence), sequence.order))
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
@@ -109,7 +110,7 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
     for sequence in by_urgency(sequences):
-        ranked.append((_rank(sequence), places[sequence.spec.partition], sequence.order, sequence))
+        ranked.append((rank(sequence), places[sequence.spec.partition], sequence.order, sequence))
         places[sequence.spec.partition] += 1
     return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
 

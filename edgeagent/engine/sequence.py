@@ -146,6 +146,11 @@ class Sequence:
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.append(end)
 
+    def note_progress(self, now_s: float) -> None:
+        """Note when it was computed further than ever before."""
+        if self.num_computed > self.farthest:
+            self.farthest, self.advanced_s = self.num_computed, now_s
+
     def leaves_one(self, position: int) -> bool:
         """Whether a single token would be left after a position, of several that must be computed together."""
         if self.min_prompt_chunk == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 from edgeagent.engine.llama.bindings import abort_flags, lib
 
@@ -12,6 +13,7 @@ class AbortFlag:
     """One context's flag. `set` may be called from any thread; the others from the thread that computes."""
 
     def __init__(self, context: object) -> None:
+        self._context = context
         # llama.cpp asks its abort callback at every graph node; a Python callback would take the interpreter's lock
         # each time. libc's strlen on a two-byte buffer reads the flag instead: "" is false, "\1" is true.
         self._flag = ctypes.create_string_buffer(2)
@@ -28,6 +30,18 @@ class AbortFlag:
         """Let computations run again."""
         self._flag[0] = b"\0"
 
+    def ask(self, must_stop: Callable[[], bool]) -> None:
+        """Ask a function instead of the flag before each graph node; it takes the interpreter's lock each time."""
+
+        def answer(_: int | None) -> bool:
+            is_stopped = must_stop()
+            if is_stopped:
+                self.set()  # so that the interruption is not reported as an error
+            return is_stopped
+
+        self._callback = lib.ggml_abort_callback(answer)
+        lib.llama_set_abort_callback(self._context, self._callback, None)
+
     def forget(self) -> None:
         """Note that the context is freed."""
-        abort_flags[:] = [flag for flag in abort_flags if flag is not self._flag]
+        abort_flags.remove(self._flag)

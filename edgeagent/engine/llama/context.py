@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,6 +195,10 @@ class LlamaRunner:
     def clear_abort(self) -> None:
         """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
         self._abort_flag.clear()
+
+    def ask_before_nodes(self, must_stop: Callable[[], bool]) -> None:
+        """Call this before each graph node (CPU only), instead of looking for `request_abort`; True interrupts."""
+        self._abort_flag.ask(must_stop)
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).

@@ -48,6 +48,7 @@ from edgeagent.worker.child.learned import Lessons
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prepared import Prepared
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from edgeagent.worker.child.side_context import side_contexts
 from edgeagent.worker.child.spec import make_spec
 from edgeagent.worker.child.taking_back import check_drafts
 from edgeagent.worker.child.text_reader import TextReader
@@ -247,6 +248,7 @@ class Host:
             drafters=self._make_drafters(load, config, costs, on_try),
             blocks=self._make_blocks(load, config),
             adapters=tuple(self._adapters.identities.values()),
+            open_side=side_contexts(self._runner, config, self._token_bytes),
         )
 
     def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:

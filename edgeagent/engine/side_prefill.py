@@ -1,0 +1,210 @@
+"""Computes one long prompt beside live streams in a context of its own, which pauses while they have their steps.
+
+A prompt's chunk in a step of the streams must be as small as their budget, and small chunks are dear: each takes the
+weights through the processor again, and flash attention on a CPU computes fewer than 64 tokens one by one. A context of
+its own computes large chunks and pauses within them, at llama.cpp's next graph node. What it has computed is copied to
+the cells of the sequence chunk by chunk, so everything else sees a prompt that progresses.
+
+The context exists as long as the prompt takes. The last tokens, which give logits, are left to a step of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from edgeagent.engine.cache.slots import PrefixCache
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
+from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, rank
+from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.step_shape import StepShape
+
+# Tokens of a chunk: the most that the machine computes within MAX_STEP_S. A larger one delays each pause by more.
+_CHUNKS = (256, 128, 64, 32)
+# A prompt that takes less time alone is not worth a context, which takes about a tenth of a second.
+MIN_ALONE_S = 1.0
+# Nor is one whose tokens cost in the streams' steps no more than this, as a multiple of what they cost alone.
+MIN_GAIN = 1.25
+# The part of the inter-token-latency budget that is planned; pauses differ in length.
+_PLANNED_SHARE = 0.9
+_GIVEN_TOKENS = 128  # of its known beginning, at a time: reading them delays a step by milliseconds
+_WEIGHT = 0.2  # of the latest step, or pause, in what the next one is expected to take
+_POLL_S = 0.005  # how often a waiting command is looked for
+_ALONE_S = 0.05  # how long one step of the engine waits where no stream runs
+
+
+class SidePrefill:
+    """Decides which prompt is computed in a context of its own, and shares the time between it and the streams.
+
+    After each step of the streams it computes for the rest of their budget, and for as long as the step took at least.
+    """
+
+    def __init__(
+        self,
+        open_context: OpenSideContext | None,
+        runner: Runner,
+        cells: PrefixCache,
+        itl_budget_s: float,
+        cost_model: CostModel,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`open_context` is None where there can be no such context: prompts are computed in the streams' steps."""
+        self._open = open_context
+        self._runner = runner
+        self._cells = cells
+        self._budget_s = itl_budget_s
+        self._costs = cost_model
+        self._clock, self._sleep = clock, sleep
+        self._context: SideContext | None = None
+        self._chunks: list[Chunk] = []
+        self._num_given, self._num_known = 0, 0  # tokens that the context was given, of those that it will be
+        self._step_s = self._pause_s = 0.0
+        self._until_s = 0.0  # when the streams' next step is due
+        self._unfit: Sequence | None = None  # the last one that could not be computed here
+        self.sequence: Sequence | None = None
+        """The sequence whose prompt is computed here; no step of the engine computes it meanwhile."""
+        self.has_turn = False
+        """Whether it computes after the next step: not beside a prompt of a more urgent sequence."""
+
+    def consider(self, running: Items[Sequence], num_cells: int) -> None:
+        """Begin with a prompt that is worth a context, if there is one and none runs; see whether it has a turn."""
+        self._begin_with_one(running, num_cells)
+        own = self.sequence
+        self.has_turn = own is not None and not any(
+            rank(sequence) < rank(own) for sequence in running if sequence is not own and not sequence.is_decoding
+        )
+
+    def wait(self, is_wanted: Callable[[], bool]) -> bool:
+        """Let it compute until the streams' next step is due; False if a command is waiting before that."""
+        while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
+            if is_wanted():
+                return False
+            if not self._give():
+                self._sleep(min(rest_s, _POLL_S))
+        return True
+
+    def wait_alone(self) -> None:
+        """Let it compute, where nothing else does, until the next chunk, or for a moment."""
+        if self._context is not None:
+            self._context.resume()
+            if not self._give():
+                self._context.wait(_ALONE_S)
+
+    def pause(self) -> None:
+        """Let the engine have a step."""
+        if self._context is not None:
+            started_s = self._clock()
+            self._context.pause()
+            self._pause_s += _WEIGHT * (self._clock() - started_s - self._pause_s)
+
+    def resume(self, step_s: float) -> None:
+        """Compute again after a step of `step_s`, if it has a turn."""
+        if self._context is None:
+            return
+        self._step_s = self._step_s + _WEIGHT * (step_s - self._step_s) if self._step_s else step_s
+        self._until_s = self._clock()
+        if self.has_turn:
+            rest_s = _PLANNED_SHARE * self._budget_s - step_s - self._pause_s
+            self._until_s += max(rest_s, min(step_s, self._step_s))
+            self._context.resume()
+
+    def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
+        """Copy the computed chunks to the sequence's cells; return it for each, with where the chunk began.
+
+        `make_room` frees cells, or ends this. After the last chunk the engine computes the sequence again.
+        """
+        copied: list[tuple[Sequence, int]] = []
+        while self._context is not None and self.sequence is not None:
+            is_over, sequence = self._context.is_over, self.sequence
+            self._chunks = self._chunks or self._context.take()
+            if not self._chunks:
+                if is_over:
+                    self._give_up()
+                break
+            chunk, start = self._chunks[0], sequence.num_computed
+            assert sequence.seq_id is not None
+            if not self._cells.reserve(chunk.num_tokens):
+                make_room()
+            elif self._runner.restore(sequence.seq_id, chunk.payload, chunk.end):
+                self._cells.append(sequence.seq_id, sequence.tokens[start : chunk.end])
+                sequence.num_computed = chunk.end
+                sequence.note_progress(self._clock())
+                copied.append((sequence, start))
+                del self._chunks[0]
+            else:
+                self._give_up()
+        return copied
+
+    def leave(self, sequence: Sequence) -> None:
+        """End the computation of a sequence's prompt, if it is the one; what was copied stays."""
+        if self._context is not None and sequence is self.sequence:
+            self._context.close()
+            self._context, self.sequence, self.has_turn = None, None, False
+            self._chunks.clear()
+
+    def _give_up(self) -> None:
+        """Leave the rest of the prompt, if there is one, to the engine's steps."""
+        assert self.sequence is not None
+        self._unfit = self.sequence
+        self.leave(self.sequence)
+
+    def _begin_with_one(self, running: Items[Sequence], num_cells: int) -> None:
+        streams = [sequence for sequence in running if sequence.is_decoding]
+        if self._open is None or self._context is not None or not streams:
+            return
+        depths = sum(float(sequence.num_computed) for sequence in streams)
+        beside = StepShape(len(streams), num_cells, depths)
+        for sequence in running:
+            chunk = 0 if sequence is self._unfit else self._chunk_of(sequence, beside)
+            if chunk:
+                self._begin(self._open, sequence, chunk)
+                return
+
+    def _begin(self, open_context: OpenSideContext, sequence: Sequence, chunk: int) -> None:
+        self._num_given, self._num_known = 0, sequence.num_computed
+        self._context = open_context(sequence.tokens[: _end_of(sequence)], self._num_known, chunk)
+        if self._context is None:
+            self._unfit = sequence
+            return
+        self.sequence, self._step_s, self._pause_s, self._until_s = sequence, 0.0, 0.0, self._clock()
+        sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
+
+    def _give(self) -> bool:
+        """Read the next cells of the prompt's beginning for the context; False if it has all."""
+        if self._num_given == self._num_known or self._context is None or self.sequence is None:
+            return False
+        assert self.sequence.seq_id is not None
+        start, end = self._num_given, min(self._num_given + _GIVEN_TOKENS, self._num_known)
+        payload = self._runner.save(self.sequence.seq_id, start, end)
+        self._context.give(Chunk(end - start, end, payload))
+        self._num_given = end
+        return True
+
+    def _chunk_of(self, sequence: Sequence, beside: StepShape) -> int:
+        """Return how many tokens a chunk of a sequence's prompt would have; 0 if it is not worth a context."""
+        start, spec = sequence.num_computed, sequence.spec
+        num_tokens = _end_of(sequence) - start
+        is_fresh = not sequence.num_output and sequence.restoring is None
+        if not is_fresh or sequence.is_scoring or spec.adapter or num_tokens < _CHUNKS[-1]:
+            return 0
+        alone_s = self._costs.prefill_s(num_tokens, start)
+        if alone_s is None or alone_s < MIN_ALONE_S:
+            return 0
+        depth = start + num_tokens // 2
+        fitting = self._costs.max_tokens_within(self._budget_s, beside, depth, MIN_CHUNK_BESIDE)
+        small_s, none_s = self._costs.predict(beside.plus(fitting, depth)), self._costs.predict(beside)
+        if small_s is None or none_s is None or (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting:
+            return 0
+        for chunk in _CHUNKS:
+            chunk_s = self._costs.predict(StepShape.alone(chunk, depth))
+            if chunk <= num_tokens and chunk_s is not None and chunk_s <= MAX_STEP_S:
+                return chunk
+        return 0
+
+
+def _end_of(sequence: Sequence) -> int:
+    """Return up to where a prompt may be computed without logits: too few tokens left would give other ones."""
+    return sequence.num_prompt - max(2, sequence.min_prompt_chunk)

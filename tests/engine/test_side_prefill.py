@@ -1,0 +1,314 @@
+"""A long prompt in a context of its own: the same answer, streams keep their steps, and what fails loses nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Chunk, Slice
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.step_shape import StepShape
+from edgeagent.types import Tier
+from tests.engine.test_engine import check_integrity, greedy
+from tests.fakes import FakeClock, FakeRunner, next_token
+
+LONG = [7 + index % 40 for index in range(900)]
+BUDGET_S = 0.1
+
+
+class FakeSide:
+    """A context that computes a chunk whenever it is resumed, at once; after `num_chunks` of them it fails."""
+
+    def __init__(self, tokens: Sequence[int], num_known: int, chunk: int, num_chunks: int) -> None:
+        self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
+        self.runner = FakeRunner(num_cells=2000, max_batch=512)
+        self.num_left = num_chunks
+        self.chunks: list[Chunk] = []
+        self.is_over = self.is_closed = False
+        self.is_running = False
+        self.events: list[str] = []
+
+    def give(self, chunk: Chunk) -> None:
+        assert self.runner.restore(0, chunk.payload, chunk.end)
+
+    def resume(self) -> None:
+        assert not self.is_closed
+        self.events.append("resume")
+        self.is_running = True
+        start = self.runner.length(0)
+        if start < self.num_known or self.is_over:
+            return
+        if not self.num_left:
+            self.is_over = True
+            return
+        self.num_left -= 1
+        end = min(start + self.chunk, len(self.tokens))
+        self.runner.decode([Slice(0, start, self.tokens[start:end], 0)])
+        self.chunks.append(Chunk(end - start, end, self.runner.save(0, start, end)))
+        self.is_over = end == len(self.tokens)
+
+    def pause(self) -> None:
+        self.events.append("pause")
+        self.is_running = False
+
+    def wait(self, timeout_s: float) -> None:
+        assert self.is_running
+
+    def take(self) -> list[Chunk]:
+        taken, self.chunks = self.chunks, []
+        return taken
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+
+class SlowRunner(FakeRunner):
+    """A runner whose steps take time: 10 ms, and 5 ms a token in steps of fewer than 64; and who checks the pauses."""
+
+    def __init__(self, clock: FakeClock, sides: list[FakeSide], **options: int) -> None:
+        super().__init__(num_cells=2000, max_batch=512, end_token=-1, **options)
+        self.clock, self.sides = clock, sides
+        self.sizes: list[int] = []
+
+    def decode(self, slices: Sequence[Slice]) -> None:
+        assert not any(side.is_running for side in self.sides if not side.is_closed)
+        size = sum(len(part.tokens) for part in slices)
+        self.sizes.append(size)
+        self.clock.advance(step_s(size))
+        super().decode(slices)
+
+
+def answer(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What a plain loop would generate; nothing ends it."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens, 50))
+    return tokens[len(prompt) :]
+
+
+def step_s(size: int) -> float:
+    return 0.01 + size * (0.005 if size < 64 else 0.002)
+
+
+class Scene:
+    """An engine with a clock of its own, and the contexts that it opened."""
+
+    def __init__(self, *, num_chunks: int = 1000, has_memory: bool = True, num_cells: int = 2000) -> None:
+        self.clock, self.sides = FakeClock(), list[FakeSide]()
+        self.runner = SlowRunner(self.clock, self.sides)
+        self.runner.num_cells = num_cells
+        costs = CostModel(512)
+        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+            costs.observe(StepShape.alone(size, 0), step_s(size))
+        self.num_asked = 0
+
+        def open_side(tokens: Sequence[int], num_known: int, chunk: int) -> FakeSide | None:
+            self.num_asked += 1
+            if not has_memory:
+                return None
+            self.sides.append(FakeSide(tokens, num_known, chunk, num_chunks))
+            return self.sides[-1]
+
+        self.engine = Engine(
+            self.runner, max_running=4, itl_budget_s=BUDGET_S, costs=costs, open_side=open_side, clock=self.clock
+        )
+        self.engine._side._sleep = self.clock.advance
+        self.outputs: dict[str, list[int]] = {}
+        self.times_s: dict[str, list[float]] = {}
+
+    def add(self, name: str, prompt: list[int], max_tokens: int, **options: object) -> None:
+        spec = SequenceSpec(name, prompt, greedy(), max_tokens, **options)  # type: ignore[arg-type]
+        self.engine.add(spec)
+
+    def step(self, is_wanted: Callable[[], bool] = lambda: False) -> None:
+        for output in self.engine.step(is_wanted):
+            assert output.error is None
+            self.outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+            if output.tokens:
+                self.times_s.setdefault(output.sequence.id, []).append(self.clock.now_s)
+        check_integrity(self.engine)
+
+    def run(self) -> None:
+        for _ in range(20_000):
+            if not self.engine.num_live:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def stream(self, name: str = "stream", max_tokens: int = 400) -> list[int]:
+        """Begin a stream that lasts, and return its prompt."""
+        prompt = [1, 2, 3]
+        self.add(name, prompt, max_tokens)
+        while len(self.outputs.get(name, ())) < 3:
+            self.step()
+        return prompt
+
+
+def test_a_long_prompt_is_computed_aside_and_both_answers_are_right() -> None:
+    scene = Scene()
+    prompt = scene.stream()
+    num_before = len(scene.runner.sizes)
+    scene.add("long", LONG, 5)
+    while not scene.outputs.get("long"):
+        scene.step()
+    sizes = scene.runner.sizes[num_before:]
+    assert len(scene.sides) == 1 and scene.sides[0].is_closed and scene.sides[0].num_known == 0
+    assert max(sizes) <= 3 and scene.runner.num_tokens_computed < 100  # the last two tokens, beside the stream's
+    scene.run()
+    assert scene.outputs == {"stream": answer(prompt, 400), "long": answer(LONG, 5)}
+
+
+def test_streams_have_their_steps_within_the_budget() -> None:
+    scene = Scene()
+    scene.stream()
+    scene.add("long", LONG, 5)
+    while not scene.outputs.get("long"):
+        scene.step()
+    times_s = [at_s for at_s in scene.times_s["stream"] if at_s < scene.times_s["long"][0]]
+    gaps_s = [later - earlier for earlier, later in pairwise(times_s[3:])]
+    assert gaps_s and 0.8 * BUDGET_S < max(gaps_s) <= BUDGET_S
+    assert scene.sides[0].events[:4] == ["resume", "pause", "resume", "pause"]
+
+
+def test_a_prompt_without_streams_beside_it_is_computed_in_place() -> None:
+    scene = Scene()
+    scene.add("long", LONG, 5)
+    scene.run()
+    assert scene.num_asked == 0 and scene.outputs["long"] == answer(LONG, 5)
+
+
+@pytest.mark.parametrize("prompt", [LONG[:60], LONG[:120]])
+def test_a_short_prompt_is_not_worth_a_context(prompt: list[int]) -> None:
+    scene = Scene()
+    scene.stream()
+    scene.add("short", prompt, 5)
+    scene.run()
+    assert scene.num_asked == 0 and scene.outputs["short"] == answer(prompt, 5)
+
+
+def test_cached_beginnings_are_given_not_computed() -> None:
+    scene = Scene()
+    scene.add("first", LONG[:300], 2)
+    scene.run()
+    scene.stream()
+    num_before = scene.runner.num_tokens_computed
+    scene.add("long", LONG, 5)
+    scene.run()
+    (side,) = scene.sides
+    assert side.num_known == 300 and side.runner.num_tokens_computed == len(LONG) - 302
+    assert scene.runner.num_tokens_computed - num_before < 450
+    assert scene.outputs["long"] == answer(LONG, 5)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 2])
+def test_a_context_that_fails_leaves_the_rest_to_the_engine(num_chunks: int) -> None:
+    scene = Scene(num_chunks=num_chunks)
+    prompt = scene.stream()
+    scene.add("long", LONG, 5)
+    scene.run()
+    assert scene.num_asked == 1 and scene.sides[0].is_closed
+    assert scene.outputs == {"stream": answer(prompt, 400), "long": answer(LONG, 5)}
+
+
+def test_without_memory_the_prompt_is_computed_in_place_and_memory_is_not_asked_for_again() -> None:
+    scene = Scene(has_memory=False)
+    scene.stream()
+    scene.add("long", LONG, 5)
+    scene.run()
+    assert scene.num_asked == 1 and scene.outputs["long"] == answer(LONG, 5)
+
+
+def test_chunks_that_the_cells_refuse_are_computed_in_place() -> None:
+    scene = Scene()
+    scene.stream()
+    scene.add("long", LONG, 5)
+    scene.runner.refuse_restores = True
+    scene.run()
+    assert scene.num_asked == 1 and scene.outputs["long"] == answer(LONG, 5)
+
+
+def test_a_cancelled_prompt_ends_its_context_and_keeps_what_was_copied() -> None:
+    scene = Scene()
+    scene.stream()
+    scene.add("long", LONG, 5)
+    sequence = scene.engine._waiting["long"]
+    while sequence.num_computed < 300:
+        scene.step()
+    scene.engine.cancel("long")
+    assert scene.sides[0].is_closed and scene.engine._side.sequence is None
+    num_computed = sequence.num_computed
+    scene.run()
+    scene.add("again", LONG, 5)
+    scene.run()
+    assert scene.outputs["again"] == answer(LONG, 5)
+    assert scene.engine._num_added == 3 and num_computed >= 300
+
+
+def test_a_waiting_command_ends_the_wait_and_shortens_nobody_s_time() -> None:
+    scene = Scene()
+    scene.stream()
+    scene.add("long", LONG, 5)
+    while not scene.sides:
+        scene.step()
+    scene.step()
+    until_s, num_steps = scene.engine._side._until_s, len(scene.runner.sizes)
+    assert until_s > scene.clock.now_s
+    for _ in range(3):
+        scene.step(lambda: True)
+    assert len(scene.runner.sizes) == num_steps and scene.clock.now_s < until_s
+    scene.step()
+    assert len(scene.runner.sizes) == num_steps + 1 and scene.clock.now_s >= until_s
+
+
+def test_a_more_urgent_prompt_has_the_time_to_itself() -> None:
+    scene = Scene()
+    scene.stream()
+    scene.add("long", LONG, 5, tier=list(Tier)[-1])
+    while not scene.sides:
+        scene.step()
+    scene.step()
+    scene.add("urgent", LONG[100:200], 5, tier=Tier.REALTIME)
+    num_events = len(scene.sides[0].events)
+    while not scene.outputs.get("urgent"):
+        scene.step()
+    assert scene.sides[0].events[num_events:].count("resume") <= 1  # after the step that gave its first token
+    scene.run()
+    assert scene.outputs["long"] == answer(LONG, 5)
+    assert scene.outputs["urgent"] == answer(LONG[100:200], 5)
+
+
+def test_the_prompt_goes_on_when_the_streams_have_ended() -> None:
+    scene = Scene()
+    scene.stream(max_tokens=8)
+    scene.add("long", LONG, 5)
+    scene.run()
+    assert len(scene.sides) == 1 and scene.outputs["long"] == answer(LONG, 5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_comes_and_goes_beside_it_every_answer_is_right(seed: int) -> None:
+    chance = random.Random(seed)
+    scene = Scene(num_chunks=chance.choice([1000, 2]), num_cells=1300)
+    prompts: dict[str, tuple[list[int], int]] = {}
+    cancelled: set[str] = set()
+    for turn in range(120):
+        if chance.random() < 0.1 and len(prompts) - len(cancelled) < 12:
+            name, length = f"{turn}", chance.choice([3, 40, 700, 900])
+            prompts[name] = LONG[chance.randrange(3) :][:length], chance.choice([3, 60])
+            scene.add(name, *prompts[name], tier=chance.choice(list(Tier)))
+        if chance.random() < 0.02 and prompts:
+            name = chance.choice(list(prompts))
+            if scene.engine.cancel(name):
+                cancelled.add(name)
+        scene.step(lambda: chance.random() < 0.2)
+    scene.run()
+    for name, (prompt, max_tokens) in prompts.items():
+        if name not in cancelled:
+            assert scene.outputs.get(name, []) == answer(prompt, max_tokens)
+    assert all(side.is_closed for side in scene.sides)
