@@ -1,12 +1,13 @@
 """A second context of a model that computes one prompt on a thread of its own, and pauses at llama.cpp's graph nodes.
 
 CPU only: llama.cpp asks an abort callback there before each node. A paused thread sleeps in the callback. The other
-threads of its graph wait for it at a barrier, where OpenMP lets them sleep too once more threads exist than cores. The
-number of threads in the process falls again when this thread ends.
+threads of its graph wait for it at a barrier, where GNU OpenMP lets them sleep too, at once if more threads exist than
+cores. The number of threads in the process falls again when this one ends.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from functools import partial
 import psutil
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.engine.tuning.attention import Attention
@@ -39,8 +41,8 @@ def side_contexts(
 
     `token_bytes`: of the cells of one token. Windows and states cannot be copied in parts, and a GPU asks no callback.
     """
-    is_possible = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
-    if not config.side_prefill or not is_possible:
+    is_on_cpu = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
+    if not config.side_prefill or not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
         return None
 
     def open_context(tokens: Sequence[int], num_known: int, chunk: int) -> LlamaSideContext | None:
@@ -56,6 +58,14 @@ def side_contexts(
         return LlamaSideContext(make, tokens, num_known, size)
 
     return open_context
+
+
+def barriers_sleep() -> bool:
+    """Whether threads that wait at a graph's barrier for a paused one leave their cores to others.
+
+    GNU OpenMP's do. The threads of ggml itself spin there, and other systems' OpenMP was not tried.
+    """
+    return sys.platform == "linux" and "OPENMP = 1" in system_description()
 
 
 class LlamaSideContext:

@@ -15,6 +15,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.sampling.sampler import Sampler, resolve
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import MemoryKind, SamplingParams
+from edgeagent.worker.child import side_context
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.side_context import side_contexts
@@ -35,6 +36,17 @@ def test_only_attention_s_cells_can_be_copied_in_parts(
     runner = make_runner(tiny_model(kind))
     assert (side_contexts(runner, CONFIG, 1024.0) is not None) == (kind is MemoryKind.FULL_ATTENTION)
     runner.close()
+
+
+def test_threads_that_would_spin_are_not_paused(
+    tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_context.sys, "platform", "darwin")
+    for threads, is_possible in ((2, False), (1, True)):
+        config = CONFIG.model_copy(update={"threads": threads})
+        runner = LlamaRunner(Model(tiny_model(MemoryKind.FULL_ATTENTION), config), config)
+        assert (side_contexts(runner, config, 1024.0) is not None) == is_possible
+        runner.close()
 
 
 def test_it_can_be_switched_off(tiny_model: Callable[[MemoryKind], Path]) -> None:
