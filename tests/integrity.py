@@ -9,12 +9,13 @@ import numpy as np
 
 from edgeagent.api.responses.database import DamagedError, ResponseDatabase
 from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.kv_cells import CellLedger
+from edgeagent.engine.cache.kv_cells import KvCells
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.pins import Pins
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.radix_tree import Node, RadixTree
 from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cache.slots import PrefixCache
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.speculation.draft_model import DraftModel
 
@@ -43,8 +44,8 @@ def _(blocks: BlockCache) -> None:
     check_integrity(blocks.tree)
 
 
-@check_integrity.register(CellLedger)
-def _(ledger: CellLedger) -> None:
+@check_integrity.register(KvCells)
+def _(ledger: KvCells) -> None:
     counts = np.zeros(ledger.num_cells, np.int32)
     for cells in ledger._cells.values():
         assert len(set(cells)) == len(cells)
@@ -55,7 +56,7 @@ def _(ledger: CellLedger) -> None:
 
 @check_integrity.register(Engine)
 def _(engine: Engine) -> None:
-    check_integrity(engine._saver)
+    check_integrity(engine._prefixes)
     assert len(engine._running) <= engine.max_running
     for sequence in engine._waiting.values():
         assert sequence.seq_id is None
@@ -63,7 +64,7 @@ def _(engine: Engine) -> None:
     for sequence in engine._running.values():
         assert sequence.seq_id is not None
         if sequence.restoring is None:
-            assert engine._cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+            assert engine._prefixes.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
         assert len(sequence.tokens) <= sequence.max_length
         assert sequence.num_cached <= sequence.num_prompt
 
@@ -93,8 +94,8 @@ def _(tier: HostTier) -> None:
         assert partition.num_bytes == sum(held)
 
 
-@check_integrity.register(PrefixCache)
-def _(cells: PrefixCache) -> None:
+@check_integrity.register(Slots)
+def _(cells: Slots) -> None:
     check_integrity(cells._tree)
     check_integrity(cells._cells)
     ids = sorted([*cells._free, *cells._live, *cells._idle])
@@ -104,6 +105,14 @@ def _(cells: PrefixCache) -> None:
         length = cells._tree.length(seq_id)
         assert cells._cells.length(seq_id) == length
         assert cells._runner.length(seq_id) == length, (seq_id, cells._runner.length(seq_id), length)
+
+
+@check_integrity.register(PrefixStore)
+def _(prefixes: PrefixStore) -> None:
+    check_integrity(prefixes._cells)
+    check_integrity(prefixes._blocks)
+    check_integrity(prefixes._saver)
+    assert prefixes._cells._tree is prefixes._blocks.tree
 
 
 @check_integrity.register(RadixTree)
@@ -143,11 +152,8 @@ def _(tree: RadixTree) -> None:
 
 @check_integrity.register(Saver)
 def _(saver: Saver) -> None:
-    check_integrity(saver.cells)
-    check_integrity(saver.blocks)
-    assert saver.cells._tree is saver.blocks.tree
-    idle = set(saver.cells.idle_ids)
-    assert saver._priorities.keys() == (idle if saver.blocks.is_enabled else set())
+    idle = set(saver._cells.idle_ids)
+    assert saver._priorities.keys() == (idle if saver._blocks.is_enabled else set())
     assert saver._unsaved.keys() | saver._saved <= idle
     assert not saver._unsaved.keys() & saver._saved
 
@@ -155,4 +161,4 @@ def _(saver: Saver) -> None:
 @check_integrity.register(DraftModel)
 def _(drafts: DraftModel) -> None:
     if not drafts._drafts:
-        check_integrity(drafts.saver)
+        check_integrity(drafts.prefixes)

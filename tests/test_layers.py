@@ -115,7 +115,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 # The engine's only thread, which waits for a disk. It talks through queues.
-WAIT_FOR_DISKS = {Path("engine/cache/loader.py")}
+WAIT_FOR_DISKS = {Path("engine/cache/restorer.py")}
 # pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
 BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
 

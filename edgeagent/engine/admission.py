@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from edgeagent.engine.cache.radix_tree import common_length
-from edgeagent.engine.cache.restorer import CachedPrefix, Restorer
-from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.cache.block import common_length
+from edgeagent.engine.cache.cached_prefix import CachedPrefix
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
@@ -25,18 +24,9 @@ _MIN_SHARED = 32
 class Admission:
     """Claims, restores and joins for one runner."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        saver: Saver,
-        restorer: Restorer,
-        cost_model: CostModel,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, runner: Runner, prefixes: PrefixStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
-        self._saver = saver
-        self._restorer = restorer
-        self._cost_model = cost_model
+        self._prefixes = prefixes
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
@@ -75,13 +65,13 @@ class Admission:
         """
         started_s = self._clock()
         found = self._find(sequence)
-        if not is_alone and not self._saver.cells.can_hold(len(sequence.tokens) - found.source.length + 1):
+        if not is_alone and not self._prefixes.can_hold(len(sequence.tokens) - found.source.length + 1):
             return False
-        sequence.restoring = self._restorer.claim(sequence.tokens, found)
+        sequence.restoring = self._prefixes.claim(sequence.tokens, found)
         if sequence.restoring is None:
             return False
         sequence.seq_id = sequence.restoring.seq_id
-        sequence.num_computed = self._saver.cells.length(sequence.seq_id)
+        sequence.num_computed = self._prefixes.length(sequence.seq_id)
         sequence.restore_started_s = started_s
         return True
 
@@ -95,22 +85,22 @@ class Admission:
                 sequence.restoring.references[-1].end if sequence.restoring and sequence.restoring.references else 0
             )
             depth = max(sequence.num_computed, restored)
-            self._saver.make_way(len(sequence.tokens) - depth, depth)
-        self._saver.shed()
+            self._prefixes.make_way(len(sequence.tokens) - depth, depth)
+        self._prefixes.shed()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore for about this long; True when the sequence may be computed. The first call records its usage."""
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
-            if not self._restorer.advance(sequence.restoring, budget_s):
+            if not self._prefixes.reload(sequence.restoring, budget_s):
                 return False
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
-        length = self._saver.cells.length(sequence.seq_id)
+        length = self._prefixes.length(sequence.seq_id)
         if len(sequence.tokens) - max(length, sequence.num_prompt) > _MAX_STEPWISE:
             sequence.batch_ends.clear()
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
-            length = self._saver.cells.cut(sequence.seq_id, length - 1)
+            length = self._prefixes.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length
         if sequence.marks.claimed_s == 0.0:  # the usage of a preempted sequence was recorded before
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
@@ -121,27 +111,21 @@ class Admission:
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
         """Save what cannot be read out later, after the tokens from `start` on were computed."""
-        is_boundary = sequence.num_computed in sequence.chunk_ends
-        now, priority = sequence.num_computed, sequence.spec.cache_priority
-        has_end = priority.has_block_end(start, now, self._saver.blocks.block_tokens)
-        if sequence.keeps_prefix and (is_boundary or has_end):
+        if sequence.keeps_prefix:
             assert sequence.seq_id is not None
-            self._saver.checkpoint(sequence.seq_id, priority, is_boundary=is_boundary)
+            is_boundary = sequence.num_computed in sequence.chunk_ends
+            self._prefixes.save(sequence.seq_id, start, sequence.spec.cache_priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence; its tokens stay as a cached prefix if they may."""
         assert sequence.seq_id is not None
-        if sequence.restoring is not None:
-            self._restorer.stop(sequence.restoring)
-            sequence.restoring = None
-        # The runner may hold drafts after an end token, or tokens of an interrupted step, which are not recorded.
-        self._saver.cells.rewind(sequence.seq_id)
-        self._saver.release(sequence.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
+        self._prefixes.release(
+            sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
+        )
+        sequence.restoring = None
 
     def _find(self, sequence: Sequence) -> CachedPrefix:
-        return self._restorer.find(
-            sequence.spec.cache_partition, sequence.tokens, sequence.num_usable, self._cost_model.prefill_s
-        )
+        return self._prefixes.match(sequence.spec.cache_partition, sequence.tokens, sequence.num_usable)
 
     def _add_stops(self, sequence: Sequence) -> None:
         """Choose where a prompt's chunks end, for a memory whose state can only be saved at its current position.
@@ -163,8 +147,8 @@ class Admission:
         if not spec.boundaries:
             sequence.add_chunk_end(sequence.num_prompt - 1)
         usable = sequence.tokens[: min(sequence.num_prompt, sequence.num_usable)]
-        sequence.add_chunk_end(self._restorer.num_shared(spec.cache_partition, usable))
-        interval = self._saver.checkpoint_interval()
+        sequence.add_chunk_end(self._prefixes.num_shared(spec.cache_partition, usable))
+        interval = self._prefixes.checkpoint_interval
         for position in range(interval, sequence.num_prompt, interval):
             if all(abs(position - end) >= _MIN_SHARED for end in sequence.chunk_ends):
                 sequence.add_chunk_end(position)

@@ -7,18 +7,15 @@ text.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.admission import Admission
-from edgeagent.engine.cache.background import BackgroundWork
-from edgeagent.engine.cache.lookup import BlockCache, no_blocks
-from edgeagent.engine.cache.restorer import Restorer
-from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
-from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
@@ -34,6 +31,7 @@ from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
 
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
+_PAUSE_SHARE = 0.1  # of the same, for reading out idle prefixes between two steps of a stream
 _WAIT_FOR_DISK_S = 0.05  # until the disk may have written the queued blocks
 _STEPS_PER_RATES = 8  # measured rates change slowly
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
@@ -53,45 +51,41 @@ class Engine:
         max_running: int,
         itl_budget_s: float = 0.1,
         drafters: Drafters | None = None,
-        blocks: BlockCache | None = None,
-        costs: CostModel | None = None,
+        prefixes: PrefixStore | None = None,
         num_trained: int = 0,
         adapters: Items[str] = (),
         open_side: OpenSideContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps prefixes that were evicted from the cells (None: they are lost). `drafters` draft no
-        more than the memory can take back, which may be nothing. `costs`: measured costs of the runner's steps.
-        `num_trained`: the model's trained context in tokens (0: unknown). `adapters` are those that sequences may name.
-        `open_side` makes contexts for long prompts beside streams (None: there are none).
+        """`prefixes` are those of this runner, with the costs of its steps (None: what is evicted from its cells is
+        lost). `drafters` draft no more than the memory can take back, which may be nothing. `num_trained`: the model's
+        trained context in tokens (0: unknown). `adapters` are those that sequences may name. `open_side` makes
+        contexts for long prompts beside streams (None: there are none).
         """
         self._num_trained = num_trained
         self._runner = runner
         self._clock = clock
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
         """Sequences that run at a time."""
-        self.cost_model = costs or CostModel(runner.max_batch)
+        self._prefixes = prefixes or PrefixStore(runner, clock=clock)
+        self.cost_model = self._prefixes.costs
         """What steps of the runner cost."""
         self._scheduler = Scheduler(
             runner.max_batch, itl_budget_s, self.cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
         )
-        self._saver = Saver(runner, blocks or no_blocks(), clock, self.cost_model)
-        self._restorer = Restorer(runner, self._saver, clock)
-        self._cells = self._saver.cells
-        self._admission = Admission(runner, self._saver, self._restorer, self.cost_model, clock)
+        self._admission = Admission(runner, self._prefixes, clock)
         self._itl_budget_s = itl_budget_s
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
         drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
-        self._savers = [self._saver] if drafters.model is None else [self._saver, drafters.model.saver]
+        self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock)
         """Drafts, and what they have shown."""
-        self._verifier = Verifier(runner, self._cells, self.proposals, clock)
+        self._verifier = Verifier(runner, self._prefixes, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
-        self._side = SidePrefill(open_side, runner, self._cells, itl_budget_s, self.cost_model, clock)
+        self._side = SidePrefill(open_side, runner, self._prefixes, itl_budget_s, self.cost_model, clock)
         self._warmer = PromptWarmer(drafters.model)
-        self._background = [BackgroundWork(saver, itl_budget_s, clock) for saver in self._savers]
-        self._idle_work: list[BackgroundWork | PromptWarmer] = [*self._background, self._warmer]
+        self._idle_work: list[PrefixStore | PromptWarmer] = [*self._stores, self._warmer]
         self._adapters = tuple(adapters)
         self._turns = AdapterTurns()
         self._waiting: dict[str, Sequence] = {}
@@ -109,13 +103,13 @@ class Engine:
 
     def refresh(self) -> None:
         """Add all blocks on disk to the trees; lookups add only a few each."""
-        for saver in self._savers:
-            saver.blocks.refresh()
+        for prefixes in self._stores:
+            prefixes.refresh()
 
     @property
     def rest_s(self) -> float | None:
         """Seconds after which to ask `has_work` again without a command; None: never."""
-        return _WAIT_FOR_DISK_S if any(saver.has_unsaved for saver in self._savers) else None
+        return _WAIT_FOR_DISK_S if any(prefixes.has_unsaved for prefixes in self._stores) else None
 
     @property
     def num_live(self) -> int:
@@ -133,13 +127,13 @@ class Engine:
             num_steps=self._num_steps,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_cells_used=self._cells.num_cells_used,
+            num_cells_used=self._prefixes.num_cells_used,
             prefill_tokens_per_s=self._rates[0],
             token_s=self._rates[1],
             step_error=self.cost_model.error,
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
-            host=sum_up(saver.blocks.host.stats() for saver in self._savers),
+            host=sum_up(prefixes.stats() for prefixes in self._stores),
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
@@ -233,7 +227,7 @@ class Engine:
             self._use_idle_moment()
             return outputs
         self._warmer.pause()
-        self._saver.shed()
+        self._prefixes.shed()
         shape = self._shape(works)
         expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
@@ -274,7 +268,7 @@ class Engine:
         # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
         # chunks.
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
-        return StepShape(num_tokens, self._cells.num_cells_used, sum(work.num_pairs for work in works))
+        return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
 
     def _plain_s(self, works: Items[Work]) -> float | None:
         """Return what a step of decoding sequences would have taken without its drafts; None if it had none."""
@@ -294,24 +288,20 @@ class Engine:
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
-        num_streaming = sum(sequence.num_output > 0 for sequence in self._running.values())
+        is_streaming = any(sequence.num_output > 0 for sequence in self._running.values())
+        pause_s = self._itl_budget_s * _PAUSE_SHARE if is_streaming else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
-        for work in self._background:
-            work.run_beside(
-                self._unsettled_s, self._unsettled_tokens, num_streaming=num_streaming, is_awaited=is_awaited
-            )
+        for prefixes in self._stores:
+            prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
         """Save what a tier can keep after the process ends; afterwards no method is called."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._warmer.pause()
-        self._saver.close()
-        if self.proposals.draft_model is not None:
-            self.proposals.draft_model.close()
-        self._restorer.close()
-        if self._saver.blocks.below is not None:
-            self._saver.blocks.below.close()
+        for prefixes in self._stores:
+            prefixes.close()
+        self._prefixes.close_below()
 
     def purge(self, partition: str | None = None) -> int:
         """Forget the cached prefixes of a partition (None: of all); return how many blocks were removed.
@@ -325,7 +315,7 @@ class Engine:
                 sequence.is_purged = True
         self._warmer.purge(partition)
         parts = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
-        return sum(saver.purge(part) for saver in self._savers for part in parts)
+        return sum(prefixes.purge(part) for prefixes in self._stores for part in parts)
 
     def _measured_rates(self) -> tuple[float, float]:
         """Return the prompt tokens a second and the seconds a token of one more sequence; 0 where none were measured.
@@ -333,7 +323,7 @@ class Engine:
         With running streams, a prompt gets the part of each step that the inter-token-latency budget leaves.
         """
         depths = [sequence.num_computed for sequence in self._running.values()]
-        beside = StepShape(len(depths), self._cells.num_cells_used, float(sum(depths)))
+        beside = StepShape(len(depths), self._prefixes.num_cells_used, float(sum(depths)))
         depth, size = max(depths, default=0), self._runner.max_batch
         if depths:
             size = self.cost_model.max_tokens_within(self._itl_budget_s, beside, depth, 1)
@@ -344,13 +334,13 @@ class Engine:
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
-            num_cells = self._cells.num_cells_used
+            num_cells = self._prefixes.num_cells_used
             self._side.consider(list(self._running.values()), num_cells)
             side = self._side.sequence
             running = [each for each in self._running.values() if each.restoring is None and each is not side]
             has_side = self._side.has_turn
             works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, has_side=has_side)
-            if self._cells.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
+            if self._prefixes.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # A single sequence always fits: its length and its drafts are limited by the number of cells.
             assert len(self._running) > 1
@@ -371,7 +361,7 @@ class Engine:
             return
         if self._running:
             restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
-            self._restorer.wait(restorings, _LOAD_WAIT_S)
+            self._prefixes.wait_for_blocks(restorings, _LOAD_WAIT_S)
             return
         for work in self._idle_work:
             work.run_idle()
@@ -422,15 +412,15 @@ class Engine:
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
-            self._cells.reset(sequence.seq_id)
+            self._prefixes.reset(sequence.seq_id)
             sequence.batch_ends.clear()  # computing all output again token by token would take long
             if sequence.restoring is not None:
                 self._preempt(sequence)
-        self._saver.forget_idle()
+        self._prefixes.forget_idle()
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
         """llama.cpp found no cells although some were reserved: evict, else preempt, else fail the last sequence."""
-        if self._cells.evict_one():
+        if self._prefixes.evict_one():
             return []
         if len(self._running) > 1:
             self._preempt_last()
@@ -444,7 +434,7 @@ class Engine:
             sequence = work.sequence
             assert sequence.seq_id is not None
             del self._running[sequence.id]
-            self._cells.reset(sequence.seq_id)
+            self._prefixes.reset(sequence.seq_id)
             self._release(sequence)
             outputs.append(Output(sequence, error=error))
         self._take_back([])

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from edgeagent.engine.cache.block import CachePriority, Importance
-from edgeagent.engine.cache.restorer import Restoring
+from edgeagent.engine.cache.cached_prefix import Restoring
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 

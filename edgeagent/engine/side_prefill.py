@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from edgeagent.engine.cache.slots import PrefixCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, rank
@@ -45,7 +45,7 @@ class SidePrefill:
         self,
         open_context: OpenSideContext | None,
         runner: Runner,
-        cells: PrefixCache,
+        prefixes: PrefixStore,
         itl_budget_s: float,
         cost_model: CostModel,
         clock: Callable[[], float] = time.monotonic,
@@ -54,7 +54,7 @@ class SidePrefill:
         """`open_context` is None where there can be no such context: prompts are computed in the streams' steps."""
         self._open = open_context
         self._runner = runner
-        self._cells = cells
+        self._prefixes = prefixes
         self._budget_s = itl_budget_s
         self._costs = cost_model
         self._clock, self._sleep = clock, sleep
@@ -126,10 +126,10 @@ class SidePrefill:
                 break
             chunk, start = self._chunks[0], sequence.num_computed
             assert sequence.seq_id is not None
-            if not self._cells.reserve(chunk.num_tokens):
+            if not self._prefixes.reserve(chunk.num_tokens):
                 make_room()
             elif self._runner.restore(sequence.seq_id, chunk.payload, chunk.end):
-                self._cells.append(sequence.seq_id, sequence.tokens[start : chunk.end])
+                self._prefixes.append(sequence.seq_id, sequence.tokens[start : chunk.end])
                 sequence.num_computed = chunk.end
                 sequence.note_progress(self._clock())
                 copied.append((sequence, start))

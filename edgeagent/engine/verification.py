@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from edgeagent.engine.cache.slots import PrefixCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.sampling.sampler import Logprob, score
 from edgeagent.engine.scheduler import Work
@@ -42,9 +42,9 @@ class Output:
 class Verifier:
     """Turns decoded works into outputs."""
 
-    def __init__(self, runner: Runner, cells: PrefixCache, proposals: Proposals, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: Runner, prefixes: PrefixStore, proposals: Proposals, clock: Callable[[], float]) -> None:
         self._runner = runner
-        self._cells = cells
+        self._prefixes = prefixes
         self._proposals = proposals
         self._clock = clock
 
@@ -67,7 +67,7 @@ class Verifier:
     def rewind(self, sequence: Sequence) -> None:
         """Remove unrecorded tokens from the runner: rejected drafts, an interrupted batch."""
         assert sequence.seq_id is not None
-        sequence.num_computed = self._cells.rewind(sequence.seq_id)
+        sequence.num_computed = self._prefixes.rewind(sequence.seq_id)
 
     def _score(self, work: Work, row: int, output: Output) -> None:
         """Return the log probabilities of the prompt tokens that follow the ones just computed."""
@@ -113,5 +113,5 @@ class Verifier:
 
     def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
         assert sequence.seq_id is not None
-        self._cells.append(sequence.seq_id, tokens)
+        self._prefixes.append(sequence.seq_id, tokens)
         sequence.num_computed += len(tokens)

@@ -12,6 +12,7 @@ import pytest
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling.sampler import Sampler, resolve
@@ -97,8 +98,9 @@ def make_engine(
         host = HostTier(host_bytes // 4, below=below)
         keyring = Keyring(b"fake draft", b"s" * 32)
         kept = BlockCache(keyring, host, below, can_cut=True, block_tokens=64, is_draft=True)
-        drafters = Drafters(DraftModel(draft, kept), max_tokens=4)
-    return Engine(runner, max_running=max_running, drafters=drafters, blocks=blocks, costs=costs)
+        drafters = Drafters(DraftModel(draft, PrefixStore(draft, kept)), max_tokens=4)
+    prefixes = PrefixStore(runner, blocks, costs)
+    return Engine(runner, max_running=max_running, drafters=drafters, prefixes=prefixes)
 
 
 class TestOne:
@@ -386,7 +388,8 @@ def test_no_more_run_than_a_batch_has_tokens() -> None:
 def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prompt: int, num_output: int) -> None:
     clock, names = FakeClock(), itertools.count()
     runner = FakeRunner(end_token=-1, num_cells=1024, max_batch=64)
-    engine = Engine(runner, max_running=4, costs=warm_costs(64, 0.05), clock=clock)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.05), clock=clock)
+    engine = Engine(runner, max_running=4, prefixes=prefixes, clock=clock)
     long = engine.add(SequenceSpec("long", [1 + i % 40 for i in range(900)], greedy(), max_tokens=3))
     urgent: list[Sequence] = []
     while engine.has_work and clock.now_s < 120:
@@ -406,7 +409,8 @@ def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prom
 def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> None:
     clock = FakeClock()
     runner = FakeRunner(end_token=-1, num_cells=1024)
-    engine = Engine(runner, max_running=4, costs=warm_costs(64, 0.05), clock=clock)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.05), clock=clock)
+    engine = Engine(runner, max_running=4, prefixes=prefixes, clock=clock)
     engine.add(SequenceSpec("stream", [1] * 200, greedy(), max_tokens=700))
     engine.step()
     long = engine.add(SequenceSpec("long", [1 + i % 40 for i in range(900)], greedy(), max_tokens=3))
@@ -426,7 +430,9 @@ def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> 
 
 def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
     clock = FakeClock()
-    engine = Engine(FakeRunner(num_cells=4096), max_running=4, costs=warm_costs(64, 1.0), clock=clock)
+    runner = FakeRunner(num_cells=4096)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 1.0), clock=clock)
+    engine = Engine(runner, max_running=4, prefixes=prefixes, clock=clock)
     prompt = [1 + i % 40 for i in range(3000)]
     leader = engine.add(SequenceSpec("leader", prompt, greedy(), max_tokens=3))
     engine.step()

@@ -9,6 +9,7 @@ import pytest
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance, Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import MemoryKind
@@ -30,7 +31,8 @@ class Kept:
         self.below = FakeTier()
         self.host = HostTier(host_bytes, can_cut=can_cut, below=self.below, clock=FakeClock())
         blocks = BlockCache(Keyring(b"fake", SECRET), self.host, self.below, can_cut=can_cut)
-        self.engine = Engine(self.runner, max_running=4, blocks=blocks, clock=FakeClock())
+        prefixes = PrefixStore(self.runner, blocks, clock=FakeClock())
+        self.engine = Engine(self.runner, max_running=4, prefixes=prefixes, clock=FakeClock())
 
     def ask(self, name: str, prompt: list[int], **options: object) -> Sequence:
         sequence = self.engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3, **options))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Chunk, Slice
@@ -116,7 +117,12 @@ class Scene:
             return self.sides[-1]
 
         self.engine = Engine(
-            self.runner, max_running=4, itl_budget_s=BUDGET_S, costs=costs, open_side=open_side, clock=self.clock
+            self.runner,
+            max_running=4,
+            itl_budget_s=BUDGET_S,
+            prefixes=PrefixStore(self.runner, None, costs, self.clock),
+            open_side=open_side,
+            clock=self.clock,
         )
         self.engine._side._sleep = self.clock.advance
         self.outputs: dict[str, list[int]] = {}

@@ -10,6 +10,7 @@ import pytest
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -48,7 +49,9 @@ def make(runner: FakeRunner, host_bytes: int = 1 << 20, draft: FakeRunner | None
     blocks = BlockCache(Keyring(b"fake", b"s" * 32), HostTier(host_bytes, can_cut=can_cut), None, can_cut=can_cut)
     drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4)
     costs = warm_costs(runner.max_batch)
-    return Engine(runner, max_running=4, drafters=drafters, blocks=blocks, costs=costs, adapters=("1", "2"))
+    return Engine(
+        runner, max_running=4, drafters=drafters, prefixes=PrefixStore(runner, blocks, costs), adapters=("1", "2")
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))

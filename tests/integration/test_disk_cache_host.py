@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS
-from edgeagent.engine.cache.radix_tree import common_length
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, common_length
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import CUTTABLE

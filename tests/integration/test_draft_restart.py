@@ -12,7 +12,7 @@ import pytest
 
 from edgeagent.cache_folder import list_parts, purge
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.restorer import Restoring
+from edgeagent.engine.cache.cached_prefix import Restoring
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import Slice
@@ -56,7 +56,7 @@ class Pair(Machine):
         """Let each step of the draft wait for its blocks: how many steps come before them is up to the machine."""
         model = self._host.engine.proposals.draft_model
         assert model is not None
-        restorer, advance = model._restorer, model._restorer.advance
+        restorer, advance = model.prefixes._restorer, model.prefixes._restorer.advance
 
         def patient(restoring: Restoring, budget_s: float) -> bool:
             while not advance(restoring, budget_s):

@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.lookup import make_blocks
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
@@ -57,7 +58,8 @@ class Setup:
     def engine(self, runner: LlamaRunner, below: FakeTier | None = None, host_bytes: int = 1 << 20) -> Engine:
         config = self.config.model_copy(update={"cache_memory_bytes": host_bytes})
         blocks = make_blocks(self.model.memory_kind, config, Keyring(b"", SECRET), below)
-        return Engine(runner, max_running=4, blocks=blocks, clock=FakeClock())
+        prefixes = PrefixStore(runner, blocks, clock=FakeClock())
+        return Engine(runner, max_running=4, prefixes=prefixes, clock=FakeClock())
 
 
 ExactModel = Callable[[MemoryKind | str], Path]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.lookup import make_blocks
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
@@ -303,7 +304,8 @@ def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, 
         runner = Watched(model, config, num_back=DEPTH)
         blocks = make_blocks(model.memory_kind, config, Keyring(b"", SECRET), below)
         drafters = Drafters(Guesses(oracle), Found(oracle) if rule == "mixed" else None)
-        engine = Engine(runner, max_running=parallel, blocks=blocks, drafters=drafters, clock=FakeClock())
+        prefixes = PrefixStore(runner, blocks, clock=FakeClock())
+        engine = Engine(runner, max_running=parallel, prefixes=prefixes, drafters=drafters, clock=FakeClock())
         asked = run(engine, model, random.Random(17 + seed), known, 100)
         assert len(asked) > 8
         check(asked, naive, EXACT_FLOOR if config is EXACT else FLOOR)

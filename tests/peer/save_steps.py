@@ -14,8 +14,7 @@ from edgeagent.bench.stats import median, quantile
 from edgeagent.engine.cache.block import CachePriority, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
-from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cache.slots import Source
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.short_collections import keep_collections_short
 from tests.fakes import FakeRunner, FakeTier
 
@@ -45,16 +44,16 @@ def step_ms(num_tokens: int, chunk: int) -> list[float]:
     below = FakeTier()
     host = HostTier(1 << 50, below=below)
     blocks = BlockCache(Keyring(b"model", bytes(32)), host, below, can_cut=True, block_tokens=block_tokens)
-    saver = Saver(Weightless(num_tokens + chunk, block_tokens), blocks)
+    prefixes = PrefixStore(Weightless(num_tokens + chunk, block_tokens), blocks)
     tokens = array("i", (at * 7919 % 150_000 for at in range(num_tokens)))
-    seq_id, times = saver.claim(blocks.root(""), Source(), []), []
-    assert seq_id is not None
+    claimed, times = prefixes.claim(tokens, prefixes.match("", tokens, num_tokens)), []
+    assert claimed is not None
     for start in range(0, num_tokens, chunk):
-        saver.cells.append(seq_id, tokens[start : start + chunk])
+        prefixes.append(claimed.seq_id, tokens[start : start + chunk])
         started_s = time.perf_counter()
-        saver.checkpoint(seq_id, CachePriority(), is_boundary=False)
-        while saver.has_something:
-            saver.save_one()
+        prefixes.save(claimed.seq_id, start, CachePriority())
+        while prefixes._saver.has_something:
+            prefixes._saver.save_one()
         times.append(1000 * (time.perf_counter() - started_s))
     return times
 

@@ -9,6 +9,7 @@ import pytest
 
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.store.gguf import validate_model
@@ -74,7 +75,7 @@ async def test_who_asks_once_waits_for_one_turn_of_who_asks_for_much(backend: Lo
 
 def test_two_busy_clients_get_equal_shares() -> None:
     runner = FakeRunner(num_cells=4096, end_token=-1)
-    engine = Engine(runner, max_running=PARALLEL, costs=warm_costs(runner.max_batch))
+    engine = Engine(runner, max_running=PARALLEL, prefixes=PrefixStore(runner, costs=warm_costs(runner.max_batch)))
     for client, num_requests in (("greedy", NUM_GREEDY), ("busy", 10)):
         for index in range(num_requests):
             prompt = [1 + (index * 7 + i) % 40 for i in range(20)]

@@ -18,8 +18,6 @@ from edgeagent.engine.cache.saver import Saver
 
 _SHARE = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
-# A pause for the debt is this part of the inter-token-latency budget, or one block.
-_PAUSE_SHARE = 0.1
 # A smaller debt is no reason to pause: it may be rounding.
 _LEAST_S = 0.0001
 _IDLE_BUDGET_S = 0.003  # then commands are read again
@@ -28,14 +26,13 @@ _IDLE_BUDGET_S = 0.003  # then commands are read again
 class BackgroundWork:
     """Spends spare time on one saver's work."""
 
-    def __init__(self, saver: Saver, itl_budget_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
         self._saver = saver
-        self._pause_s = itl_budget_s * _PAUSE_SHARE
         self._clock = clock
         self._credit_s = 0.0
         self._debt_s = 0.0  # taken by idle prefixes since the last pause
         self._num_steps = 0
-        self._is_ready = not saver.blocks.token_bytes  # whether memory for the next block is ready
+        self._is_ready = not saver.needs_memory  # whether memory for the next block is ready
 
     @property
     def is_done(self) -> bool:
@@ -46,11 +43,11 @@ class BackgroundWork:
     def _is_saved(self) -> bool:
         return not self._saver.has_unsaved or self._saver.is_waiting
 
-    def run_beside(self, step_s: float, num_tokens: int, *, num_streaming: int, is_awaited: bool) -> None:
+    def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the work allowed after a step of this length.
 
-        `num_tokens` were computed; `num_streaming` of the requests send tokens, and `is_awaited`: a client waits for
-        a first one.
+        `num_tokens` were computed. A pause for the debt may last `pause_s`, or one block. `is_awaited`: a client waits
+        for a first token.
         """
         if not self._saver.has_something:
             self._credit_s = self._debt_s = self._num_steps = 0
@@ -60,7 +57,7 @@ class BackgroundWork:
         self._debt_s += self._saver.crowding_s(num_tokens)
         # A step with a prompt is long already.
         if is_rare or is_awaited:
-            self._pay(most_s=self._pause_s if num_streaming else self._debt_s)
+            self._pay(pause_s)
         if is_awaited:
             return
         self._credit_s += step_s * _SHARE

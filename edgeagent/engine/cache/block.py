@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+
 from edgeagent.types import CacheStatus
 
 BlockKey = bytes
@@ -127,6 +129,25 @@ class Block(Head):
         return len(self.payload) + self.tokens.itemsize * len(self.tokens)
 
 
+# The factor on a block's cost, compared with a block that was used once.
+_FACTORS = {
+    Importance.VOLATILE: 1.0,
+    Importance.ONCE: 1.0,
+    Importance.IDLE: 1.5,
+    Importance.REUSED: 2.0,
+    Importance.SYSTEM: 4.0,
+    Importance.PINNED: 1.0,  # is not evicted at all
+}
+# The depth at which attention to earlier tokens costs about as much as all else in a step.
+_DEPTH_THAT_DOUBLES = 4096
+
+
+def value_of(block: Block, importance: Importance) -> float:
+    """Return the cost of computing a block again, in tokens at depth 0 for each byte, times its importance."""
+    cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
+    return _FACTORS[importance] * cost / max(1, block.num_bytes)
+
+
 class BlockTier(Protocol):
     """A place that keeps blocks below the cells.
 
@@ -214,6 +235,15 @@ class LowerTier(BlockTier, Protocol):
 def to_array(tokens: Sequence[int]) -> array[int]:
     """Return tokens as the compact form used here."""
     return tokens if isinstance(tokens, array) else array("i", tokens)
+
+
+def common_length(a: array[int], b: array[int]) -> int:
+    """Return how many leading elements are equal."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    differs = np.frombuffer(a, np.int32, length) != np.frombuffer(b, np.int32, length)
+    return int(differs.argmax())
 
 
 def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:

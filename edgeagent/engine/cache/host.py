@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edgeagent.engine.cache.backlog import Backlog
-from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
-from edgeagent.engine.cache.eviction_value import value_of
+from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier, value_of
 from edgeagent.engine.cache.pins import Pins
 from edgeagent.types import CacheStatus
 

@@ -13,7 +13,7 @@ from array import array
 import numpy as np
 
 
-class CellLedger:
+class KvCells:
     """Cells by holder; a cell is used as long as one holder has it."""
 
     def __init__(self, num_cells: int) -> None:

@@ -22,6 +22,7 @@ from edgeagent.engine.cache.block import (
     LowerTier,
     choose_block_tokens,
 )
+from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
 from edgeagent.types import MemoryKind
@@ -31,28 +32,6 @@ _MAX_HOST_BYTES = 2 << 30
 _MAX_HEADS = 200
 # With more blocks than this in the tree, those that no tier holds any more are removed.
 _MIN_SWEEP = 256
-
-
-@dataclass(frozen=True, slots=True)
-class BlockReference:
-    """A block to restore at position `start`: the first `num_tokens` of its `length` tokens are wanted."""
-
-    tier: BlockTier
-    key: BlockKey
-    start: int
-    num_tokens: int
-    length: int
-    num_bytes: int
-
-    @property
-    def end(self) -> int:
-        """Positions that are restored after it."""
-        return self.start + self.num_tokens
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of its tokens are wanted."""
-        return self.num_tokens == self.length
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from edgeagent.engine.cache.block import BlockKey, Head, to_array
+from edgeagent.engine.cache.block import BlockKey, Head, common_length, to_array
 
 # Most nodes to look at for a block that goes on from where a walk ends; the nodes of sequences come on top.
 _MAX_VISITS = 256
@@ -111,15 +109,6 @@ def _subtree(nodes: Iterable[Node]) -> Iterator[Node]:
         else:
             yield node
             stack.append(reversed(node.children.values()))
-
-
-def common_length(a: array[int], b: array[int]) -> int:
-    """Return how many leading elements are equal."""
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    differs = np.frombuffer(a, np.int32, length) != np.frombuffer(b, np.int32, length)
-    return int(differs.argmax())
 
 
 class RadixTree:

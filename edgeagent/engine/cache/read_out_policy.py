@@ -29,8 +29,8 @@ class ReadOutPolicy:
     3. What was never measured counts as free.
     """
 
-    def __init__(self, costs: CostModel | None = None) -> None:
-        """`costs` are those of the runner's steps (None: not known; then everything is read out)."""
+    def __init__(self, costs: CostModel) -> None:
+        """`costs` are those of the runner's steps."""
         self._costs = costs
         self._rate = TransferRate()
         self._hit_rate = _FIRST_HIT_RATE
@@ -49,11 +49,11 @@ class ReadOutPolicy:
 
     def crowding_s(self, num_tokens: int, num_idle: int) -> float:
         """Return the expected seconds that this many idle cells add to a step; 0 where that was never measured."""
-        return 0.0 if self._costs is None else self._costs.crowding_s(num_tokens, num_idle)
+        return self._costs.crowding_s(num_tokens, num_idle)
 
     def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:
         """Whether to read out tokens from `start` to `end` that must leave the cells now, instead of dropping them."""
-        if self._costs is None or priority.importance is Importance.PINNED:
+        if priority.importance is Importance.PINNED:
             return True
         again_s = self._costs.prefill_s(end - start, start)
         is_sure = bool(priority.lane) or start < priority.num_system
@@ -61,7 +61,7 @@ class ReadOutPolicy:
 
     def allowance_s(self, num_tokens: int, depth: int, num_idle: int) -> float:
         """Return how long to read out `num_idle` tokens before a prompt's next `num_tokens`, from a depth on."""
-        prompt_s = None if self._costs is None else self._costs.prefill_s(num_tokens, depth)
-        if self._costs is None or prompt_s is None:
+        prompt_s = self._costs.prefill_s(num_tokens, depth)
+        if prompt_s is None:
             return math.inf
         return max(_SHARE * prompt_s, self._costs.crowding_s(num_tokens, num_idle))

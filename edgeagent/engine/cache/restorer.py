@@ -1,118 +1,118 @@
 """Brings blocks back into the cells of a live sequence.
 
-Restoring happens on the engine's thread between two steps, a block at a time, within what the caller grants; blocks of
-the tier below are read meanwhile. It decides which blocks are worth restoring, not which sequence is next.
+Restoring happens on the engine's thread between two steps, a block at a time, within what the caller grants. Blocks of
+the tier below are read meanwhile, on a thread of its own, so that no token waits for a disk.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
-from edgeagent.engine.cache.block import MIN_PART, Block, BlockKey, Importance
-from edgeagent.engine.cache.loader import BlockLoader
-from edgeagent.engine.cache.lookup import BlockReference
-from edgeagent.engine.cache.saver import MAX_GAP, Saver
-from edgeagent.engine.cache.slots import Source
+from edgeagent.engine.cache.block import Block, BlockKey, BlockTier, Importance
+from edgeagent.engine.cache.cached_prefix import BlockReference, Restoring
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.cache.transfer_rate import TransferRate
-from edgeagent.engine.runner import CUTTABLE, Runner
+from edgeagent.engine.runner import Runner
 
 # Bytes that are read ahead of being restored, for all sequences together; each may have one block beyond that.
 _MAX_AHEAD_BYTES = 64 << 20
 
 
-@dataclass(slots=True)
-class Restoring:
-    """A live sequence that is being restored, with its remaining blocks."""
+class BlockLoader:
+    """Reads blocks of a slow tier by key. The engine's thread calls all methods; another thread reads."""
 
-    seq_id: int
-    tokens: array[int]
-    references: deque[BlockReference]
-    epoch: int  # of its partition when it began
-    unasked: deque[BlockReference] = field(default_factory=deque)  # to be asked of the loader, in order
-    requested: set[BlockKey] = field(default_factory=set)  # of the loader, and not taken yet
-    read: set[BlockKey] = field(default_factory=set)  # came from the tier below
-    num_restored: dict[str, int] = field(default_factory=dict)  # tokens by tier
+    def __init__(self, tier: BlockTier) -> None:
+        self._tier = tier
+        self._asked: SimpleQueue[BlockKey | None] = SimpleQueue()
+        self._read: SimpleQueue[tuple[BlockKey, Block | None]] = SimpleQueue()
+        self._loaded: dict[BlockKey, Block | None] = {}
+        self._num_wanted: dict[BlockKey, int] = {}
+        self._sizes: dict[BlockKey, int] = {}
+        self.num_bytes = 0
+        """Bytes of all blocks that are asked for and not taken yet."""
+        self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
+        self._thread.start()
 
-    @property
-    def num_tokens(self) -> int:
-        """Restored tokens."""
-        return sum(self.num_restored.values())
+    def request(self, key: BlockKey, num_bytes: int) -> None:
+        """Request a block of `num_bytes`; each request ends with one `take` that finds it, or with `forget`."""
+        self._num_wanted[key] = self._num_wanted.get(key, 0) + 1
+        if self._num_wanted[key] == 1:
+            self._sizes[key] = num_bytes
+            self.num_bytes += num_bytes
+            self._asked.put(key)
 
+    def is_loaded(self, key: BlockKey) -> bool:
+        """Whether a request is answered."""
+        self._collect(timeout_s=None)
+        return key in self._loaded
 
-@dataclass(frozen=True, slots=True)
-class CachedPrefix:
-    """The cached part of a prompt: `source` in cells, then blocks `to_restore`; `known` are all its blocks."""
+    def take(self, key: BlockKey) -> Block | None:
+        """Return a loaded block; None if the tier could not read it."""
+        block = self._loaded[key]
+        self.forget(key)
+        return block
 
-    root: BlockKey
-    source: Source
-    to_restore: list[BlockReference]
-    known: list[BlockReference]
+    def forget(self, key: BlockKey) -> None:
+        """Take back a request."""
+        self._num_wanted[key] -= 1
+        if self._num_wanted[key] == 0:
+            del self._num_wanted[key]
+            self.num_bytes -= self._sizes.pop(key)
+            self._loaded.pop(key, None)
 
-    @property
-    def end(self) -> int:
-        """Tokens that need not be computed."""
-        return self.to_restore[-1].end if self.to_restore else self.source.length
+    def wait(self, timeout_s: float) -> None:
+        """Wait until another block is loaded, at most `timeout_s`."""
+        self._collect(timeout_s)
+
+    def close(self) -> None:
+        """End the thread, after the read that is under way."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def _collect(self, timeout_s: float | None) -> None:
+        try:
+            while True:
+                key, block = self._read.get(block=timeout_s is not None, timeout=timeout_s)
+                timeout_s = None
+                if key in self._num_wanted:
+                    self._loaded[key] = block
+        except Empty:
+            pass
+
+    def _run(self) -> None:
+        while (key := self._asked.get()) is not None:
+            try:
+                block = self._tier.read(key)
+            except Exception:  # the thread's outermost call: a tier that fails counts as one without the block
+                block = None
+            self._read.put((key, block))
 
 
 class Restorer:
-    """Restores a saver's blocks into its cells."""
+    """Restores blocks into one runner's cells."""
 
-    def __init__(self, runner: Runner, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        cells: Slots,
+        blocks: BlockCache,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._runner = runner
-        self._saver = saver
-        self._cells = saver.cells
-        self._blocks = saver.blocks
+        self._cells = cells
+        self._blocks = blocks
         self._clock = clock
-        self._loader = None if saver.blocks.below is None else BlockLoader(saver.blocks.below)
+        self._loader = None if blocks.below is None else BlockLoader(blocks.below)
         self._rate = TransferRate()
 
-    def find(
-        self, partition: str, tokens: Sequence[int], max_length: int, prefill_s: Callable[[int, int], float | None]
-    ) -> CachedPrefix:
-        """Return how much of a prompt to take from cells, and the blocks to restore after that.
-
-        `prefill_s` predicts the seconds of computing tokens from a depth on; blocks that would take longer are not
-        restored.
-        """
-        root = self._blocks.root(partition)
-        walk = self._blocks.walk(root, tokens[:max_length])
-        source, references = self._cells.match(walk, max_length), self._blocks.find(walk)
-        if self._is_better_lower(source, references):
-            return CachedPrefix(root, Source(), references, references)
-        if not references or references[-1].end < source.length + MIN_PART:
-            return CachedPrefix(root, source, [], references)
-        beyond = [reference for reference in references if reference.end > source.length]
-        before = self._cells.match(walk, beyond[0].start)
-        if before.length != beyond[0].start:
-            before, beyond = Source(), references
-        expected_s = prefill_s(references[-1].end - source.length, source.length)
-        if expected_s is not None and self._restore_s(beyond) > expected_s:
-            return CachedPrefix(root, source, [], references)
-        return CachedPrefix(root, before, beyond, references)
-
-    def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
-        """Return how many of the leading tokens were seen before, whether or not a restore can end there."""
-        return self._blocks.walk(self._blocks.root(partition), tokens).depth
-
-    def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
-        """Make a live sequence with the prefix that was just found; None if every sequence id is live.
-
-        Call `advance` until it returns True.
-        """
-        seq_id = self._saver.claim(found.root, found.source, found.known)
-        if seq_id is None:
-            return None
-        references = found.to_restore if self._cells.length(seq_id) == found.source.length else []
-        self._blocks.use(references)
-        self._saver.read_out_policy.observe_prompt(len(tokens), found.end)
-        restoring = Restoring(seq_id, tokens, deque(references), self._blocks.epoch(found.root))
-        restoring.unasked.extend(reference for reference in references if reference.tier is self._blocks.below)
+    def begin(self, restoring: Restoring) -> None:
+        """Ask for the first blocks that must be read from the tier below."""
+        restoring.unasked.extend(each for each in restoring.references if each.tier is self._blocks.below)
         self._read_ahead(restoring)
-        return restoring
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
         """Restore blocks for about this long, at least one; True when nothing is left to restore.
@@ -149,23 +149,19 @@ class Restorer:
         if self._loader is not None and heads and not any(self._is_loaded(*head) for head in heads):
             self._loader.wait(timeout_s)
 
+    def expected_s(self, references: Sequence[BlockReference]) -> float:
+        """Return the expected seconds of restoring these blocks."""
+        seconds = self._rate.seconds(sum(reference.num_bytes for reference in references))
+        if self._blocks.below is not None:
+            num_read = sum(reference.num_bytes for reference in references if reference.tier is self._blocks.below)
+            rate = self._blocks.below.stats().read_bytes_per_s
+            seconds += num_read / rate if num_read and rate else 0.0
+        return seconds
+
     def close(self) -> None:
         """End the reading; the tier below stays open."""
         if self._loader is not None:
             self._loader.close()
-
-    def _is_better_lower(self, source: Source, references: Sequence[BlockReference]) -> bool:
-        """Whether to restore a prefix that the cells hold too, since it would keep the used cells far apart.
-
-        Every token pays for a gap, and a restore is paid once: a gap as long as the prefix is worth a restore.
-        """
-        if source.seq_id is None or not self._saver.is_saved(source.seq_id):
-            return False
-        if self._runner.memory_kind not in CUTTABLE or not references or references[-1].end < source.length:
-            return False
-        if any(reference.tier is not self._blocks.host for reference in references):
-            return False
-        return self._cells.gap_below(source.seq_id, source.length) > max(MAX_GAP, source.length)
 
     def _is_loaded(self, restoring: Restoring, reference: BlockReference) -> bool:
         return reference.key not in restoring.requested or (
@@ -217,11 +213,3 @@ class Restorer:
         if num_there != reference.end:
             restoring.num_restored.clear()
         return num_there == reference.end
-
-    def _restore_s(self, references: Sequence[BlockReference]) -> float:
-        seconds = self._rate.seconds(sum(reference.num_bytes for reference in references))
-        if self._blocks.below is not None:
-            num_read = sum(reference.num_bytes for reference in references if reference.tier is self._blocks.below)
-            rate = self._blocks.below.stats().read_bytes_per_s
-            seconds += num_read / rate if num_read and rate else 0.0
-        return seconds

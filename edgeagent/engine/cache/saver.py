@@ -8,16 +8,16 @@ time, nor which blocks are restored.
 
 from __future__ import annotations
 
+import bisect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
-from edgeagent.engine.cache.chain import Chain
-from edgeagent.engine.cache.lookup import BlockCache, BlockReference, Continuation
+from edgeagent.engine.cache.cached_prefix import BlockReference
+from edgeagent.engine.cache.lookup import BlockCache, Continuation
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
-from edgeagent.engine.cache.slots import PrefixCache, Source
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -40,20 +40,62 @@ class _Saved(Enum):
     REFUSED = "it cannot be read, or is not kept"
 
 
+class Chain:
+    """The blocks at the beginning of a sequence: their keys, by where they end. The next one begins there."""
+
+    def __init__(self, blocks: Iterable[tuple[int, BlockKey]] = ()) -> None:
+        self._ends: list[int] = []
+        self._keys: list[BlockKey] = []
+        self._num_kept = 0
+        for end, key in blocks:
+            self.append(end, key)
+
+    @property
+    def end(self) -> int:
+        """How many tokens the blocks have together."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def key(self) -> BlockKey | None:
+        """The last block's key; None where there is none."""
+        return self._keys[-1] if self._keys else None
+
+    def append(self, end: int, key: BlockKey) -> None:
+        """Add a block."""
+        assert end > self.end
+        self._ends.append(end)
+        self._keys.append(key)
+
+    def pop(self) -> None:
+        """Remove the last block."""
+        self._ends.pop()
+        self._keys.pop()
+        self._num_kept = min(self._num_kept, len(self._keys))
+
+    def keys_until(self, length: int) -> list[BlockKey]:
+        """Return the keys of the blocks that end at `length` or before."""
+        return self._keys[: bisect.bisect_right(self._ends, length)]
+
+    def take_unkept(self, length: int) -> list[tuple[int, BlockKey]]:
+        """Return (end, key) of the blocks up to `length` that were not returned before."""
+        first, self._num_kept = self._num_kept, max(self._num_kept, bisect.bisect_right(self._ends, length))
+        return list(zip(self._ends[first : self._num_kept], self._keys[first : self._num_kept], strict=True))
+
+
 class Saver:
     """Saves one runner's cells in blocks. It must be told of every sequence's start and end."""
 
     def __init__(
         self,
         runner: Runner,
+        cells: Slots,
         blocks: BlockCache,
+        policy: ReadOutPolicy,
         clock: Callable[[], float] = time.monotonic,
-        costs: CostModel | None = None,
     ) -> None:
-        """`costs` are those of the runner's steps; without them every prefix is read out before it is evicted."""
-        self.cells = PrefixCache(runner, blocks.tree, self._save_evicted)
-        self.blocks = blocks
-        self.read_out_policy = ReadOutPolicy(costs)
+        self._cells = cells
+        self._blocks = blocks
+        self._policy = policy
         self._runner = runner
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
@@ -78,51 +120,43 @@ class Saver:
     @property
     def is_waiting(self) -> bool:
         """Whether nothing can be read out before the tier below has written more blocks."""
-        return self.has_something and self.blocks.host.is_waiting
+        return self.has_something and self._blocks.host.is_waiting
 
     def crowding_s(self, num_tokens: int) -> float:
         """Return the expected seconds that idle prefixes which are not in blocks add to a step of this many tokens."""
-        num_idle = sum(map(self.cells.num_unshared, self._unsaved))
-        return self.read_out_policy.crowding_s(num_tokens, num_idle) if num_idle else 0.0
+        num_idle = sum(map(self._cells.num_unshared, self._unsaved))
+        return self._policy.crowding_s(num_tokens, num_idle) if num_idle else 0.0
 
     @property
     def next_save_s(self) -> float:
         """Expected seconds of reading out one block."""
         seq_id = next(iter(self._unsaved), None)
         if seq_id is None or not self._has_state:
-            return self.read_out_policy.read_s(self._cell_bytes * self.blocks.block_tokens)
-        return self.read_out_policy.read_s(self._unread_bytes(seq_id))
-
-    @property
-    def num_idle_cells(self) -> int:
-        """Cells that idle prefixes alone hold."""
-        return sum(map(self.cells.num_unshared, self.cells.idle_ids))
+            return self._policy.read_s(self._cell_bytes * self._blocks.block_tokens)
+        return self._policy.read_s(self._unread_bytes(seq_id))
 
     def is_saved(self, seq_id: int) -> bool:
         """Whether an idle sequence may leave the cells at no loss."""
         return seq_id in self._saved
 
-    def claim(self, root: BlockKey, source: Source, known: Sequence[BlockReference]) -> int | None:
-        """Return a live sequence with a prefix from the cells; see PrefixCache.claim.
+    @property
+    def needs_memory(self) -> bool:
+        """Whether memory for a block may have to be prepared before the first is read out."""
+        return bool(self._blocks.token_bytes)
 
-        `known` are the blocks that its prompt begins with: those saved of it extend them.
-        """
-        seq_id = self.cells.claim(root, source)
-        if seq_id is not None:
-            self._forget(seq_id)
-            if not self._has_state:
-                self._chains[seq_id] = Chain(
-                    (reference.end, reference.key) for reference in self.blocks.extendable(known)
-                )
-        return seq_id
+    def begin(self, seq_id: int, known: Sequence[BlockReference]) -> None:
+        """Note a sequence that was just claimed. `known` are the blocks that its prompt begins with: those saved of it
+        extend them."""
+        self._forget(seq_id)
+        if not self._has_state:
+            self._chains[seq_id] = Chain((reference.end, reference.key) for reference in self._blocks.extendable(known))
 
-    def release(self, seq_id: int, *, keep: bool, priority: CachePriority) -> None:
-        """End a live sequence; its prefix stays for others if `keep`."""
+    def end(self, seq_id: int, priority: CachePriority) -> None:
+        """Note a sequence that was just released."""
         self._growing.pop(seq_id, None)
-        self.cells.release(seq_id, keep=keep)
-        if not self.cells.is_idle(seq_id):
+        if not self._cells.is_idle(seq_id):
             self._chains.pop(seq_id, None)
-        if self.blocks.is_enabled and self.cells.is_idle(seq_id):
+        elif self._blocks.is_enabled:
             self._priorities[seq_id] = priority
             self._unsaved[seq_id] = None
 
@@ -144,22 +178,22 @@ class Saver:
         """Prepare memory for a block that is read out later while a client waits; False if there is enough."""
         if self._has_state or not self._cell_bytes:
             return False
-        host = self.blocks.host.stats()
+        host = self._blocks.host.stats()
         ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._cell_bytes) // _READY_CELLS)
-        block_bytes = int(self._cell_bytes * self.blocks.block_tokens)
+        block_bytes = int(self._cell_bytes * self._blocks.block_tokens)
         return self._runner.prepare(block_bytes, min(ready, host.max_bytes - host.num_bytes))
 
-    def checkpoint(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
+    def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that cannot be read later; all of it at a boundary.
 
         Attention can be read at any time: only a tier that outlives the process wants it before the sequence ends, and
         `save_one` does that when there is time.
         """
-        if not self.blocks.is_enabled:
+        if not self._blocks.is_enabled:
             return
         match self._runner.memory_kind:
             case MemoryKind.FULL_ATTENTION:
-                if self.blocks.below is not None:
+                if self._blocks.below is not None:
                     self._growing[seq_id] = priority
             case MemoryKind.SLIDING_WINDOW:
                 while self._save_next(seq_id, priority, is_whole=is_boundary) is _Saved.MORE:
@@ -173,10 +207,10 @@ class Saver:
         """Read out idle prefixes that would slow a prompt's next `num_tokens`, from a depth on, by more than that."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
-            num_idle += self.cells.num_unshared(seq_id)
-            allowance_s = self.read_out_policy.allowance_s(num_tokens, depth, num_idle)
+            num_idle += self._cells.num_unshared(seq_id)
+            allowance_s = self._policy.allowance_s(num_tokens, depth, num_idle)
             while seq_id in self._unsaved and not self.is_waiting:
-                if self._clock() - started_s + self.read_out_policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
+                if self._clock() - started_s + self._policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
                     return
                 self.save_one()
 
@@ -190,28 +224,33 @@ class Saver:
 
         Prefixes that return are restored into the lowest free cells.
         """
-        while self._saved and self.cells.span > self.cells.num_cells_used + MAX_GAP:
-            self._drop(max(self._saved, key=self.cells.highest_cell))
+        while self._saved and self._cells.span > self._cells.num_cells_used + MAX_GAP:
+            self._drop(max(self._saved, key=self._cells.highest_cell))
 
+    @property
     def checkpoint_interval(self) -> int:
-        """Return after how many tokens of a prompt to keep a state, so that a whole context's fit host memory."""
-        budget = max(1, self.blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
+        """After how many tokens of a prompt to keep a state, so that a whole context's fit host memory."""
+        budget = max(1, self._blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
         num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
-    def forget_idle(self) -> None:
-        """Drop all idle sequences without reading them out; their blocks stay."""
-        for seq_id in self.cells.idle_ids:
-            self._drop(seq_id)
-
-    def purge(self, partition: str | None) -> int:
-        """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
-        root = None if partition is None else self.blocks.root(partition)
+    def forget_growing(self) -> None:
+        """Read no more out of live sequences until they grow again."""
         self._growing.clear()
-        for seq_id in self.cells.idle_ids:
-            if root in (None, self.cells.root(seq_id)):
+
+    def forget_partition(self, root: BlockKey | None) -> None:
+        """Drop a partition's idle sequences (None: all) without reading them out."""
+        for seq_id in self._cells.idle_ids:
+            if root in (None, self._cells.root(seq_id)):
                 self._drop(seq_id)
-        return self.blocks.purge(root)
+
+    def save_evicted(self, seq_id: int) -> None:
+        """Read out an idle sequence that is about to be evicted, if that is worth its time."""
+        if seq_id in self._unsaved:
+            start, end, priority = self._chain_end(seq_id), self._cells.length(seq_id), self._priorities[seq_id]
+            if self._policy.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
+                self._save_all(seq_id)
+        self._forget(seq_id)
 
     def close(self) -> None:
         """Read out all unsaved prefixes, and offer all blocks to the tier below."""
@@ -219,29 +258,22 @@ class Saver:
             while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
                 pass
             self._forget(seq_id)
-        self.blocks.host.close()
+        self._blocks.host.close()
 
     def _below_goes_on(self) -> bool:
         """Wait until the tier below has written something; whether there may be room now."""
-        below = self.blocks.below
+        below = self._blocks.below
         # Nothing to wait for can also mean that everything has just been written.
-        return below is not None and (below.wait_written() or not self.blocks.host.is_waiting)
-
-    def _save_evicted(self, seq_id: int) -> None:
-        if seq_id in self._unsaved:
-            start, end, priority = self._chain_end(seq_id), self.cells.length(seq_id), self._priorities[seq_id]
-            if self.read_out_policy.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
-                self._save_all(seq_id)
-        self._forget(seq_id)
+        return below is not None and (below.wait_written() or not self._blocks.host.is_waiting)
 
     def _unread_bytes(self, seq_id: int) -> float:
         """Return about how many bytes of an idle sequence are not in blocks."""
-        return self._state_bytes + self._cell_bytes * (self.cells.length(seq_id) - self._chain_end(seq_id))
+        return self._state_bytes + self._cell_bytes * (self._cells.length(seq_id) - self._chain_end(seq_id))
 
     def _chain_end(self, seq_id: int) -> int:
         """Return how many of a sequence's tokens were in blocks at the last look."""
         chain = self._chains.get(seq_id)
-        return 0 if chain is None else min(chain.end, self.cells.length(seq_id))
+        return 0 if chain is None else min(chain.end, self._cells.length(seq_id))
 
     def _save_all(self, seq_id: int) -> _Saved:
         while (outcome := self._save_next(seq_id, self._priorities[seq_id], is_whole=True)) is _Saved.MORE:
@@ -250,7 +282,7 @@ class Saver:
 
     def _drop(self, seq_id: int) -> None:
         self._forget(seq_id)
-        self.cells.drop(seq_id)
+        self._cells.drop(seq_id)
 
     def _forget(self, seq_id: int) -> None:
         self._chains.pop(seq_id, None)
@@ -269,33 +301,33 @@ class Saver:
             return _Saved.ALL
         if not self._runner.can_save(seq_id, chain.end, end):
             return _Saved.REFUSED
-        if self.blocks.host.is_waiting:
+        if self._blocks.host.is_waiting:
             return _Saved.LATER
-        own = self.cells.tokens(seq_id, chain.end, end)
+        own = self._cells.tokens(seq_id, chain.end, end)
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # no answer needs it
-        block = self.blocks.make(self.cells.root(seq_id), chain.key, chain.end, own, payload)
+        block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
-        is_kept = self.blocks.add(block, priority.at(end))
-        self.read_out_policy.observe_read(len(block.payload), self._clock() - started_s)
+        is_kept = self._blocks.add(block, priority.at(end))
+        self._policy.observe_read(len(block.payload), self._clock() - started_s)
         if is_kept:
-            if not self._has_state and len(own) == self.blocks.block_tokens:
+            if not self._has_state and len(own) == self._blocks.block_tokens:
                 chain.append(end, block.key)  # as the next look would find
             return _Saved.MORE
         # `was_waiting` is from the time of the offer: there may be room by now.
-        return _Saved.LATER if self.blocks.host.was_waiting else _Saved.REFUSED
+        return _Saved.LATER if self._blocks.host.was_waiting else _Saved.REFUSED
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
         """Return the chain that a sequence's next block extends, brought up to date.
 
         Only blocks that came since the last call are looked at: a long context costs no more than a short one.
         """
-        chain, length = self._chains.setdefault(seq_id, Chain()), self.cells.length(seq_id)
-        while chain.key is not None and not self.blocks.is_held(chain.key):
+        chain, length = self._chains.setdefault(seq_id, Chain()), self._cells.length(seq_id)
+        while chain.key is not None and not self._blocks.is_held(chain.key):
             chain.pop()
         while length - chain.end >= MIN_PART:
             extendable = self._continuation(seq_id, chain, length, priority).extendable
@@ -305,16 +337,16 @@ class Saver:
         return chain
 
     def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> Continuation:
-        size = self.blocks.block_tokens
-        own = self.cells.tokens(seq_id, chain.end, min(length, chain.end + size))
-        return self.blocks.continuation(self.cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
+        size = self._blocks.block_tokens
+        own = self._cells.tokens(seq_id, chain.end, min(length, chain.end + size))
+        return self._blocks.continuation(self._cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
         """Return where the next block of a sequence ends; None where there is none yet, or nothing is left."""
-        length = self.cells.length(seq_id)
+        length = self._cells.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
-        full_end = priority.block_end(chain.end, self.blocks.block_tokens)
+        full_end = priority.block_end(chain.end, self._blocks.block_tokens)
         end = min(full_end, length)
         if end - chain.end < MIN_PART or (end < full_end and not is_whole):
             return None
@@ -326,7 +358,7 @@ class Saver:
 
         They may be written then, too, even if a sequence made them that must not be written.
         """
-        length = self.cells.length(seq_id)
+        length = self._cells.length(seq_id)
         keys = list(chain.keys_until(length))
         tail = (
             None
@@ -335,21 +367,21 @@ class Saver:
         )
         if priority.importance is not Importance.VOLATILE:
             for end, key in chain.take_unkept(length):
-                self.blocks.host.keep((key,), priority.at(end))
+                self._blocks.host.keep((key,), priority.at(end))
             if tail is not None and tail.complete is not None and tail.complete.is_whole:
-                self.blocks.host.keep((tail.complete.key,), priority.at(length))
-        if priority.lane and self.cells.is_idle(seq_id):
+                self._blocks.host.keep((tail.complete.key,), priority.at(length))
+        if priority.lane and self._cells.is_idle(seq_id):
             if tail is not None and tail.complete is not None:
                 keys.append(tail.complete.key)
-            self.blocks.host.hold(priority.lane, keys)
+            self._blocks.host.hold(priority.lane, keys)
 
     def _stateful_chain(self, seq_id: int) -> Chain:
         """Return the best chain for a block that ends here, with the state, to extend; one that ends here if there is.
 
         Each block has a state, and a restore reads them all: so reach back until the cells take as many bytes.
         """
-        length = self.cells.length(seq_id)
-        references = self.blocks.find(self.blocks.walk(self.cells.root(seq_id), self.cells.tokens(seq_id)))
+        length = self._cells.length(seq_id)
+        references = self._blocks.find(self._blocks.walk(self._cells.root(seq_id), self._cells.tokens(seq_id)))
         if not references or references[-1].end < length:
             while references and (length - references[-1].end) * self._cell_bytes <= self._state_bytes:
                 references.pop()

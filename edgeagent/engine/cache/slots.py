@@ -14,23 +14,15 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from edgeagent.engine.cache.block import BlockKey
-from edgeagent.engine.cache.kv_cells import CellLedger
+from edgeagent.engine.cache.cached_prefix import Source
+from edgeagent.engine.cache.kv_cells import KvCells
 from edgeagent.engine.cache.radix_tree import RadixTree, Walk
 from edgeagent.engine.runner import Runner
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A prefix in cells: the first `length` tokens of a sequence (None: no tokens, of none)."""
-
-    length: int = 0
-    seq_id: int | None = None
-
-
-class PrefixCache:
+class Slots:
     """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
 
     def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
@@ -38,7 +30,7 @@ class PrefixCache:
         self._runner = runner
         self._on_evict = on_evict
         self._tree = tree
-        self._cells = CellLedger(runner.num_cells)
+        self._cells = KvCells(runner.num_cells)
         self._free = list(range(runner.num_sequences - 1, -1, -1))
         self._live: set[int] = set()
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first

@@ -13,10 +13,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from edgeagent.engine.cache.lookup import BlockCache, no_blocks
-from edgeagent.engine.cache.restorer import Restorer, Restoring
-from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.cache.cached_prefix import Restoring
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.confidence import Ending
@@ -66,28 +64,21 @@ class DraftModel:
     """Proposes tokens with a second, smaller runner that has the target's vocabulary."""
 
     def __init__(
-        self,
-        runner: Runner,
-        blocks: BlockCache | None = None,
-        costs: CostModel | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, runner: Runner, prefixes: PrefixStore | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`blocks` keep prefixes that were evicted from the draft's cells (None: they are lost).
-
-        `costs`: measured costs of the runner's steps.
-        """
+        """`prefixes` are those of this runner (None: what is evicted from its cells is lost)."""
         self._runner = runner
         self._clock = clock
-        self.costs = costs or CostModel(runner.max_batch)
-        self.saver = Saver(runner, blocks or no_blocks(), clock, self.costs)
-        self._restorer = Restorer(runner, self.saver, clock)
-        self._cache = self.saver.cells
+        self.prefixes = prefixes or PrefixStore(runner, clock=clock)
+        """The prefixes in the draft's cells and blocks."""
+        self.costs = self.prefixes.costs
+        """What steps of the draft cost."""
         self._drafts: dict[str, _Draft] = {}
         self._pick_s = 0.0  # to read a token from its logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
         """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; 0 while none was measured."""
-        used = StepShape(0, self._cache.num_cells_used, 0.0)
+        used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         steps_s = self.costs.compare(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
             return [0.0] * (num_sequences + 1)
@@ -115,7 +106,7 @@ class DraftModel:
         draft = self._drafts.get(sequence.id)
         if draft is None or draft.restoring is None:
             return False
-        self._restorer.wait([draft.restoring], _WAIT_S)
+        self.prefixes.wait_for_blocks([draft.restoring], _WAIT_S)
         return True
 
     def draft(
@@ -125,21 +116,23 @@ class DraftModel:
 
         A sequence that it is far behind of gets none: it catches up with it, by a chunk.
         """
-        self.saver.shed()
+        self.prefixes.shed()
         try:
             return self._guess(counts, endings)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.fed.clear()
-                draft.num_agreed = self._cache.rewind(draft.seq_id)
+                draft.num_agreed = self.prefixes.rewind(draft.seq_id)
             return {}
         except InternalError:
             # No answer needs the draft. Its memory is unknown after a failed decode.
             for draft in self._drafts.values():
-                self._stop_restoring(draft)
+                if draft.restoring is not None:
+                    self.prefixes.stop_reload(draft.restoring)
+                    draft.restoring = None
                 draft.fed.clear()
                 draft.num_agreed = 0
-                self._cache.reset(draft.seq_id)
+                self.prefixes.reset(draft.seq_id)
             return {}
 
     @property
@@ -151,15 +144,13 @@ class DraftModel:
         """Forget a sequence that ended; its prefix stays for the next turn."""
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
-            self._stop_restoring(draft)
-            self._cache.rewind(draft.seq_id)
-            self.saver.release(draft.seq_id, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority)
+            self.prefixes.release(
+                draft.seq_id, draft.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
+            )
 
     def close(self) -> None:
         """Save what a tier can keep after the process ends, and end the reading."""
-        if self.saver.blocks.below is not None:
-            self.saver.close()
-        self._restorer.close()
+        self.prefixes.close()
 
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live.
@@ -167,25 +158,19 @@ class DraftModel:
         Its blocks are read only now: before the first token they would compete with the target's for the disk.
         """
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
-        found = self._restorer.find(partition, sequence.tokens, max_length, self.costs.prefill_s)
-        restoring = self._restorer.claim(sequence.tokens, found)
+        restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))
         if restoring is None:
             return None
-        draft = _Draft(restoring.seq_id, self._cache.length(restoring.seq_id), restoring)
+        draft = _Draft(restoring.seq_id, self.prefixes.length(restoring.seq_id), restoring)
         self._drafts[sequence.id] = draft
         return draft
 
     def _is_restored(self, draft: _Draft) -> bool:
         """Restore blocks that have been read, for a moment; whether none is left."""
-        if draft.restoring is not None and self._restorer.advance(draft.restoring, _MAX_RESTORE_S):
+        if draft.restoring is not None and self.prefixes.reload(draft.restoring, _MAX_RESTORE_S):
             draft.restoring = None
-            draft.num_agreed = draft.num_looked_at = self._cache.length(draft.seq_id)
+            draft.num_agreed = draft.num_looked_at = self.prefixes.length(draft.seq_id)
         return draft.restoring is None
-
-    def _stop_restoring(self, draft: _Draft) -> None:
-        if draft.restoring is not None:
-            self._restorer.stop(draft.restoring)
-            draft.restoring = None
 
     def _settle(self, sequence: Sequence) -> _Draft | None:
         """Return a sequence's draft state without refused drafts; claim one if it has none.
@@ -197,23 +182,22 @@ class DraftModel:
             return None
         stood = draft.num_stood(sequence.tokens)
         # Guesses are not recorded, so another sequence may have been given their cells since.
-        if stood and self._cache.reserve(stood):
-            self._cache.append(draft.seq_id, draft.fed[:stood])
+        if stood and self.prefixes.reserve(stood):
+            self.prefixes.append(draft.seq_id, draft.fed[:stood])
         draft.fed.clear()
-        draft.num_agreed = self._cache.rewind(draft.seq_id)
+        draft.num_agreed = self.prefixes.rewind(draft.seq_id)
         self._save_ends(sequence, draft)
         return draft
 
     def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
         """Let the blocks that have become full be read out, when there is time."""
-        before, now, priority = draft.num_looked_at, draft.num_agreed, sequence.spec.cache_priority
-        draft.num_looked_at = now
-        if sequence.keeps_prefix and priority.has_block_end(before, now, self.saver.blocks.block_tokens):
-            self.saver.checkpoint(draft.seq_id, priority, is_boundary=False)
+        if sequence.keeps_prefix:
+            self.prefixes.save(draft.seq_id, draft.num_looked_at, sequence.spec.cache_priority)
+        draft.num_looked_at = draft.num_agreed
 
     def _guess(self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]) -> dict[str, tuple[int, ...]]:
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
-        used = StepShape(0, self._cache.num_cells_used, 0.0)
+        used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         room = self.costs.max_tokens_within(_MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
         slices, behind, wanted = [], [], {}
@@ -236,13 +220,13 @@ class DraftModel:
             behind.append((draft, missing))
             room -= len(missing)
         num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
-        if not slices or not self._cache.reserve(num_new):
+        if not slices or not self.prefixes.reserve(num_new):
             for draft, _ in behind:
                 draft.fed.clear()
             return {}
         self._decode(slices)
         for draft, missing in behind:
-            self._cache.append(draft.seq_id, missing)
+            self.prefixes.append(draft.seq_id, missing)
             draft.num_agreed += len(missing)
         return self._draft_on(going_on, wanted, endings)
 
@@ -275,7 +259,7 @@ class DraftModel:
     def _decode(self, slices: Items[Slice]) -> None:
         started_s = self._clock()
         self._runner.decode(slices)
-        shape = StepShape(0, self._cache.num_cells_used, 0.0)
+        shape = StepShape(0, self.prefixes.num_cells_used, 0.0)
         for part in slices:
             shape = shape.plus(len(part.tokens), part.start)
         self.costs.observe(shape, self._clock() - started_s)

@@ -10,8 +10,7 @@ from pathlib import Path
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.host import PENDING_SHARE
-from edgeagent.engine.cache.lookup import BlockCache, make_blocks
+from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
@@ -243,10 +242,9 @@ class Host:
             self._runner,
             max_running=config.num_parallel,
             itl_budget_s=config.itl_budget_ms / 1000,
-            costs=costs,
             num_trained=self.model.context_length_trained,
             drafters=self._make_drafters(load, config, costs, on_try),
-            blocks=self._make_blocks(load, config),
+            prefixes=self._make_prefixes(load, config, costs),
             adapters=tuple(self._adapters.identities.values()),
             open_side=side_contexts(self._runner, config, self._token_bytes),
         )
@@ -266,17 +264,17 @@ class Host:
             self.model, self._vocabulary, self.engine.context_length, self._embedding_length
         ).read
 
-    def _make_blocks(self, load: Load, config: EngineConfig) -> BlockCache:
+    def _make_prefixes(self, load: Load, config: EngineConfig, costs: CostModel) -> PrefixStore:
         keyring = self._block_keys.make(Path(load.path), self._runner, config, self._block_tokens)
         unused = self._block_keys.describe_unused()
         if unused is not None:
             self._note(unused)
         share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
-        blocks = make_blocks(self._runner.memory_kind, config, keyring, self._store, share, self._token_bytes)
+        prefixes = make_prefix_store(self._runner, config, costs, keyring, self._store, share, self._token_bytes)
         if self._store is not None:
             # Of the draft's blocks too.
-            self._store.expect(self._block_tokens, int(blocks.host.max_bytes / share * PENDING_SHARE))
-        return blocks
+            self._store.expect(self._block_tokens, int(prefixes.max_pending_bytes / share))
+        return prefixes
 
     def _make_drafters(
         self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
@@ -324,8 +322,10 @@ class Host:
         measure_small_steps(runner, costs)
         self._draft_path = path
         keyring = self._block_keys.make_of_draft(Path(path), runner, config, choose_block_tokens(token_bytes))
-        blocks = make_blocks(draft.memory_kind, config, keyring, self._store, _DRAFT_SHARE, token_bytes, is_draft=True)
-        return DraftModel(runner, blocks, costs)
+        prefixes = make_prefix_store(
+            runner, config, costs, keyring, self._store, _DRAFT_SHARE, token_bytes, is_draft=True
+        )
+        return DraftModel(runner, prefixes)
 
     def _note(self, text: str) -> None:
         self.notes = (*self.notes, text)

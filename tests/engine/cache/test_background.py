@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -13,6 +13,7 @@ from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
@@ -23,7 +24,6 @@ from tests.engine.test_engine import greedy, run
 from tests.fakes import FakeClock, FakeRunner
 from tests.integrity import check_integrity
 
-BUDGET_S = 0.1
 PAUSE_S = 0.01
 
 
@@ -37,7 +37,7 @@ class FakeSaver:
     crowding: float = 0.0  # seconds that they add for each token of a step
     is_waiting: bool = False
     num_saved: int = 0
-    blocks: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(token_bytes=0))
+    needs_memory: bool = False
 
     @property
     def has_unsaved(self) -> bool:
@@ -58,7 +58,7 @@ class FakeSaver:
 
 
 def work_on(saver: FakeSaver) -> BackgroundWork:
-    return BackgroundWork(cast("Saver", saver), BUDGET_S, saver.clock)
+    return BackgroundWork(cast("Saver", saver), saver.clock)
 
 
 def beside(work: BackgroundWork, num_steps: int, step_s: float, **options: int) -> None:
@@ -66,7 +66,7 @@ def beside(work: BackgroundWork, num_steps: int, step_s: float, **options: int) 
         work.run_beside(
             step_s,
             options.get("num_tokens", 1),
-            num_streaming=options.get("num_streaming", 2),
+            pause_s=PAUSE_S if options.get("num_streaming", 2) else math.inf,
             is_awaited=bool(options.get("is_awaited", 0)),
         )
 
@@ -156,19 +156,23 @@ def test_idle_prefixes_leave_the_cells_if_they_slow_others(cell_s: float) -> Non
         for num_cells in (0, 100, 200, 400):
             costs.observe(StepShape(num_tokens, num_cells, 0.0), runner.step_s(num_tokens, num_cells))
     blocks = BlockCache(Keyring(b"model", b"s" * 32), HostTier(1 << 20, clock=clock), None, can_cut=True)
-    engine = Engine(runner, max_running=2, blocks=blocks, costs=costs, clock=clock)
+    engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks, costs, clock), clock=clock)
     engine.add(SequenceSpec("ends", [5, *range(1, 49)] * 4, greedy(), max_tokens=1))
     engine.add(SequenceSpec("goes on", [3, *range(1, 40)], greedy(), max_tokens=400))
-    most_idle = 0
+    most_idle, cells = 0, engine._prefixes._cells
+
+    def num_idle_cells() -> int:
+        return sum(map(cells.num_unshared, cells.idle_ids))
+
     while engine.num_live == 2:
         engine.step()
     for _ in range(100):
-        runner.num_used = engine._saver.cells.num_cells_used
+        runner.num_used = cells.num_cells_used
         engine.step()
         check_integrity(engine)
-        most_idle = max(most_idle, engine._saver.num_idle_cells)
+        most_idle = max(most_idle, num_idle_cells())
     assert engine.num_live == 1 and most_idle > 190
-    assert (engine._saver.num_idle_cells == 0) == (cell_s > 0)
+    assert (num_idle_cells() == 0) == (cell_s > 0)
     engine.cancel("goes on")
     run(engine)
     engine.close()

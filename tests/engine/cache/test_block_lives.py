@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeagent.engine.cache.block import MIN_PART, Block, Importance, Keyring
+from edgeagent.engine.cache.block import MIN_PART, Block, Importance, Keyring, common_length
+from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache, BlockReference
-from edgeagent.engine.cache.radix_tree import common_length
+from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import MemoryKind
@@ -156,7 +157,8 @@ def make_engine(below: FakeTier, runner: FakeRunner | None = None) -> tuple[Engi
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(1 << 22, can_cut=can_cut, below=below)
     blocks = BlockCache(KEYS, host, below, can_cut=can_cut)
-    return Engine(runner, max_running=4, blocks=blocks, clock=FakeClock()), runner
+    prefixes = PrefixStore(runner, blocks, clock=FakeClock())
+    return Engine(runner, max_running=4, prefixes=prefixes, clock=FakeClock()), runner
 
 
 def ask(engine: Engine, name: str, prompt: list[int]) -> Sequence:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.engine.cache.kv_cells import CellLedger
+from edgeagent.engine.cache.kv_cells import KvCells
 from tests.integrity import check_integrity
 
 
 def test_a_shared_prefix_costs_its_cells_once() -> None:
-    ledger = CellLedger(100)
+    ledger = KvCells(100)
     ledger.take(1, 40)
     ledger.share(1, 2, 30)
     assert (ledger.num_used, ledger.length(2), ledger.num_unshared(1)) == (40, 30, 10)
@@ -27,7 +27,7 @@ def test_a_shared_prefix_costs_its_cells_once() -> None:
     st.lists(st.tuples(st.sampled_from(["take", "share", "trim"]), st.integers(0, 4), st.integers(0, 10)), max_size=40)
 )
 def test_random_operations_keep_the_books(operations: list[tuple[str, int, int]]) -> None:
-    ledger = CellLedger(64)
+    ledger = KvCells(64)
     lengths = dict.fromkeys(range(5), 0)
     for name, holder, count in operations:
         if name == "take" and count <= ledger.num_free:

@@ -16,6 +16,7 @@ from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Key
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.host import PENDING_SHARE, HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from tests.engine.cache.disk.stores import SECRET, make_store
@@ -104,7 +105,8 @@ def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int =
     thread = threading.Thread(target=store.run, daemon=True)
     thread.start()
     store.wait_until_open(10)
-    engine = Engine(HeavyRunner(token_bytes), max_running=2, blocks=blocks)
+    runner = HeavyRunner(token_bytes)
+    engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks))
     engine.refresh()
     store.yield_to(lambda: engine.num_live > 0)
     return Life(engine, host, store, thread)

@@ -12,10 +12,10 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache import lookup as block_cache
 from edgeagent.engine.cache.block import MIN_PART, Block, BlockKey, CachePriority, Importance, Keyring, LowerTier
+from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, Source
 from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache, BlockReference, Continuation, make_blocks
-from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cache.slots import Source
+from edgeagent.engine.cache.lookup import BlockCache, Continuation, make_blocks
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeClock, FakeRunner, FakeTier
@@ -146,19 +146,19 @@ def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
 def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
     below = FakeTier()
     blocks, runner = over(below), FakeRunner(num_cells=256)
-    saver = Saver(runner, blocks)
+    prefixes = PrefixStore(runner, blocks)
     first = offered_below(blocks, below, None, TOKENS[:32])
-    seq_id = saver.claim(ROOT, Source(), find(blocks, TOKENS))
-    assert seq_id is not None and saver.cells.reserve(64)
-    runner.decode([Slice(seq_id, 0, list(TOKENS[:64]), 0)])
-    saver.cells.append(seq_id, TOKENS[:64])
+    claimed = prefixes.claim(TOKENS, CachedPrefix(ROOT, Source(), [], find(blocks, TOKENS)))
+    assert claimed is not None and prefixes.reserve(64)
+    runner.decode([Slice(claimed.seq_id, 0, list(TOKENS[:64]), 0)])
+    prefixes.append(claimed.seq_id, TOKENS[:64])
     del below.blocks[first.key]
     assert find(blocks, TOKENS[:20]) == []  # and the tree forgets it
     below.come_back(first)
-    saver.release(seq_id, keep=True, priority=CachePriority())
+    prefixes.release(claimed.seq_id, None, keep=True, priority=CachePriority())
     for _ in range(3):  # two blocks, and that there is no third
-        saver.save_one()
-    assert not saver.has_unsaved
+        prefixes._saver.save_one()
+    assert not prefixes.has_unsaved
     assert [reference.end for reference in find(blocks, TOKENS[:64])] == [32, 64]
 
 

@@ -10,6 +10,7 @@ import pytest
 from edgeagent.engine.cache.block import CachePriority, Importance, Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
@@ -69,7 +70,8 @@ class Served:
         costs = CostModel(self.runner.max_batch)
         for num_tokens in (1, 32):
             costs.observe(StepShape.alone(num_tokens, 0), machine.batch_s + num_tokens * machine.token_s)
-        self.engine = Engine(self.runner, max_running=4, blocks=blocks, costs=costs, clock=self.runner.clock)
+        self.prefixes = PrefixStore(self.runner, blocks, costs, self.runner.clock)
+        self.engine = Engine(self.runner, max_running=4, prefixes=self.prefixes, clock=self.runner.clock)
 
     def begin(self, name: str, prompt: list[int], max_tokens: int = 4, **options: object) -> float:
         """Add a request, and run until its first token; return how long that took."""
@@ -142,8 +144,8 @@ def test_what_a_slow_read_left_in_the_cells_is_read_out_when_there_is_time() -> 
 @pytest.mark.parametrize(("read_s", "is_kept"), [(0.00005, True), (0.1, False)])
 def test_what_must_leave_is_dropped_if_reading_costs_more_than_computing(read_s: float, is_kept: bool) -> None:
     served = Served(Machine(read_s=read_s), num_cells=2048)
-    served.engine._saver.read_out_policy.observe_read(1000, 1000 / 4 * read_s)  # a token of the fake has four bytes
-    served.engine._saver._cell_bytes = 4.0
+    served.prefixes._policy.observe_read(1000, 1000 / 4 * read_s)  # a token of the fake has four bytes
+    served.prefixes._saver._cell_bytes = 4.0
     for number in range(2):
         served.begin(f"{number}", prompt_of(1400, number))
         served.finish()
@@ -184,9 +186,10 @@ def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
 
 def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> None:
     served = Served(Machine())
-    blocks = served.engine._saver.blocks
+    blocks = served.prefixes._blocks
     blocks.token_bytes = 4.0
-    engine = Engine(served.runner, max_running=4, blocks=blocks, clock=served.runner.clock)
+    prefixes = PrefixStore(served.runner, blocks, clock=served.runner.clock)
+    engine = Engine(served.runner, max_running=4, prefixes=prefixes, clock=served.runner.clock)
     asked: list[tuple[int, int]] = []
 
     def prepare(num_bytes: int, max_bytes: int) -> bool:
@@ -195,7 +198,7 @@ def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> 
         return len(asked) % 3 != 0
 
     served.runner.prepare = prepare  # type: ignore[method-assign]
-    engine._saver._cell_bytes = 4.0
+    prefixes._saver._cell_bytes = 4.0
     while engine.has_work:
         engine.step()
     assert asked == [(4 * BLOCK_TOKENS, 8192)] * 3, "a quarter of the cells' bytes"

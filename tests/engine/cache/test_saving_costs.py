@@ -10,7 +10,8 @@ import pytest
 from edgeagent.engine.cache.block import BlockKey, Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
-from edgeagent.engine.cache.slots import PrefixCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
 from tests.engine.test_engine import greedy
@@ -47,15 +48,17 @@ class Long:
         blocks = BlockCache(self.keys, host, below, can_cut=True, block_tokens=BLOCK_TOKENS)
         runner = Quick(num_cells=2 * length + 600, max_batch=512, end_token=-1)
         monkeypatch.setattr(runner, "save", lambda seq_id, start, end: memoryview(bytes(8)))
-        self.engine = Engine(runner, max_running=2, blocks=blocks, clock=FakeClock())
-        tokens = PrefixCache.tokens
+        self.engine = Engine(
+            runner, max_running=2, prefixes=PrefixStore(runner, blocks, clock=FakeClock()), clock=FakeClock()
+        )
+        tokens = Slots.tokens
 
-        def counted(cells: PrefixCache, *where: int) -> array[int]:
+        def counted(cells: Slots, *where: int) -> array[int]:
             found = tokens(cells, *where)
             self.num_copied += len(found)
             return found
 
-        monkeypatch.setattr(PrefixCache, "tokens", counted)
+        monkeypatch.setattr(Slots, "tokens", counted)
 
     def run(self, name: str, prompt: list[int], max_tokens: int) -> tuple[int, int]:
         """Run a request and everything behind it; return how many tokens were hashed and copied for saving it."""

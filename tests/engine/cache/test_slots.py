@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.engine.cache.radix_tree import RadixTree
-from edgeagent.engine.cache.slots import PrefixCache, Source
+from edgeagent.engine.cache.slots import Slots, Source
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeRunner
@@ -16,22 +16,22 @@ from tests.integrity import check_integrity
 ROOT = b"root"
 
 
-def make_cache(runner: FakeRunner, on_evict: Callable[[int], None] | None = None) -> PrefixCache:
-    return PrefixCache(runner, RadixTree(), on_evict)
+def make_cache(runner: FakeRunner, on_evict: Callable[[int], None] | None = None) -> Slots:
+    return Slots(runner, RadixTree(), on_evict)
 
 
-def match(cache: PrefixCache, tokens: list[int]) -> Source:
+def match(cache: Slots, tokens: list[int]) -> Source:
     return cache.match(cache._tree.walk(ROOT, tokens), len(tokens))
 
 
-def claim(cache: PrefixCache, tokens: list[int]) -> int:
+def claim(cache: Slots, tokens: list[int]) -> int:
     """Claim what there is of a prompt."""
     seq_id = cache.claim(ROOT, match(cache, tokens))
     assert seq_id is not None
     return seq_id
 
 
-def compute(runner: FakeRunner, cache: PrefixCache, tokens: list[int], keep: bool = True) -> tuple[int, int]:
+def compute(runner: FakeRunner, cache: Slots, tokens: list[int], keep: bool = True) -> tuple[int, int]:
     """Claim, compute and release a prompt; return (sequence id, tokens found in the cache)."""
     seq_id = claim(cache, tokens)
     found = cache.length(seq_id)

@@ -13,6 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.context import LlamaRunner
@@ -92,7 +93,7 @@ def naive(runner: LlamaRunner, adapter: str, prompt: list[int], num_tokens: int)
 def run_all(runner: LlamaRunner, asked: list[tuple[str, list[int]]], num_tokens: int) -> list[list[int]]:
     host = HostTier(1 << 24, can_cut=True)
     blocks = BlockCache(Keyring(b"real", b"s" * 32), host, None, can_cut=True)
-    engine = Engine(runner, max_running=4, blocks=blocks, adapters=ids(runner))
+    engine = Engine(runner, max_running=4, prefixes=PrefixStore(runner, blocks), adapters=ids(runner))
     num_vocab = runner.num_vocab
     for number, (adapter, prompt) in enumerate(asked):
         spec = SequenceSpec(f"s{number}", prompt, greedy(num_vocab), max_tokens=num_tokens, adapter=adapter)

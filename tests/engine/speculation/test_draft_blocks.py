@@ -12,6 +12,7 @@ from msgspec import structs
 from edgeagent.engine.cache.block import Block, BlockKey, Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
@@ -57,7 +58,7 @@ def make_draft(
     host = HostTier(1 << 20, below=below, clock=FakeClock())
     keyring = Keyring(b"draft" + fingerprint, b"s" * 32)
     blocks = BlockCache(keyring, host, below, can_cut=True, block_tokens=BLOCK_TOKENS, is_draft=True)
-    return DraftModel(runner, blocks, costs, FakeClock())
+    return DraftModel(runner, PrefixStore(runner, blocks, costs, FakeClock()), FakeClock())
 
 
 def decoding(name: str = "a", tokens: list[int] = PROMPT, **options: object) -> Sequence:
@@ -71,7 +72,8 @@ def draft_all(draft: DraftModel, sequence: Sequence) -> tuple[int, ...]:
         proposals = draft.draft([(sequence, 3)])
         if proposals:
             return proposals[sequence.id]
-        draft._restorer.wait([each.restoring for each in draft._drafts.values() if each.restoring is not None], 10.0)
+        restorings = [each.restoring for each in draft._drafts.values() if each.restoring is not None]
+        draft.prefixes.wait_for_blocks(restorings, 10.0)
     raise AssertionError("it never drafts")
 
 
@@ -140,7 +142,7 @@ def test_a_sequence_that_ends_while_it_is_read_leaves_nothing() -> None:
     assert draft.catch_up_s(sequence) == math.inf
     draft.release(sequence)
     assert not draft.is_restoring
-    loader = draft._restorer._loader
+    loader = draft.prefixes._restorer._loader
     assert loader is not None and loader.num_bytes == 0
     check_integrity(draft)
     below.is_open.set()
@@ -208,11 +210,11 @@ def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
     draft, sequence = make_draft(FakeRunner(num_cells=512), below), decoding()
     draft_all(draft, sequence)
     draft.draft([(sequence, 1)])
-    while draft.saver.has_something:
-        draft.saver.save_one()
+    while draft.prefixes._saver.has_something:
+        draft.prefixes._saver.save_one()
     assert sum(len(block.tokens) for block in below.blocks.values()) == len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS
     draft.draft([(sequence, 1)])
-    assert not draft.saver.has_something, "they are looked for once"
+    assert not draft.prefixes._saver.has_something, "they are looked for once"
     draft.release(sequence)
     draft.close()
 
@@ -224,8 +226,8 @@ def test_what_must_not_be_written_is_not(options: dict[str, bool]) -> None:
     draft_all(draft, sequence)
     draft.draft([(sequence, 1)])
     draft.release(sequence)
-    while draft.saver.has_something:
-        draft.saver.save_one()
+    while draft.prefixes._saver.has_something:
+        draft.prefixes._saver.save_one()
     draft.close()
     assert not below.blocks
 
@@ -234,7 +236,9 @@ def pair(below: FakeTier) -> Engine:
     host = HostTier(1 << 20, below=below, clock=FakeClock())
     blocks = BlockCache(Keyring(b"target", b"s" * 32), host, below, can_cut=True)
     draft = make_draft(FakeRunner(num_cells=512), below)
-    return Engine(FakeRunner(num_cells=512), max_running=2, drafters=Drafters(draft), blocks=blocks, clock=FakeClock())
+    runner = FakeRunner(num_cells=512)
+    prefixes = PrefixStore(runner, blocks, clock=FakeClock())
+    return Engine(runner, max_running=2, drafters=Drafters(draft), prefixes=prefixes, clock=FakeClock())
 
 
 def test_a_purge_leaves_nothing_of_either() -> None:
@@ -260,7 +264,7 @@ def test_the_status_counts_the_bytes_of_both() -> None:
     engine.add(SequenceSpec("a", PROMPT, greedy(), max_tokens=9, draft_tokens=2))
     run(engine)
     host = engine.status().host
-    saved = [saver.blocks.host.stats().num_bytes for saver in engine._savers]
+    saved = [prefixes.stats().num_bytes for prefixes in engine._stores]
     assert min(saved) > 0
     assert host.num_bytes == sum(saved)
     assert host.max_bytes == 2 << 20

@@ -16,6 +16,7 @@ import pytest
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.sampling.sampler import Sampler, resolve
@@ -108,8 +109,11 @@ class FakeHost:
             self.runner,
             max_running=2,
             drafters=Drafters(DraftModel(draft), max_tokens=num_drafts) if num_drafts else None,
-            blocks=None if below is None else self._make_blocks(below),
-            costs=warm_costs(self.runner.max_batch, batch_s=1.0),
+            prefixes=PrefixStore(
+                self.runner,
+                None if below is None else self._make_blocks(below),
+                warm_costs(self.runner.max_batch, batch_s=1.0),
+            ),
         )
         self.refusal: BaseException | None = None
         self.embedder, self.itl_budget_s = FakeEmbedder(), 0.1

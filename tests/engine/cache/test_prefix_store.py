@@ -7,12 +7,11 @@ from array import array
 import pytest
 
 from edgeagent.engine.cache.block import Importance, Keyring
+from edgeagent.engine.cache.cached_prefix import CachedPrefix, Source
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.radix_tree import RadixTree, Walk
-from edgeagent.engine.cache.restorer import CachedPrefix, Restorer
-from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cache.slots import Source
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeClock, FakeRunner
@@ -29,8 +28,7 @@ class Cached:
         self.runner = FakeRunner(num_vocab=200, max_batch=128, memory_kind=kind)
         host = HostTier(1 << 20, can_cut=can_cut, clock=FakeClock())
         self.blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, can_cut=can_cut, block_tokens=32)
-        self.saver = Saver(self.runner, self.blocks, FakeClock())
-        self.restorer = Restorer(self.runner, self.saver, FakeClock())
+        self.prefixes = PrefixStore(self.runner, self.blocks, clock=FakeClock())
         parent = None
         for start in range(0, len(PROMPT), 32):
             own = PROMPT[start : start + 32]
@@ -40,15 +38,16 @@ class Cached:
 
     def compute(self, tokens: array[int]) -> int:
         """Put a live sequence into the cells."""
-        seq_id = self.saver.claim(self.blocks.root(""), Source(), [])
-        assert seq_id is not None and self.saver.cells.reserve(len(tokens))
+        restoring = self.prefixes.claim(tokens, CachedPrefix(self.blocks.root(""), Source(), [], []))
+        assert restoring is not None and self.prefixes.reserve(len(tokens))
+        seq_id = restoring.seq_id
         self.runner.decode([Slice(seq_id, 0, tokens, 0)])
-        self.saver.cells.append(seq_id, tokens)
-        check_integrity(self.saver)
+        self.prefixes.append(seq_id, tokens)
+        check_integrity(self.prefixes)
         return seq_id
 
     def find(self, tokens: array[int]) -> CachedPrefix:
-        return self.restorer.find("", tokens, len(tokens), lambda _tokens, _depth: None)
+        return self.prefixes.match("", tokens, len(tokens))
 
 
 def test_one_walk_tells_what_cells_and_blocks_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +65,8 @@ def test_one_walk_tells_what_cells_and_blocks_have(monkeypatch: pytest.MonkeyPat
     assert [(link.start, link.end) for link in found.to_restore] == [(32, 64), (64, 96)]
     assert found.end == 96
     assert num_walks == 1
-    restoring = cached.restorer.claim(PROMPT, found)
-    assert restoring is not None and cached.saver.cells.length(restoring.seq_id) == 32
+    restoring = cached.prefixes.claim(PROMPT, found)
+    assert restoring is not None and cached.prefixes.length(restoring.seq_id) == 32
     assert num_walks == 1, "to claim is not to look again"
 
 
@@ -77,7 +76,7 @@ def test_a_sequence_that_goes_further_than_the_blocks_is_taken() -> None:
     seq_id = cached.compute(longer)
     assert cached.find(longer).source == Source(116, seq_id)
     assert cached.find(longer).to_restore == []
-    assert cached.restorer.num_shared("", longer[:110] + array("i", [7])) == 110
+    assert cached.prefixes.num_shared("", longer[:110] + array("i", [7])) == 110
 
 
 def test_a_state_that_is_not_where_blocks_go_on_is_left_alone() -> None:
@@ -92,9 +91,9 @@ def test_a_state_that_is_not_where_blocks_go_on_is_left_alone() -> None:
 def test_partitions_share_nothing() -> None:
     cached = Cached()
     cached.compute(PROMPT[:40])
-    found = cached.restorer.find("other", PROMPT, 96, lambda _tokens, _depth: None)
+    found = cached.prefixes.match("other", PROMPT, 96)
     assert (found.source, found.to_restore, found.end) == (Source(), [], 0)
-    assert cached.saver.purge("other") == 0
+    assert cached.prefixes.purge("other") == 0
     assert cached.find(PROMPT).end == 96
-    assert cached.saver.purge("") == 3
+    assert cached.prefixes.purge("") == 3
     assert cached.find(PROMPT).source.length == 40, "a live sequence stays"

@@ -1,0 +1,262 @@
+"""The prefix cache as the engine and the drafters see it: KV cells of one runner, and the blocks below them.
+
+A prefix goes one way round. `match` finds it, `claim` makes it a live sequence, `reload` brings its blocks into the
+cells, `save` reads out what could not be read later, `release` leaves it for others. Saver reads it out of the cells
+when there is time; Slots, BlockCache and the tiers keep it.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.background import BackgroundWork
+from edgeagent.engine.cache.block import MIN_PART, CachePriority, Keyring, LowerTier
+from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, Restoring, Source
+from edgeagent.engine.cache.host import PENDING_SHARE
+from edgeagent.engine.cache.lookup import BlockCache, make_blocks, no_blocks
+from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
+from edgeagent.engine.cache.restorer import Restorer
+from edgeagent.engine.cache.saver import MAX_GAP, Saver
+from edgeagent.engine.cache.slots import Slots
+from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.runner import CUTTABLE, Runner
+from edgeagent.types import CacheStatus
+
+
+class PrefixStore:
+    """The prefixes of one runner: live in its cells, idle in its cells, and in blocks."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        blocks: BlockCache | None = None,
+        costs: CostModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`blocks` keeps what is evicted from the cells (None: it is lost). `costs`: measured costs of the runner's
+        steps."""
+        self.costs = costs or CostModel(runner.max_batch)
+        """What steps of the runner cost."""
+        self._runner = runner
+        self._blocks = blocks or no_blocks()
+        self._cells = Slots(runner, self._blocks.tree, self._save_evicted)
+        self._policy = ReadOutPolicy(self.costs)
+        self._saver = Saver(runner, self._cells, self._blocks, self._policy, clock)
+        self._restorer = Restorer(runner, self._cells, self._blocks, clock)
+        self._background = BackgroundWork(self._saver, clock)
+
+    # A prefix, from the lookup to the end of its sequence.
+
+    def match(self, partition: str, tokens: Sequence[int], max_length: int) -> CachedPrefix:
+        """Return how much of a prompt to take from cells, and the blocks to restore after that. No side effect.
+
+        Blocks are left out that would take longer to restore than to compute.
+        """
+        root = self._blocks.root(partition)
+        walk = self._blocks.walk(root, tokens[:max_length])
+        source, references = self._cells.match(walk, max_length), self._blocks.find(walk)
+        if self._is_better_lower(source, references):
+            return CachedPrefix(root, Source(), references, references)
+        if not references or references[-1].end < source.length + MIN_PART:
+            return CachedPrefix(root, source, [], references)
+        beyond = [reference for reference in references if reference.end > source.length]
+        before = self._cells.match(walk, beyond[0].start)
+        if before.length != beyond[0].start:
+            before, beyond = Source(), references
+        expected_s = self.costs.prefill_s(references[-1].end - source.length, source.length)
+        if expected_s is not None and self._restorer.expected_s(beyond) > expected_s:
+            return CachedPrefix(root, source, [], references)
+        return CachedPrefix(root, before, beyond, references)
+
+    def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
+        """Return how many of the leading tokens were seen before, whether or not a restore can end there."""
+        return self._blocks.walk(self._blocks.root(partition), tokens).depth
+
+    def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
+        """Make a live sequence with the prefix that `match` has just found; None if every sequence id is live.
+
+        Call `reload` until it returns True.
+        """
+        seq_id = self._cells.claim(found.root, found.source)
+        if seq_id is None:
+            return None
+        self._saver.begin(seq_id, found.known)
+        self._policy.observe_prompt(len(tokens), found.end)
+        references = found.to_restore if self._cells.length(seq_id) == found.source.length else []
+        self._blocks.use(references)
+        restoring = Restoring(seq_id, tokens, deque(references), self._blocks.epoch(found.root))
+        self._restorer.begin(restoring)
+        return restoring
+
+    def reload(self, restoring: Restoring, budget_s: float) -> bool:
+        """Restore blocks for about this long, at least one; True when nothing is left to restore."""
+        return self._restorer.advance(restoring, budget_s)
+
+    def stop_reload(self, restoring: Restoring) -> None:
+        """Drop the blocks that are not restored yet."""
+        self._restorer.stop(restoring)
+
+    def wait_for_blocks(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
+        """Wait, at most `timeout_s`, if none of these can continue before another block is read."""
+        self._restorer.wait(restorings, timeout_s)
+
+    def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
+        """Save what of a live sequence cannot be read out later, after the tokens from `since` on were computed."""
+        now = self._cells.length(seq_id)
+        if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
+            self._saver.save_live(seq_id, priority, is_boundary=is_boundary)
+
+    def release(self, seq_id: int, restoring: Restoring | None, *, keep: bool, priority: CachePriority) -> None:
+        """End a live sequence; its prefix stays for others if `keep`. `restoring`: what it still waits for."""
+        if restoring is not None:
+            self._restorer.stop(restoring)
+        # The runner may hold tokens that are not recorded: drafts after an end token, those of an interrupted step.
+        self._cells.rewind(seq_id)
+        self._cells.release(seq_id, keep=keep)
+        self._saver.end(seq_id, priority)
+
+    # Cells.
+
+    @property
+    def num_cells_used(self) -> int:
+        """Cells held by live or idle sequences."""
+        return self._cells.num_cells_used
+
+    def length(self, seq_id: int) -> int:
+        """Return how many tokens a sequence has in cells."""
+        return self._cells.length(seq_id)
+
+    def can_hold(self, num_tokens: int) -> bool:
+        """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""
+        return self._cells.can_hold(num_tokens)
+
+    def reserve(self, num_cells: int) -> bool:
+        """Evict idle prefixes until `num_cells` are free; False if live sequences hold too many."""
+        return self._cells.reserve(num_cells)
+
+    def evict_one(self) -> bool:
+        """Evict the least recently used idle prefix; False if there is none."""
+        return self._cells.evict_one()
+
+    def append(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
+        self._cells.append(seq_id, tokens)
+
+    def rewind(self, seq_id: int) -> int:
+        """Cut the runner's memory of a live sequence to the recorded length; return its length, which may be 0."""
+        return self._cells.rewind(seq_id)
+
+    def cut(self, seq_id: int, length: int) -> int:
+        """Remove a live sequence's tokens from `length` on; return its new length, which may be 0."""
+        return self._cells.cut(seq_id, length)
+
+    def reset(self, seq_id: int) -> None:
+        """Empty a live sequence."""
+        self._cells.reset(seq_id)
+
+    # Idle prefixes: when they are read out, and when they leave the cells.
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """After how many tokens of a prompt to keep a state, so that a whole context's fit host memory."""
+        return self._saver.checkpoint_interval
+
+    def make_way(self, num_tokens: int, depth: int) -> None:
+        """Read out idle prefixes that would slow a prompt's next `num_tokens`, from a depth on, by more than that."""
+        self._saver.make_way(num_tokens, depth)
+
+    def shed(self) -> None:
+        """Let idle prefixes that are in blocks leave the cells."""
+        self._saver.shed()
+
+    def forget_idle(self) -> None:
+        """Drop all idle sequences without reading them out; their blocks stay."""
+        self._saver.forget_partition(None)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether an idle prefix is still to be read out."""
+        return self._saver.has_unsaved
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to use an idle moment for."""
+        return self._background.is_done
+
+    def run_idle(self) -> None:
+        """Use a moment without other work."""
+        self._background.run_idle()
+
+    def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
+        """Read out what may be read out after a step; see BackgroundWork."""
+        self._background.run_beside(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
+
+    # All prefixes.
+
+    @property
+    def max_pending_bytes(self) -> int:
+        """Most bytes of blocks in host memory that wait for the tier below."""
+        return int(self._blocks.host.max_bytes * PENDING_SHARE)
+
+    def stats(self) -> CacheStatus:
+        """Return counts of the blocks in host memory."""
+        return self._blocks.host.stats()
+
+    def refresh(self) -> None:
+        """Add all blocks on disk to the tree; lookups add only a few each."""
+        self._blocks.refresh()
+
+    def purge(self, partition: str | None) -> int:
+        """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
+        root = None if partition is None else self._blocks.root(partition)
+        self._saver.forget_growing()
+        self._saver.forget_partition(root)
+        return self._blocks.purge(root)
+
+    def close(self) -> None:
+        """Save what a tier can keep after the process ends, and end the reading. The tier below stays open: see
+        `close_below`."""
+        if self._blocks.below is not None:
+            self._saver.close()
+        self._restorer.close()
+
+    def close_below(self) -> None:
+        """Close the tier below, after all stores that use it."""
+        if self._blocks.below is not None:
+            self._blocks.below.close()
+
+    def _save_evicted(self, seq_id: int) -> None:
+        self._saver.save_evicted(seq_id)
+
+    def _is_better_lower(self, source: Source, references: Sequence[BlockReference]) -> bool:
+        """Whether to restore a prefix that the cells hold too, since it would keep the used cells far apart.
+
+        Every token pays for a gap, and a restore is paid once: a gap as long as the prefix is worth a restore.
+        """
+        if source.seq_id is None or not self._saver.is_saved(source.seq_id):
+            return False
+        if self._runner.memory_kind not in CUTTABLE or not references or references[-1].end < source.length:
+            return False
+        if any(reference.tier is not self._blocks.host for reference in references):
+            return False
+        return self._cells.gap_below(source.seq_id, source.length) > max(MAX_GAP, source.length)
+
+
+def make_prefix_store(
+    runner: Runner,
+    config: EngineConfig,
+    costs: CostModel,
+    keyring: Keyring | None = None,
+    below: LowerTier | None = None,
+    share: float = 1.0,
+    token_bytes: float = 0.0,
+    *,
+    is_draft: bool = False,
+) -> PrefixStore:
+    """Return the prefix store of a runner as configured; for the blocks see `make_blocks`."""
+    blocks = make_blocks(runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft)
+    return PrefixStore(runner, blocks, costs)
