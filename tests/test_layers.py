@@ -114,6 +114,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routers"},
     },
 }
+# What of engine.cache others in the engine and the worker may import: its face, and data. The worker opens the disk.
+FACE_OF_CACHE = {"prefix_store", "cached_prefix", "block"}
 # The engine's only thread, which waits for a disk. It talks through queues.
 WAIT_FOR_DISKS = {Path("engine/cache/restorer.py")}
 # pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
@@ -187,6 +189,17 @@ def test_a_room_imports_only_what_is_below_it(part: str, room: str) -> None:
             if imported.startswith(f"edgeagent.{part}."):
                 other = imported.split(".")[2]
                 assert other in ROOMS[part][room] | {room}, f"{path.relative_to(PACKAGE)} imports {imported}"
+
+
+def test_the_prefix_cache_has_one_face() -> None:
+    for path in MODULES:
+        place = path.relative_to(PACKAGE)
+        if place.parts[:2] == ("engine", "cache"):
+            continue
+        allowed = FACE_OF_CACHE | ({"disk"} if place.parts[0] == "worker" else set())
+        for imported in _imported_modules(path, {_module_name(each) for each in MODULES}):
+            if imported.startswith("edgeagent.engine.cache."):
+                assert imported.split(".")[3] in allowed, f"{place} imports {imported}"
 
 
 @pytest.mark.parametrize("part", ROOMS)

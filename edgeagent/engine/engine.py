@@ -23,8 +23,8 @@ from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
+from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.engine.turns import AdapterTurns
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
@@ -33,7 +33,6 @@ from edgeagent.types import FinishReason, MemoryKind, Tier
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
 _PAUSE_SHARE = 0.1  # of the same, for reading out idle prefixes between two steps of a stream
 _WAIT_FOR_DISK_S = 0.05  # until the disk may have written the queued blocks
-_STEPS_PER_RATES = 8  # measured rates change slowly
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
 
@@ -73,6 +72,7 @@ class Engine:
         self._scheduler = Scheduler(
             runner.max_batch, itl_budget_s, self.cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
         )
+        self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
         self._admission = Admission(runner, self._prefixes, clock)
         self._itl_budget_s = itl_budget_s
         self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
@@ -94,7 +94,6 @@ class Engine:
         self._num_steps = 0
         self._unsettled: list[tuple[Sequence, int]] = []  # the works of the latest step, each with its first position
         self._unsettled_s, self._unsettled_tokens = 0.0, 0  # that step's duration and size
-        self._rates = self._measured_rates()  # read by other threads
 
     @property
     def has_work(self) -> bool:
@@ -128,8 +127,8 @@ class Engine:
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_cells_used=self._prefixes.num_cells_used,
-            prefill_tokens_per_s=self._rates[0],
-            token_s=self._rates[1],
+            prefill_tokens_per_s=self._costs.rates[0],
+            token_s=self._costs.rates[1],
             step_error=self.cost_model.error,
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
@@ -228,7 +227,7 @@ class Engine:
             return outputs
         self._warmer.pause()
         self._prefixes.shed()
-        shape = self._shape(works)
+        shape = self._costs.shape(works)
         expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
         is_urgent = any(work.sequence.tier is Tier.REALTIME for work in works)
@@ -252,29 +251,14 @@ class Engine:
         self._unsettled_s, self._unsettled_tokens = self._clock() - started_s, shape.num_tokens
         self._turns.note(self._unsettled_s)
         self._unsettled += [(work.sequence, work.sequence.num_computed) for work in works]
-        self.cost_model.observe(shape, self._unsettled_s)
-        if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
-            self._rates = self._measured_rates()
-        plain_s = self._plain_s(works)
+        self._costs.observe(shape, self._unsettled_s, self._running.values())
+        plain_s = self._costs.plain_s(works) if self.proposals.has_drafted else None
         outputs += self._verify_all(works, started_s)
         if plain_s is not None:
             self.proposals.note_step(len(works), self._unsettled_s, plain_s)
         self._side.resume(self._unsettled_s)
         self._scheduler.note_overhead(self._clock() - began_s - self._unsettled_s)
         return outputs
-
-    def _shape(self, works: Items[Work], *, with_drafts: bool = True) -> StepShape:
-        num_tokens = sum(work.num_tokens + with_drafts * len(work.drafts) for work in works)
-        # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
-        # chunks.
-        num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
-        return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
-
-    def _plain_s(self, works: Items[Work]) -> float | None:
-        """Return what a step of decoding sequences would have taken without its drafts; None if it had none."""
-        if not self.proposals.has_drafted or not all(work.sequence.is_decoding for work in works):
-            return None
-        return self.cost_model.predict(self._shape(works, with_drafts=False))
 
     def settle(self) -> None:
         """Save states and blocks of the latest step; `step` and `admit` call it first if it was not called.
@@ -316,20 +300,6 @@ class Engine:
         self._warmer.purge(partition)
         parts = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
         return sum(prefixes.purge(part) for prefixes in self._stores for part in parts)
-
-    def _measured_rates(self) -> tuple[float, float]:
-        """Return the prompt tokens a second and the seconds a token of one more sequence; 0 where none were measured.
-
-        With running streams, a prompt gets the part of each step that the inter-token-latency budget leaves.
-        """
-        depths = [sequence.num_computed for sequence in self._running.values()]
-        beside = StepShape(len(depths), self._prefixes.num_cells_used, float(sum(depths)))
-        depth, size = max(depths, default=0), self._runner.max_batch
-        if depths:
-            size = self.cost_model.max_tokens_within(self._itl_budget_s, beside, depth, 1)
-        step_s = self.cost_model.predict(beside.plus(size, depth))
-        token_s = self.cost_model.measured(beside.plus(1, depth))
-        return size / step_s if step_s else 0.0, token_s or 0.0
 
     def _plan(self) -> list[Work]:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""

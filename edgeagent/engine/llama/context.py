@@ -62,6 +62,26 @@ def attention_candidates(model: Model, config: EngineConfig, num_cells: int | No
     )
 
 
+def _make_context(model: Model, params: Any) -> tuple[Any, Any]:
+    """Return a context of a model and its memory. Raise ModelLoadFailed."""
+    context = lib.llama_init_from_model(model.handle, params)
+    if not context:
+        why = last_error()
+        kind = ModelOutOfMemory if is_short_of_memory(why) else ModelLoadFailed
+        raise kind(
+            f"llama.cpp could not make a context of {params.n_ctx} tokens for {model.path}: "
+            f"{why or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
+        )
+    memory = lib.llama_get_memory(context)
+    if not memory:
+        lib.llama_free(context)
+        raise ModelLoadFailed(
+            f"{model.path} keeps no memory of a text: it is an embedding or diffusion model, which cannot generate "
+            "token by token"
+        )
+    return context, memory
+
+
 class LlamaRunner:
     """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
 
@@ -98,21 +118,7 @@ class LlamaRunner:
         params = self._context_params(config, num_cells)
         if model.memory_kind not in CUTTABLE:
             params.n_rs_seq = possible_depth(num_back, min(params.n_batch, params.n_ubatch, params.n_ctx))
-        self._context = lib.llama_init_from_model(model.handle, params)
-        if not self._context:
-            why = last_error()
-            kind = ModelOutOfMemory if is_short_of_memory(why) else ModelLoadFailed
-            raise kind(
-                f"llama.cpp could not make a context of {params.n_ctx} tokens for {model.path}: "
-                f"{why or 'it does not say why'}. Try a smaller --ctx, or another KV type or flash attention"
-            )
-        self._memory = lib.llama_get_memory(self._context)
-        if not self._memory:
-            lib.llama_free(self._context)
-            raise ModelLoadFailed(
-                f"{model.path} keeps no memory of a text: it is an embedding or diffusion model, which cannot generate "
-                "token by token"
-            )
+        self._context, self._memory = _make_context(model, params)
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
         self._past = PastStates(self._context, self._memory)

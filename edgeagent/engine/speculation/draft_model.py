@@ -148,10 +148,6 @@ class DraftModel:
                 draft.seq_id, draft.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
             )
 
-    def close(self) -> None:
-        """Save what a tier can keep after the process ends, and end the reading."""
-        self.prefixes.close()
-
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live.
 

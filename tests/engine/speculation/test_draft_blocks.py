@@ -83,7 +83,7 @@ def keep(below: FakeTier) -> None:
     sequence = decoding()
     draft_all(first, sequence)
     first.release(sequence)
-    first.close()
+    first.prefixes.close()
     below.close()
 
 
@@ -98,7 +98,7 @@ def test_the_next_process_begins_where_the_blocks_end() -> None:
     assert runner.num_tokens_computed <= BLOCK_TOKENS
     draft.release(sequence)
     check_integrity(draft)
-    draft.close()
+    draft.prefixes.close()
 
 
 def test_another_drafts_blocks_are_not_found() -> None:
@@ -108,7 +108,7 @@ def test_another_drafts_blocks_are_not_found() -> None:
     draft = make_draft(runner, below, fingerprint=b"2")
     draft_all(draft, decoding())
     assert runner.num_tokens_computed >= len(PROMPT)
-    draft.close()
+    draft.prefixes.close()
 
 
 def test_no_step_waits_for_a_block_that_is_being_read() -> None:
@@ -131,7 +131,7 @@ def test_no_step_waits_for_a_block_that_is_being_read() -> None:
     for each in (sequence, other):
         draft.release(each)
     check_integrity(draft)
-    draft.close()
+    draft.prefixes.close()
 
 
 def test_a_sequence_that_ends_while_it_is_read_leaves_nothing() -> None:
@@ -146,7 +146,7 @@ def test_a_sequence_that_ends_while_it_is_read_leaves_nothing() -> None:
     assert loader is not None and loader.num_bytes == 0
     check_integrity(draft)
     below.is_open.set()
-    draft.close()
+    draft.prefixes.close()
 
 
 def test_a_draft_that_breaks_while_blocks_are_read_computes_anew() -> None:
@@ -174,7 +174,7 @@ def test_a_draft_that_breaks_while_blocks_are_read_computes_anew() -> None:
     for each in (sequence, other):
         draft.release(each)
     check_integrity(draft)
-    draft.close()
+    draft.prefixes.close()
 
 
 def test_a_block_that_cannot_be_read_is_computed() -> None:
@@ -186,7 +186,7 @@ def test_a_block_that_cannot_be_read_is_computed() -> None:
     draft = make_draft(runner, below)
     assert draft_all(draft, decoding()) == draft_all(DraftModel(FakeRunner(num_cells=512)), decoding())
     assert runner.num_tokens_computed >= len(PROMPT)
-    draft.close()
+    draft.prefixes.close()
 
 
 @pytest.mark.parametrize(("step_s", "is_read"), [(0.001, False), (10.0, True)])
@@ -201,7 +201,7 @@ def test_what_is_computed_sooner_than_read_is_computed(step_s: float, is_read: b
     draft_all(draft, decoding())
     assert (below.num_reads > 0) == is_read
     assert (runner.num_tokens_computed < BLOCK_TOKENS) == is_read
-    draft.close()
+    draft.prefixes.close()
 
 
 def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
@@ -216,7 +216,7 @@ def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
     draft.draft([(sequence, 1)])
     assert not draft.prefixes._saver.has_something, "they are looked for once"
     draft.release(sequence)
-    draft.close()
+    draft.prefixes.close()
 
 
 @pytest.mark.parametrize("options", [{"persist": False}, {"write_cache": False}])
@@ -228,7 +228,7 @@ def test_what_must_not_be_written_is_not(options: dict[str, bool]) -> None:
     draft.release(sequence)
     while draft.prefixes._saver.has_something:
         draft.prefixes._saver.save_one()
-    draft.close()
+    draft.prefixes.close()
     assert not below.blocks
 
 
