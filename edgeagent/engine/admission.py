@@ -15,8 +15,6 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
-# More output tokens than this are computed again in chunks: one by one would take seconds.
-_MAX_STEPWISE = 512
 # Fewer tokens than this are computed again rather than waited for, and no state is saved for them.
 _MIN_SHARED = 32
 
@@ -97,8 +95,7 @@ class Admission:
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
         length = self._prefixes.length(sequence.seq_id)
-        if len(sequence.tokens) - max(length, sequence.num_prompt) > _MAX_STEPWISE:
-            sequence.batch_ends.clear()
+        sequence.batch_ends.forget_if_many(len(sequence.tokens) - max(length, sequence.num_prompt))
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
             length = self._prefixes.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length

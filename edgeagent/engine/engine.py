@@ -383,7 +383,7 @@ class Engine:
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
             self._prefixes.reset(sequence.seq_id)
-            sequence.batch_ends.clear()  # computing all output again token by token would take long
+            sequence.batch_ends.forget()  # computing all output again token by token would take long
             if sequence.restoring is not None:
                 self._preempt(sequence)
         self._prefixes.forget_idle()

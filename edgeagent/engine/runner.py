@@ -56,7 +56,7 @@ class Runner(Protocol):
     max_outputs: int  # tokens of a batch that may give logits
     row_cost: float  # cost of a row of logits in addition to its token, in tokens
     max_drafts: int  # tokens of a batch that `rewind` can take back of a sequence; 0: drafts are not possible
-    min_prompt_chunk: int  # smaller chunks of a prompt give different bits than larger ones (Sequence.note_batch)
+    min_prompt_chunk: int  # smaller chunks of a prompt give different bits than larger ones (engine.replay)
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.cached_prefix import Restoring
+from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 
@@ -111,14 +111,12 @@ class Sequence:
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
     is_purged: bool = False  # its computed tokens are forgotten when it ends
     chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
-    batch_ends: list[int] = field(
-        default_factory=list
-    )  # ends of the batches that gave its output, rising; see note_batch
+    batch_ends: BatchEnds = field(default_factory=BatchEnds)  # of those that gave its output
 
     def __post_init__(self) -> None:
         self.tier = self.spec.tier
-        for end in itertools.accumulate(self.spec.step_lengths, initial=self.num_prompt - 1):
-            self.note_batch(end)
+        if self.spec.sampler.is_repeatable:
+            self.batch_ends = BatchEnds.of_steps(self.num_prompt, self.spec.step_lengths)
 
     @property
     def id(self) -> str:
@@ -137,14 +135,9 @@ class Sequence:
         return max(0, len(self.tokens) - num_computed)
 
     def note_batch(self, end: int) -> None:
-        """Note the end of a batch that gave output, if a repeated computation must give the same answer.
-
-        Results depend on the batch size: measured on the CPU with plain attention, chunks of two or more tokens give
-        the same bits for any size, single tokens give others. So if the sampler is deterministic, generated tokens are
-        computed again in their original batches, mostly of one token.
-        """
+        """Note the end of a batch that gave output, if a repeated computation must give the same answer."""
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
-            self.batch_ends.append(end)
+            self.batch_ends.note(end)
 
     def note_progress(self, now_s: float) -> None:
         """Note when it was computed further than ever before."""
@@ -157,10 +150,10 @@ class Sequence:
             return False
         start, end = 0, self.num_prompt
         if position >= end:
-            index = bisect.bisect_right(self.batch_ends, position)
-            if not 0 < index < len(self.batch_ends):
+            around = self.batch_ends.around(position)
+            if around is None:
                 return False
-            start, end = self.batch_ends[index - 1 : index + 1]
+            start, end = around
         return start < position == end - 1
 
     def add_chunk_end(self, position: int) -> None:
@@ -173,10 +166,12 @@ class Sequence:
     def num_until_chunk_end(self) -> int:
         """Pending tokens up to where the next chunk must end."""
         end = len(self.tokens)
-        for ends in (self.chunk_ends, self.batch_ends):
-            index = bisect.bisect_right(ends, self.num_computed)
-            if index < len(ends):
-                end = min(end, ends[index])
+        index = bisect.bisect_right(self.chunk_ends, self.num_computed)
+        if index < len(self.chunk_ends):
+            end = min(end, self.chunk_ends[index])
+        batch_end = self.batch_ends.after(self.num_computed)
+        if batch_end is not None:
+            end = min(end, batch_end)
         return end - self.num_computed
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
 from edgeagent.engine.scheduler import (
     MAX_SCORED,
@@ -72,7 +73,7 @@ def test_what_is_left_of_a_prompt_is_not_less_than_its_smallest_chunk() -> None:
 
 def test_output_is_computed_again_in_the_batches_that_gave_it() -> None:
     again = sequence("a", 100, num_output=6)
-    again.batch_ends = [100, 101, 104, 105]
+    again.batch_ends = BatchEnds([100, 101, 104, 105])
     scheduler = Scheduler(512, 0.1, warm_costs(512))
     sizes = []
     while again.num_computed < 106:
@@ -86,7 +87,7 @@ def test_output_is_computed_again_in_the_batches_that_gave_it() -> None:
 def test_what_is_computed_again_is_not_left_alone_where_it_was_not() -> None:
     again = sequence("a", 513, num_output=40)
     again.min_prompt_chunk = 2
-    again.batch_ends = [513, 514, 547, 552]
+    again.batch_ends = BatchEnds([513, 514, 547, 552])
     large, small = (Scheduler(size, 0.1, warm_costs(size)) for size in (512, 32))
     sizes = []
     while again.num_computed < 553:

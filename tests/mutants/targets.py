@@ -92,7 +92,7 @@ TARGETS = (
         ("tests/engine/cache/test_lookup.py", *_CACHE, "tests/test_defaults.py"),
         ("tests/engine", *_DISK),
     ),
-    Target("edgeagent/engine/cache/saver.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
+    Target("edgeagent/engine/cache/cached_prefix.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
     Target("edgeagent/engine/cache/backlog.py", ("tests/engine/cache/test_backlog.py",), ("tests/engine",)),
     Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
     Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/test_remote_checkup.py",)),

@@ -27,7 +27,7 @@ def choose_tile(file_type: int | None) -> int:
 def num_to_fill(num_tokens: int, tile: int, micro_batch: int) -> int:
     """Return how many tokens (at most 3) to add to a batch of `num_tokens`, which is computed in micro-batches.
 
-    One is added if the last of several would be computed alone, which gives other bits (Sequence.note_batch).
+    One is added if the last of several would be computed alone, which gives other bits (engine.replay).
     """
     is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
     return max(_num_to_round(num_tokens, tile), 1 if is_last_alone else 0)
