@@ -108,37 +108,58 @@ def choose_routes(
         _remotes(estimates, is_local_allowed=mode is not RouteMode.REMOTE_ONLY),
         key=lambda estimate: (estimate.backend != placed, _first_token_s(estimate)),
     )
+    places = _Places(request, mode, here, remotes)
+    if mode is RouteMode.REMOTE_ONLY:  # 2
+        return Order(places.away(remotes, mode))
+    if mode is RouteMode.PREFER_REMOTE:  # 3
+        return Order(places.away(remotes, mode) + places.home("no_remote"))
+    is_away = placed is not None and placed.startswith(REMOTE_PREFIX)
+    if local is None:
+        bound = LOCAL_FAILED if has_failed else "model_unknown"
+        return places.target_first(target, bound, f"{bound}_everywhere")
+    if bound := why_bound(local, target):
+        return places.target_first(target, bound, f"{bound}_everywhere")
+    if is_away and not _is_comfortable(local, target):
+        return places.target_first(target, "conversation", "prefer_local")
+    return places.local_first(local, target)
 
-    def away(chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
-        return tuple(_remote_route(request, mode, estimate, reason) for estimate in chosen)
 
-    def home(reason: str) -> tuple[Route, ...]:
-        able = [each for each in here if not remotes or not _obstacle(each)]
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a request may run: on this machine, and on remotes, the quickest first."""
+
+    request: GenerateRequest
+    mode: RouteMode
+    here: Sequence[Estimate]
+    remotes: Sequence[Estimate]
+
+    def away(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
+        """Return the routes to these remotes."""
+        return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
+
+    def home(self, reason: str) -> tuple[Route, ...]:
+        """Return the route that stays on this machine; none if only a remote can serve the request."""
+        able = [each for each in self.here if not self.remotes or not _obstacle(each)]
         return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
-    if mode is RouteMode.REMOTE_ONLY:  # 2
-        return Order(away(remotes, mode))
-    if mode is RouteMode.PREFER_REMOTE:  # 3
-        return Order(away(remotes, mode) + home("no_remote"))
-    is_away = placed is not None and placed.startswith(REMOTE_PREFIX)
-    absent = LOCAL_FAILED if has_failed else "model_unknown"
-    bound = absent if local is None else why_bound(local, target)
-    is_staying = is_away and not bound and local is not None and not _is_comfortable(local, target)
-    bound = "conversation" if is_staying else bound
-    if not bound:  # 4
-        routes = home("prefer_local") + away(remotes, LOCAL_FAILED)
-        if len(routes) == 1 or local is None:
+    def local_first(self, local: Estimate, target: Target) -> Order:
+        """Return case 4 of choose_routes."""
+        routes = self.home("prefer_local") + self.away(self.remotes, LOCAL_FAILED)
+        if len(routes) == 1:
             return Order(routes)
         is_near = not _is_comfortable(local, target)
-        is_hedged = is_near and request.tier is Tier.REALTIME
+        is_hedged = is_near and self.request.tier is Tier.REALTIME
         is_likely = is_near or 2 * local.num_live >= local.max_live
         return Order(routes, _COMFORT * target.first_token_s if is_hedged else None, is_likely)
-    meeting = [estimate for estimate in remotes if not why_bound(estimate, target)]  # 5
-    missing = [estimate for estimate in remotes if estimate not in meeting]
-    rest = [(_first_token_s(each), home("prefer_local" if is_staying else f"{bound}_everywhere")) for each in here]
-    rest += [(_first_token_s(each), away([each], bound)) for each in missing]
-    behind = [route for _, routes in sorted(rest, key=lambda pair: pair[0]) for route in routes]
-    return Order(away(meeting, bound) + tuple(behind))
+
+    def target_first(self, target: Target, away_reason: str, home_reason: str) -> Order:
+        """Return case 5 of choose_routes."""
+        meeting = [estimate for estimate in self.remotes if not why_bound(estimate, target)]
+        missing = [estimate for estimate in self.remotes if estimate not in meeting]
+        rest = [(_first_token_s(each), self.home(home_reason)) for each in self.here]
+        rest += [(_first_token_s(each), self.away([each], away_reason)) for each in missing]
+        behind = [route for _, routes in sorted(rest, key=lambda pair: pair[0]) for route in routes]
+        return Order(self.away(meeting, away_reason) + tuple(behind))
 
 
 def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
