@@ -84,18 +84,7 @@ class Host:
         self._draft_config, self._num_gpu_bytes = opened.draft_config, opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        chosen = choose(
-            self.model,
-            config,
-            load.kept,
-            lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
-            kv_bytes_per_token=opened.kv_bytes_per_token,
-        )
-        self._choices, self._lessons = opened.choices + chosen.choices, Lessons(chosen.kept, chosen.learned)
-        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
-        self._runners = [self._runner]
-        # A configured number of threads is never changed, so that arithmetic is reproducible.
-        self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
+        self._open_runner(load, opened, on_try)
         self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_try)
         costs = CostModel(self._runner.max_batch)
         self._lessons.teach(costs)
@@ -116,6 +105,22 @@ class Host:
             store.wait_until_open(_OPEN_S)
             self.engine.refresh()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+
+    def _open_runner(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> None:
+        """Make the model's context, with the settings that suit this machine."""
+        config = opened.config
+        chosen = choose(
+            self.model,
+            config,
+            load.kept,
+            lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
+            kv_bytes_per_token=opened.kv_bytes_per_token,
+        )
+        self._choices, self._lessons = opened.choices + chosen.choices, Lessons(chosen.kept, chosen.learned)
+        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
+        self._runners = [self._runner]
+        # A configured number of threads is never changed, so that arithmetic is reproducible.
+        self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
 
     @property
     def to_keep(self) -> bytes:

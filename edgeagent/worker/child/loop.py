@@ -27,7 +27,6 @@ from edgeagent.types import (
     Rerank,
     Started,
     TextAnswer,
-    TextDelta,
     Tier,
     Timings,
     TokenLogprob,
@@ -39,13 +38,12 @@ from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.learned import Keeper
 from edgeagent.worker.child.prepared import Prepared
+from edgeagent.worker.child.step_frames import step_frames
 from edgeagent.worker.child.turns import Turns
-from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed
 
 # More is held back only while a long text may be the beginning of a call.
 _MAX_UNSAID = 64
-# Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
-_MAX_LOGPROBS = 128
 
 
 @dataclass(slots=True)
@@ -264,15 +262,8 @@ class Worker:
         self._put(items, at_s)
 
     def _put(self, items: list[StepItem], at_s: float) -> None:
-        """Send one frame with all items, after those of items that are too large for it."""
-        last = []
-        for item in items:
-            *parts, rest = _split(item)
-            last.append(rest)
-            for part in parts:
-                self._frames.put(StepResult(at_s, (part,)))
-        if last:
-            self._frames.put(StepResult(at_s, tuple(last)))
+        for frame in step_frames(items, at_s):
+            self._frames.put(frame)
 
     def _item(self, request: _Request, output: Output) -> StepItem:
         assert request.prepared is not None
@@ -381,21 +372,3 @@ def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason
-
-
-def _split(item: StepItem) -> list[StepItem]:
-    """Return an item as one or more, each of which fits a frame with many others."""
-    parts: list[StepItem] = []
-    deltas: list[Delta] = []
-    for delta in item.deltas:
-        rest = delta
-        if isinstance(delta, PromptText):
-            parts.append(StepItem(item.id, (*deltas, delta), is_part=True))
-            deltas = []
-            continue
-        while isinstance(rest, TextDelta) and len(rest.logprobs) > _MAX_LOGPROBS:
-            part = (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))
-            parts.append(StepItem(item.id, part, is_part=True))
-            deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
-        deltas.append(rest)
-    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, unsaid=item.unsaid)]

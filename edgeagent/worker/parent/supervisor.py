@@ -12,21 +12,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from msgspec import structs
 
 from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
-from edgeagent.worker.exit_cause import is_from_outside, read_notes
+from edgeagent.worker.exit_cause import read_notes
 from edgeagent.worker.parent import refusals
 from edgeagent.worker.parent.channel import Channel, FloodLimit
 from edgeagent.worker.parent.disk_cache import TroubleLog
+from edgeagent.worker.parent.life import Life
 from edgeagent.worker.parent.live_requests import Fate, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.load_time import LoadTime
 from edgeagent.worker.parent.queries import Queries
 from edgeagent.worker.parent.restarts import Death, Quarantine, RestartPolicy
-from edgeagent.worker.parent.vitals import Vitals
 from edgeagent.worker.parent.watchdog import Owed, Patience
 from edgeagent.worker.protocol import (
     AnswerPart,
@@ -100,13 +100,9 @@ class Supervisor:
         self._begin_life()
 
     def _begin_life(self) -> None:
-        """Reset the state of one worker process."""
-        self._verdict: asyncio.Future[Death] = asyncio.Future()
-        self._vitals = Vitals(self._patience)
-        self._info: ModelInfo | None = None
-        self._ready_at_s: float | None = None
+        """Forget the last worker process."""
+        self._life = Life(self._patience)
         self._load_time.begin()
-        self._has_seen_prompts = False
 
     @property
     def num_live(self) -> int:
@@ -123,14 +119,14 @@ class Supervisor:
         return ModelStatus(
             name=self.name,
             state=self._state,
-            progress=1.0 if self._state is WorkerState.READY else self._vitals.progress,
-            info=self._info,
-            worker=self._vitals.status,
+            progress=1.0 if self._state is WorkerState.READY else self._life.vitals.progress,
+            info=self._life.info,
+            worker=self._life.vitals.status,
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
             retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
-            ready_in_s=self._load_time.ready_in_s(self._state, self._vitals.progress),
+            ready_in_s=self._load_time.ready_in_s(self._state, self._life.vitals.progress),
         )
 
     def start(self) -> None:
@@ -199,8 +195,8 @@ class Supervisor:
         self._is_stopped_for_good = True
         if self._channel is not None:
             self._state = WorkerState.STOPPING
-            if not self._verdict.done():
-                self._verdict.set_result(Death("stopped"))
+            if not self._life.verdict.done():
+                self._life.verdict.set_result(Death("stopped"))
         elif self._task is not None:
             self._task.cancel()
         if self._task is not None:
@@ -232,7 +228,7 @@ class Supervisor:
                     self._give_up(death.error, WorkerState.FAILED, retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, death.cause)
-                decision = self._restarts.on_end(self._clock(), death, has_worked=self._vitals.has_worked)
+                decision = self._restarts.on_end(self._clock(), death, has_worked=self._life.vitals.has_worked)
                 if isinstance(decision, Quarantine):
                     error = refusals.quarantined(self.name, death.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
@@ -260,56 +256,34 @@ class Supervisor:
             return self._bury(Death(f"its process could not be started: {error}"))
         self._channel = channel
         channel.send(load)
-        await self._watch(channel)
+        await self._life.watch(channel, partial(self._tick, channel), self._clock)
         return await self._end(channel)
-
-    async def _watch(self, channel: Channel) -> None:
-        """Ping and watch the worker until it ends or must be ended."""
-        events: set[asyncio.Future[Any]] = {channel.ended, self._verdict}
-        last_s = self._clock()
-        while True:
-            done, _ = await asyncio.wait(
-                events, timeout=self._patience.ping_interval_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if done:
-                return
-            now_s = self._clock()
-            self._tick(channel, now_s - last_s)
-            last_s = now_s
 
     def _tick(self, channel: Channel, elapsed_s: float) -> None:
         owed = None
         if self._state is not WorkerState.STARTING:
             is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
             owed = Owed(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
-        hang = self._vitals.tick(elapsed_s, channel.signs(), owed)
+        hang = self._life.vitals.tick(elapsed_s, channel.signs(), owed)
         if hang is not None:
-            self._requests.blame(self._vitals.culprit, hang)
+            self._requests.blame(self._life.vitals.culprit, hang)
             self._condemn(Death(hang, Fate.HUNG))
-        elif (ping := self._vitals.ping()) is not None:
+        elif (ping := self._life.vitals.ping()) is not None:
             channel.send(ping)
 
     async def _end(self, channel: Channel) -> Death:
         """Wait for the process to end, ending it if needed; return the cause of its death."""
         self._state = WorkerState.STOPPING
         is_gone = True
-        if self._verdict.done():
-            death = self._verdict.result()
+        if self._life.verdict.done():
+            death = self._life.verdict.result()
             # A loading worker reads no messages, and one that hangs or breaks the protocol gets no time to stop.
-            is_asked = self._ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
+            is_asked = self._life.ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
             self._disk_trouble.note_end(channel.stderr_tail())
         else:
-            assert channel.returncode is not None
-            cause = channel.describe_end(has_seen_prompts=self._has_seen_prompts)
-            death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
-            death = replace(death, is_short_of_memory=self._ready_at_s is None and channel.was_short_of_memory)
-            is_damaged = death.fate is Fate.CRASHED and not death.is_short_of_memory
-            if self._ready_at_s is None and self._vitals.trying and is_damaged:
-                error = refusals.failed_trial(self._vitals.trying, cause)
-                left_out = self._vitals.trying if self._leave_out(self._vitals.trying, cause) else ""
-                death = replace(death, error=error, left_out=left_out)
+            death = self._life.death_of(channel, self._leave_out)
         if not is_gone:
             death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
         self._channel = None
@@ -317,19 +291,19 @@ class Supervisor:
 
     def _bury(self, death: Death) -> Death:
         """Settle a dead worker's requests."""
-        if self._ready_at_s is not None:
-            death = replace(death, ready_for_s=self._clock() - self._ready_at_s)
+        if self._life.ready_at_s is not None:
+            death = replace(death, ready_for_s=self._clock() - self._life.ready_at_s)
         if not self._is_stopped_for_good:
-            self._vitals.status = None
+            self._life.vitals.status = None
             self._cause = None if death.fate is Fate.REPLACED else death.cause
             self._on_death(death.cause, death.fate)
         return death
 
     def _condemn(self, death: Death) -> None:
         """Let the worker be ended, without making its requests wait."""
-        if self._verdict.done():
+        if self._life.verdict.done():
             return
-        self._verdict.set_result(death)
+        self._life.verdict.set_result(death)
         self._state = WorkerState.STOPPING
         if self._channel is not None:
             self._channel.mute()
@@ -349,8 +323,7 @@ class Supervisor:
         self._queries.fail_sent(refusals.ended(cause))
 
     def _take_identity(self, identity: str) -> None:
-        """Note which file is loaded. If it replaced another, that one's crashes no longer count and its streams
-        fail."""
+        """Note which file is loaded. If it is a new one, fail the old one's streams and forget its crashes."""
         if self._identity not in (None, identity):
             self._requests.fail_begun(lambda: refusals.changed(self.name))
             self._restarts = RestartPolicy(self._patience)
@@ -359,7 +332,7 @@ class Supervisor:
     def _on_message(self, message: FromWorker) -> None:
         match message:
             case StepResult():
-                self._vitals.on_steps(message)
+                self._life.vitals.on_steps(message)
                 self._requests.on_steps(message)
                 self._send_waiting()
             case AnswerPart():
@@ -367,14 +340,14 @@ class Supervisor:
             case Failed(id=failed_id) if self._queries.has_id(failed_id):
                 self._queries.on_failed(message)
             case Failed():
-                self._vitals.on_progress()
+                self._life.vitals.on_progress()
                 self._requests.on_failed(message)
                 self._send_waiting()
             case Pong():
-                self._vitals.on_pong(message)
+                self._life.vitals.on_pong(message)
                 self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
-                self._vitals.on_load_progress(message)
+                self._life.vitals.on_load_progress(message)
             case Ready(info, notes, to_keep):
                 self._on_ready(info)
                 self._keep(to_keep)
@@ -388,10 +361,10 @@ class Supervisor:
     def _on_ready(self, info: ModelInfo) -> None:
         if self._state is not WorkerState.STARTING or self._channel is None:
             raise ProtocolError("ready twice, or before it was told what to load")
-        self._state, self._info = WorkerState.READY, info
+        self._state, self._life.info = WorkerState.READY, info
         if not self._num_restarts:  # why an earlier load failed is of no interest now
             self._cause = None
-        self._ready_at_s = self._clock()
+        self._life.ready_at_s = self._clock()
         self._load_time.end()
         self._send_waiting()
 
@@ -410,15 +383,15 @@ class Supervisor:
         if self._channel is not None:
             for query in self._queries.sendable():
                 query.sent_at_s = self._clock()
-                self._has_seen_prompts = True
+                self._life.has_seen_prompts = True
                 self._channel.send(query.ask)
 
     def _send(self, live: LiveRequest) -> None:
-        assert self._channel is not None and self._ready_at_s is not None
-        load_ms = max(0.0, self._ready_at_s - live.accepted_at_s) * 1000
+        assert self._channel is not None and self._life.ready_at_s is not None
+        load_ms = max(0.0, self._life.ready_at_s - live.accepted_at_s) * 1000
         if self._requests.num_sent() == 0:
-            self._vitals.on_progress()
-        self._has_seen_prompts = True
+            self._life.vitals.on_progress()
+        self._life.has_seen_prompts = True
         self._requests.mark_sent(live)
         self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
 

@@ -1,0 +1,41 @@
+"""Packs the results of a step into frames that are small enough for the pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edgeagent.types import Delta, PromptText, TextDelta
+from edgeagent.worker.protocol import StepItem, StepResult
+
+# Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
+_MAX_LOGPROBS = 128
+
+
+def step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
+    """Yield one frame with all items. Before it, yield the parts of items that are too large for it."""
+    last = []
+    for item in items:
+        *parts, rest = _split(item)
+        last.append(rest)
+        for part in parts:
+            yield StepResult(at_s, (part,))
+    if last:
+        yield StepResult(at_s, tuple(last))
+
+
+def _split(item: StepItem) -> list[StepItem]:
+    """Return an item as one or more, each of which fits a frame with many others."""
+    parts: list[StepItem] = []
+    deltas: list[Delta] = []
+    for delta in item.deltas:
+        rest = delta
+        if isinstance(delta, PromptText):
+            parts.append(StepItem(item.id, (*deltas, delta), is_part=True))
+            deltas = []
+            continue
+        while isinstance(rest, TextDelta) and len(rest.logprobs) > _MAX_LOGPROBS:
+            part = (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))
+            parts.append(StepItem(item.id, part, is_part=True))
+            deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
+        deltas.append(rest)
+    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, unsaid=item.unsaid)]
