@@ -13,9 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import platformdirs
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -29,8 +27,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from edgeagent.config_values import AdapterName, Duration, LatencyTarget, Numbers, Strings, UserPath
 from edgeagent.durations import seconds_of
-from edgeagent.home import with_home
 
 ENV_PREFIX = "EDGEAGENT_"
 
@@ -42,27 +40,6 @@ MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
 DEFAULT_PARALLEL = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
-
-
-def _split_commas(value: object) -> object:
-    """Let flags and environment variables, which are text, name several values: "3,1"."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _duration(value: object) -> object:
-    """Return a duration as text; raise ValueError for what is none."""
-    if isinstance(value, int | float | str):
-        seconds_of(value)
-    return str(value) if isinstance(value, int | float) else value
-
-
-Duration = Annotated[str, BeforeValidator(_duration)]
-Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
-LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
-# Files, variables and `--flag=~/x` come without a shell that would have filled in the home folder.
-UserPath = Annotated[Path, AfterValidator(with_home)]
-AdapterName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Section(BaseModel):

@@ -1,0 +1,32 @@
+"""The types of options: how a flag's or a variable's text becomes a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from edgeagent.durations import seconds_of
+from edgeagent.home import with_home
+
+
+def _split_commas(value: object) -> object:
+    """Let flags and environment variables, which are text, name several values: "3,1"."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _duration(value: object) -> object:
+    """Return a duration as text; raise ValueError for what is none."""
+    if isinstance(value, int | float | str):
+        seconds_of(value)
+    return str(value) if isinstance(value, int | float) else value
+
+
+Duration = Annotated[str, BeforeValidator(_duration)]
+Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
+LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
+# Files, variables and `--flag=~/x` come without a shell that would have filled in the home folder.
+UserPath = Annotated[Path, AfterValidator(with_home)]
+AdapterName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
