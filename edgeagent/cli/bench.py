@@ -15,7 +15,7 @@ import typer
 from edgeagent.cli import bench_options as flags
 from edgeagent.cli.bench_options import ScenarioName
 from edgeagent.cli.display import aligned, wrapped
-from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.options import ConfigFile, with_help
 from edgeagent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgeagent.config import Config
 
 
+@with_help(flags.HELP)
 def bench(
     url: flags.Url = None,
     against: flags.Against = None,
@@ -49,44 +50,17 @@ def bench(
     state_dir: flags.StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Measure how fast a server answers, over its wire; takes about a minute with a small model.
-
-    decode: tokens/s of one stream. ttft: time to the first token of a cold prompt and of one that differs from earlier
-    ones only at its end. parallel: several streams at once. hol: how a long prompt that arrives delays live streams
-    (head-of-line blocking). connect: time to the first event on a new and on an open connection. overhead: what the
-    server adds to the model's work, before the first token and behind each.
-
-    Only if named: idle: memory of open WebSockets. restart: a daemon of its own is killed, started again, and asked
-    prompts that begin as before. shared-prefix: many conversations with one system prompt, and the bytes kept of them.
-    conversations: the next turns of many, by turns. beginnings: new conversations, one after another. chat: one
-    conversation that goes on. These five leave their prompts in the server's prefix cache. speculate: no drafts, drafts
-    of fixed lengths and the server's choice, over chat, edits, code and words.
-
-    \b
-    edgeagent bench                                          the daemon here, everything
-    edgeagent bench --scenario decode --rounds 20            one thing, thoroughly
-    edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
-    edgeagent bench --scenario restart --model m.gguf        what does the cache on disk save?
-    edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
-    edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
-    edgeagent bench ws://127.0.0.1:8127 --against http://127.0.0.1:8127 --transport http
-    edgeagent bench --json > before.json
-
-    A ws:// URL is measured over the WebSocket whatever --transport says. Rates are of what the server produced: answers
-    that it ends early shorten a round and are counted. Ctrl-C prints what was measured so far.
-    """
+    """Measure a server, or two by turns, and print the report."""
     import asyncio
 
     from edgeagent.bench.measure import Run
-    from edgeagent.bench.plot import check_plot, save_plot
     from edgeagent.bench.scenario import Load
     from edgeagent.client import Address
 
-    if plot is not None:
-        check_plot(plot)
     is_killed = ScenarioName.RESTART in (scenario or ())
     if is_killed and (url or against):
         raise ConfigError("--scenario restart kills the server that it measures, so it starts its own: give no URL")
+    save_plot = _plotter(plot)
     with (
         _progress() as progress,
         _address(url, model, state_dir, config, progress, is_killed=is_killed) as (address, name, restart),
@@ -100,12 +74,21 @@ def bench(
         run = Run(servers, _scenarios(scenario), load, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
         is_interrupted = _is_interrupted(runner, run, progress)
     _print(run, as_json=as_json)
-    if plot is not None:
-        save_plot(run, plot)
+    save_plot(run)
     if is_interrupted:
         raise typer.Exit(130)
     if any(measurement.failure for measurement in run.measurements):
         raise typer.Exit(1)
+
+
+def _plotter(file: Path | None) -> Callable[[Run], None]:
+    """Return a function that draws a measurement into this file, if there is one; raise at once if it cannot."""
+    from edgeagent.bench.plot import check_plot, save_plot
+
+    if file is None:
+        return lambda _run: None
+    check_plot(file)
+    return lambda run: save_plot(run, file)
 
 
 async def _servers(

@@ -10,6 +10,34 @@ import typer
 
 Transport = Literal["auto", "ws", "http"]
 
+# The help of the command itself. Its first line is a summary.
+HELP = """Measure how fast a server answers, over its wire; takes about a minute with a small model.
+
+decode: tokens/s of one stream. ttft: time to the first token, of a new prompt and of one that differs from an earlier
+one only at its end. parallel: several streams at once. hol: how long a new long prompt delays live streams
+(head-of-line blocking). connect: time to the first event on a new connection and on an open one. overhead: the time
+that the server adds to the model's work, before the first token and after each token.
+
+These run only if you name them. idle: memory of open WebSockets. restart: kill a daemon, start it again, and repeat the
+prompts. shared-prefix: many conversations with one system prompt, and the bytes that are kept of them. conversations:
+the next turns of many conversations in rotation. beginnings: new conversations, one after another. chat: many turns of
+one conversation. speculate: no drafts, drafts of fixed lengths and the server's choice, for chat, edits, code and
+words. All but idle and speculate leave their prompts in the server's prefix cache.
+
+\b
+edgeagent bench                                          this machine's daemon, the first six
+edgeagent bench --scenario decode --rounds 20            one of them, with more rounds
+edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
+edgeagent bench --scenario restart --model m.gguf        what does the cache on disk save?
+edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
+edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
+edgeagent bench ws://127.0.0.1:8127 --against http://127.0.0.1:8127 --transport http
+edgeagent bench --json > before.json
+
+A ws:// URL is always measured over the WebSocket. Rates count the tokens that the server produced. Answers that it ends
+early shorten a round, and the report counts them. Ctrl-C prints the measurements so far.
+"""
+
 
 class ScenarioName(StrEnum):
     """The scenarios by name, known before the module that measures them is imported."""

@@ -52,6 +52,16 @@ def with_declared_options(command: Callable[..., None], *, positional: str = "")
     return run
 
 
+def with_help(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes a text the `--help` of a command. It is for help too long for a docstring."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        command.__doc__ = text
+        return command
+
+    return decorate
+
+
 def _parameter_name(option: Option) -> str:
     return option.name.replace(".", "__")
 

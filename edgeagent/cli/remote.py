@@ -101,27 +101,29 @@ def add(
     Shows what would leave this machine, and asks. A running daemon uses the remote within a second. Without --key-…
     no key is sent; the key itself is never an argument.
     """
-    settings = _settings(state_dir, config)
-    remote = checked(
-        Remote(
-            name,
-            endpoints(urls, region),
-            key=key(name, key_env, key_file, is_in_keyring=key_keyring),
-            models=models(model),
-            context_length=ctx,
-            wire=wire,
-            continues=continues,
-            tls=Tls(_path(ca), pin, _path(client_cert), _path(client_key)),
-            proxy=proxy,
-            price=price(prices),
-            budget=budget(budgets),
-            limits=limits(limit),
-            terms=Terms(operator, retention, training),
-            plaintext=plaintext,
-        )
+    remote = Remote(
+        name,
+        endpoints(urls, region),
+        key=key(name, key_env, key_file, is_in_keyring=key_keyring),
+        models=models(model),
+        context_length=ctx,
+        wire=wire,
+        continues=continues,
+        tls=Tls(_path(ca), pin, _path(client_cert), _path(client_key)),
+        proxy=proxy,
+        price=price(prices),
+        budget=budget(budgets),
+        limits=limits(limit),
+        terms=Terms(operator, retention, training),
+        plaintext=plaintext,
     )
+    _add(checked(remote), _settings(state_dir, config), is_asked=not yes)
+
+
+def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
+    """Add a remote, if the machine's policy allows it and the user agrees."""
     _check_policy(PolicyFile(), remote)
-    _agree(remote, settings, is_asked=not yes)
+    _agree(remote, settings, is_asked=is_asked)
     _write_down(remote, settings)
 
 

@@ -87,13 +87,7 @@ def run(
     """
     overrides = {"state_dir": state_dir} if state_dir else {}
     settings = load_config(overrides, config).config
-    model, question = split_arguments([] if model is None else [model, *(words or [])])
-    if model is not None:
-        library = Library.of(settings)
-        check_model(model, question, _served_here(settings) | library.short_names(), library.means_a_model)
-    if model == DEFAULT_MODEL:
-        model = None
-    question = _question(prompt, question)
+    model, question = _model_and_question([] if model is None else [model, *(words or [])], prompt, settings)
     if as_json and question is None:
         raise typer.BadParameter("--json needs a PROMPT or piped text")
     if question is None and not _is_typed():
@@ -116,6 +110,15 @@ def run(
                 _answer(chat, question, as_json=as_json)
         finally:
             runner.run(client.close())
+
+
+def _model_and_question(arguments: list[str], prompt: str | None, settings: Config) -> tuple[str | None, str | None]:
+    """Return the model, None for the default one, and the question, None for a chat."""
+    model, question = split_arguments(arguments)
+    if model is not None:
+        library = Library.of(settings)
+        check_model(model, question, _served_here(settings) | library.short_names(), library.means_a_model)
+    return None if model == DEFAULT_MODEL else model, _question(prompt, question)
 
 
 def _answer(chat: Chat, question: str, *, as_json: bool) -> None:

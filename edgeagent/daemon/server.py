@@ -20,6 +20,8 @@ from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from edgeagent.api.gate.grants import Grants
     from edgeagent.api.responses.store import ResponseStore
     from edgeagent.api.service import Service
@@ -72,13 +74,21 @@ def make_server(
         trace=trace,
         trouble=trouble,
     )
-    http = functools.partial(GuardedHttp, max_connections=config.server.max_connections)
-    settings = uvicorn.Config(
+    drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
+    settings = _uvicorn_settings(app, config.server)
+    server = Server(settings, drain, stop, on_listening, unix, app.state.context.grants)
+    return server
+
+
+def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
+    """Return uvicorn's settings: the guarded protocols and their limits, and nothing that edgeagent does itself."""
+    http = functools.partial(GuardedHttp, max_connections=server.max_connections)
+    return uvicorn.Config(
         app,
         # uvicorn only ever calls it.
         http=cast(type[asyncio.Protocol], http),
         ws=GuardedWebSocket,
-        ws_max_size=config.server.max_frame_bytes,
+        ws_max_size=server.max_frame_bytes,
         ws_ping_interval=PING_S,
         ws_ping_timeout=PING_S,
         ws_per_message_deflate=False,
@@ -87,13 +97,10 @@ def make_server(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        ssl_context_factory=_tls(config.server),
+        ssl_context_factory=_tls(server),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
     )
-    drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
-    server = Server(settings, drain, stop, on_listening, unix, app.state.context.grants)
-    return server
 
 
 def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | None:

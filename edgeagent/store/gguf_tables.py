@@ -160,13 +160,8 @@ def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
 def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensors:
     """Read the tensor table and check that all its data is in the file."""
     names: set[str] = set()
-    num_params, offset, end = 0, 0, 0
-    num_params_by_type: Counter[str] = Counter()
-    num_by_type: Counter[str] = Counter()
-    matrix_bytes: Counter[str] = Counter()
-    layer_bytes: Counter[int] = Counter()
-    expert_bytes: Counter[int] = Counter()
-    outside: Counter[str] = Counter()
+    sums = _Sums()
+    offset, end = 0, 0
     for _ in range(num_tensors):
         name = reader.string("a tensor's name", MAX_TENSOR_NAME_BYTES)
         if name in names:
@@ -180,34 +175,53 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
         offset = _padded(end, alignment)
         if offset > _INT64_MAX:
             reader.fail(f"tensor {name!r} ends past the largest possible offset")
-        num_params += num_elements
-        num_params_by_type[type_name] += num_elements
-        num_by_type[type_name] += 1
-        if is_matrix and name != _TABLE:
-            matrix_bytes[type_name] += num_bytes
-        layer = _LAYER.match(name)
-        if layer is None:
-            outside[name] += num_bytes
-        else:
-            layer_bytes[int(layer[1])] += num_bytes
-            expert_bytes[int(layer[1])] += num_bytes if _EXPERTS in name else 0
+        sums.add(name, type_name, num_elements, num_bytes, is_matrix=is_matrix)
     data_start = _padded(reader.offset, alignment)
     if num_tensors and data_start + end > reader.size_bytes:
         reader.fail(
             f"the file is truncated: its tensors need {data_start + end} bytes and it has {reader.size_bytes}; "
             "download it again"
         )
-    return Tensors(
-        num_params,
-        num_params_by_type,
-        num_by_type,
-        matrix_bytes,
-        layer_bytes,
-        expert_bytes,
-        outside[_TABLE],
-        outside[_OUTPUT],
-        end,
-    )
+    return sums.total(end)
+
+
+class _Sums:
+    """Adds up the tensors of a file."""
+
+    def __init__(self) -> None:
+        self._num_params_by_type: Counter[str] = Counter()
+        self._num_by_type: Counter[str] = Counter()
+        self._matrix_bytes: Counter[str] = Counter()
+        self._layer_bytes: Counter[int] = Counter()
+        self._expert_bytes: Counter[int] = Counter()
+        self._outside: Counter[str] = Counter()
+
+    def add(self, name: str, type_name: str, num_elements: int, num_bytes: int, *, is_matrix: bool) -> None:
+        """Count a tensor."""
+        self._num_params_by_type[type_name] += num_elements
+        self._num_by_type[type_name] += 1
+        if is_matrix and name != _TABLE:
+            self._matrix_bytes[type_name] += num_bytes
+        layer = _LAYER.match(name)
+        if layer is None:
+            self._outside[name] += num_bytes
+        else:
+            self._layer_bytes[int(layer[1])] += num_bytes
+            self._expert_bytes[int(layer[1])] += num_bytes if _EXPERTS in name else 0
+
+    def total(self, data_bytes: int) -> Tensors:
+        """Return the sums. `data_bytes`: where the data of the last tensor ends."""
+        return Tensors(
+            self._num_params_by_type.total(),
+            self._num_params_by_type,
+            self._num_by_type,
+            self._matrix_bytes,
+            self._layer_bytes,
+            self._expert_bytes,
+            self._outside[_TABLE],
+            self._outside[_OUTPUT],
+            data_bytes,
+        )
 
 
 def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int, bool]:
