@@ -1,7 +1,7 @@
-"""What a block's file holds, byte by byte, and the check that it is as this installation wrote it.
+"""The format of a block's file, and the check that this installation wrote it and nothing changed it.
 
-A header of fixed size, a nonce and a Poly1305 code over all the rest, then token ids and the payload. Nothing is
-compressed: measured on f16 KV of a real prompt, zstd saves 15 %, at 0.7 GB/s in and 0.9 out.
+A file has a header of fixed size, a nonce, a Poly1305 code over all the rest, the token ids and the payload. It is not
+compressed: on f16 KV of a real prompt zstd saves 15 %, and runs at 0.7 GB/s (compress) and 0.9 GB/s (decompress).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _HEADER = struct.Struct("<8sHH32s32s32sIIQQ")
 _MAGIC = b"edgeagkv"
 HEADER_BYTES = _HEADER.size + _NONCE_BYTES + _MAC_BYTES
 _TOKEN_BYTES = 4
-# Poly1305 keeps Python's lock; in pieces of this size it gives the engine's thread a turn every 0.1 ms.
+# Poly1305 holds the interpreter lock. With pieces of this size the engine's thread can run every 0.1 ms.
 _PIECE_BYTES = 1 << 20
 
 
 class BadBlock(Exception):
-    """A file is not the block that was looked for, as it was written."""
+    """A file is damaged, or is not the block that its reader expects."""
 
 
 class Seal:
-    """Makes and checks blocks' files with a key derived from the installation's secret."""
+    """Encodes and checks the files of blocks, with a key derived from the installation's secret."""
 
     def __init__(self, secret: bytes, new_nonce: Callable[[int], bytes] = os.urandom) -> None:
         self._secret = secret
@@ -44,7 +44,7 @@ class Seal:
         self._key = hashlib.blake2b(b"blocks on disk", key=secret, person=b"edgeagent seal", digest_size=32).digest()
 
     def encode(self, block: Block) -> tuple[bytes, bytes, memoryview]:
-        """Return a block's file in parts, the payload not copied."""
+        """Return the content of a block's file, in parts; the payload is not copied."""
         header = _HEADER.pack(
             _MAGIC,
             VERSION,
@@ -63,9 +63,10 @@ class Seal:
         return header + nonce + self._code(nonce, header, tokens, payload).finalize(), tokens, payload
 
     def decode(self, content: bytes, key: BlockKey) -> Block:
-        """Return the block of this key that a file holds; raise BadBlock where it holds anything else.
+        """Return the block with this key from a file's content; raise BadBlock if the content is anything else.
 
-        Lengths are checked against the file's size before they are used, and the code before the content is.
+        Lengths are checked against the file's size before they are used. The code is checked before the content is
+        used.
         """
         if len(content) < HEADER_BYTES:
             raise BadBlock("too short for a header")
@@ -91,10 +92,10 @@ class Seal:
         return Block(root, parent, own_key, start, tokens, body[tokens_bytes:], is_draft=bool(is_draft))
 
     def decode_head(self, content: bytes, name: BlockName) -> Head:
-        """Return what finds the block of this name, from the beginning of its file; raise BadBlock as `decode` does.
+        """Return the head of the block with this name, from the start of its file; raise BadBlock as `decode` does.
 
-        The code of the whole file is not checked here, but a block's key is made of its parent and its tokens with this
-        installation's secret: no others have that key.
+        The file's code is not checked here. The head is safe all the same: a block's key is a hash of its parent and
+        its tokens, keyed with this installation's secret.
         """
         if len(content) != head_bytes(name.length):
             raise BadBlock("too short for its tokens")
@@ -108,11 +109,11 @@ class Seal:
         return Head(root, parent, key, start, tokens, is_draft=bool(is_draft))
 
     def _code(self, nonce: bytes, *parts: bytes | memoryview) -> Poly1305:
-        """Return the code over `parts`, to be taken or verified.
+        """Return the authentication code over `parts`, for the caller to finalize or verify.
 
-        A Poly1305 key is for one message (RFC 8439, section 2.5): a file's is a hash of its random nonce, keyed with
-        the installation's secret. Poly1305 needs no special instructions. Where it was measured it takes 10 GB/s,
-        BLAKE2b 1.1.
+        A Poly1305 key is for one message (RFC 8439, section 2.5), so each file has its own: a hash of the file's random
+        nonce, keyed with the installation's secret. Poly1305 needs no special CPU instructions. It was measured at
+        10 GB/s, BLAKE2b at 1.1 GB/s.
         """
         one_time = hashlib.blake2b(nonce, key=self._key, person=b"edgeagent file", digest_size=32)
         code = Poly1305(one_time.digest())
@@ -123,7 +124,7 @@ class Seal:
 
 
 def head_bytes(num_tokens: int) -> int:
-    """Return how many bytes of a block's file come before what llama.cpp wrote."""
+    """Return how many bytes of a block's file come before the payload."""
     return HEADER_BYTES + _TOKEN_BYTES * num_tokens
 
 

@@ -1,6 +1,6 @@
-"""The operations on files that the block store is made of, each of which may fail, and nothing else.
+"""The file operations of the block store. Each of them may fail.
 
-Tests put a layer here that fails, tears and crashes at will.
+Tests replace this layer with one that fails, tears writes and crashes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgeagent import cache_folder
 from edgeagent.cache_folder import BlockFile
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-# O_NONBLOCK: to open a planted pipe must not wait for its other end.
+# O_NONBLOCK: if another program put a pipe there, opening it must not wait for the pipe's other end.
 _OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _advise = getattr(os, "posix_fadvise", None)
 _sync_data = getattr(os, "fdatasync", os.fsync)
@@ -77,7 +77,7 @@ class Files:
         _sync_data(file.fileno())
 
     def sync_folder(self) -> None:
-        """Wait until the folder's names are on the disk, where a folder can be opened."""
+        """Wait until the folder's names are on the disk, on systems that can open a folder."""
         if os.name == "posix":
             descriptor = os.open(self.folder, os.O_RDONLY)
             try:
@@ -86,11 +86,11 @@ class Files:
                 os.close(descriptor)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Rename a file atomically, over a file of that name; raise IsADirectoryError if a folder has the name."""
+        """Rename a file atomically, replacing a file of the new name; raise IsADirectoryError if that is a folder."""
         try:
             (self.folder / name).replace(self.folder / new_name)
         except OSError as error:
-            if (self.folder / new_name).is_dir():  # which Windows calls a lack of permission
+            if (self.folder / new_name).is_dir():  # Windows reports a missing permission
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new_name) from error
             raise
 
@@ -103,7 +103,7 @@ class Files:
         if os.utime not in os.supports_fd:
             os.utime(self.folder / name, (used_s, used_s))
             return
-        # Of an open file: a worker's sandbox lets it change no path's times.
+        # On an open file, since a worker's sandbox forbids it on a path.
         descriptor = os.open(self.folder / name, _OLD)
         try:
             os.utime(descriptor, (used_s, used_s))
@@ -111,10 +111,10 @@ class Files:
             os.close(descriptor)
 
     def read(self, name: str, num_bytes: int) -> bytes:
-        """Return the content of a regular file of exactly this size; raise OSError or ValueError where it is not.
+        """Return the content of a regular file of exactly this size; raise OSError or ValueError for any other.
 
-        A copy, not a map: what was checked cannot be changed behind the check, and a file cut short meanwhile is an
-        error here instead of a SIGBUS.
+        The content is a copy, not a memory map. So it cannot change after it was checked, and a file that is cut short
+        meanwhile leads to an error instead of a SIGBUS.
         """
         descriptor = os.open(self.folder / name, _OLD)
         try:
@@ -126,13 +126,13 @@ class Files:
             os.close(descriptor)
 
     def read_head(self, name: str, num_bytes: int) -> bytes:
-        """Return the first bytes of a regular file, fewer where it has no more; raise OSError or ValueError."""
+        """Return the first bytes of a regular file, fewer if it is shorter; raise OSError or ValueError."""
         descriptor = os.open(self.folder / name, _OLD)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ValueError(f"{name} is no regular file")
             if _advise is not None:
-                with contextlib.suppress(OSError):  # or the disk reads on: of each block, at a start
+                with contextlib.suppress(OSError):  # prevents read-ahead: at a start all heads are read
                     _advise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return os.read(descriptor, num_bytes)
         finally:
@@ -140,7 +140,7 @@ class Files:
 
     def _whole(self, descriptor: int, num_bytes: int) -> bytes:
         parts = []
-        while num_bytes:  # Linux gives 2 GiB at a time
+        while num_bytes:  # Linux returns at most 2 GiB at a time
             part = os.read(descriptor, num_bytes)
             if not part:
                 raise ValueError("the file ends early")
@@ -149,12 +149,12 @@ class Files:
         return b"".join(parts)
 
     def open_lock(self) -> int:
-        """Return a descriptor of the file that is locked to agree with other processes; the caller closes it."""
+        """Return a descriptor of the lock file that processes share; the caller closes it."""
         flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
         return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
 
     def in_the_way(self, name: str) -> str:
-        """Return the error of a folder that has the name of a file, and what to do."""
+        """Return the message that a folder has the name of a file, and what to do."""
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:
@@ -163,5 +163,5 @@ class Files:
 
 
 def in_words(error: OSError) -> str:
-    """Return what an error means, without a path."""
+    """Return the meaning of an error, without a path."""
     return _WORDS.get(error.errno or 0) or error.strerror or type(error).__name__

@@ -1,9 +1,10 @@
-"""Keeps a folder of blocks in order: writes, evicts, expires, sweeps; stops writing while the disk refuses.
+"""Maintains a folder of blocks: writes, evicts, expires and sweeps them. Writing stops while the disk fails.
 
-All of it runs on the writer's thread. A name never stands for a block half written: content goes to a temporary file,
-is synced and renamed. Nothing else waits for the sync, and it has three uses: a power cut leaves no torn blocks (they
-would be refused, but read first), a full or broken disk fails the write it concerns, and the rate of writing is the
-disk's own. Names are synced when there is nothing else to write. `kill -9` needs none of this.
+All of it runs on the writer's thread. A block's name never refers to a partly written file: the content goes to a
+temporary file, which is synced and then renamed. Only the writer waits for the sync. The sync has three purposes. After
+a power cut no block is torn; a torn block would be refused, but only after it was read. A full or broken disk fails the
+write that it concerns. Writing is no faster than the disk. The folder itself is synced when nothing else is to be
+written. `kill -9` would need no sync.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from edgeagent.engine.cache.disk.index import Index
 from edgeagent.engine.cache.disk.retention import Held, choose_victims, is_worth_writing
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
 
-# Evicting ranks all blocks; what it frees beyond the need is the number of writes until the next ranking.
+# Each eviction ranks all blocks. It frees this part of the room in addition, so that the next one is not needed soon.
 _EVICT_PART = 1 / 32
 _SCAN_EVERY_S = 10.0
 _STAMP_EVERY_S = 30.0
 _RETRY_EVERY_S = 30.0
 _YIELD_EVERY_S = 60.0
-# Ranking 10,000 blocks takes 50 ms; for a few of them the thread that computes tokens may wait for the interpreter.
+# Ranking 10,000 blocks takes 50 ms, and the thread that computes tokens may wait for the interpreter for part of it.
 _TIDY_EVERY_S = 600.0
 _SAVE_EVERY_S = 300.0
 _PROBE_BYTES = 4096
@@ -39,7 +40,7 @@ _PROBE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Room for blocks: bytes, what the disk must have left beside them, and seconds that they may lie unused."""
+    """Limits of the folder: bytes of all blocks, free bytes to leave on the disk, and seconds a block may be unused."""
 
     max_bytes: int
     min_free_bytes: int = 0
@@ -49,9 +50,9 @@ class Limits:
 class Outcome(Enum):
     """The outcome of an attempt to write a block."""
 
-    WRITTEN = "it is there"
-    LATER = "the disk, or the hour's allowance, takes nothing at the moment"
-    LOST = "there is no room for it, or it was forgotten"
+    WRITTEN = "the block is in the folder"
+    LATER = "the disk fails, or the hour's allowance is used up"
+    LOST = "there is no room for the block, or it was forgotten"
 
 
 def _mib(num_bytes: int) -> str:
@@ -59,7 +60,7 @@ def _mib(num_bytes: int) -> str:
 
 
 class Folder:
-    """The folder's one writer in this process; other processes may have theirs."""
+    """The folder's only writer in this process. Other processes may write to the same folder."""
 
     def __init__(
         self,
@@ -77,28 +78,28 @@ class Folder:
         self._ticks = ticks
         self._abouts: dict[bytes, About] = {}
         self._labelled: set[bytes] = set()
-        self._used: set[bytes] = set()  # whose time of use is not in the folder yet
-        self._seen_ns = 0  # of the folder's last change that is known here
+        self._used: set[bytes] = set()  # keys of blocks whose time of use is not in the folder yet
+        self._seen_ns = 0  # time of the folder's last change that the index contains
         self._is_unsynced = False
         self._due: dict[Callable[[], None], float] = {}
         self.trouble: str | None = None
-        """Why nothing is written until the next try."""
+        """The disk's error; nothing is written until the next try."""
         self.shortage: str | None = None
-        """Why the last block that was to be written found no room."""
-        self._missing_bytes = 0  # of that block
+        """Why there was no room for the last block that was to be written."""
+        self._missing_bytes = 0  # the size of that block
         self._obstacle: str | None = None
-        self._is_gone = False  # the folder, at the last failure
+        self._is_gone = False  # whether the folder was missing at the last failure
         self.num_evicted = 0
         self.has_found = False
-        """Whether a scan may have found blocks that were not written here; the reader of the flag resets it."""
+        """Whether a scan may have found blocks that other processes wrote. The reader of the flag resets it."""
 
     @property
     def obstacle(self) -> str | None:
-        """Why the folder's own files cannot be written; blocks are kept without them."""
+        """Why the folder's notes or some blocks cannot be written; other blocks are written all the same."""
         return self._budget.obstacle or self._obstacle
 
     def open(self) -> None:
-        """Look at what the folder holds, and remove what a process left that died while it wrote."""
+        """Read the folder, and remove the temporary files of processes that ended during a write."""
         with self._guarded("use"):
             self._files.prepare()
             self._remove_left_over()
@@ -110,7 +111,7 @@ class Folder:
             self._seen_ns = self._files.changed_ns()
 
     def may_write(self, importance: Importance) -> bool:
-        """Whether what is left of the hour's allowance is for blocks of this importance."""
+        """Whether blocks of this importance may use what is left of the hour's allowance."""
         return is_worth_writing(importance, allowance_left=self._budget.left_now)
 
     def write(
@@ -166,7 +167,7 @@ class Folder:
                 self._used.add(held.name.key)
 
     def set_importance(self, key: BlockKey, importance: Importance) -> None:
-        """Let a block count for more."""
+        """Raise a block's importance; a lower one is ignored."""
         held = self._index.find(key)
         if held is None or held.importance >= importance:
             return
@@ -191,7 +192,7 @@ class Folder:
                 self._remove([held])
 
     def introduce(self, root: BlockKey, about: About) -> None:
-        """Remember what a root stands for; its first block brings the note to the folder."""
+        """Remember the description of a root. It is written to the folder with the root's first block."""
         self._abouts[root[:ROOT_BYTES]] = about
 
     def sweep(self) -> None:
@@ -201,7 +202,7 @@ class Folder:
             self._remove(self._index.forgotten())
 
     def tick(self, *, is_idle: bool) -> None:
-        """Do what is due; `is_idle` while nothing waits to be written."""
+        """Do the periodic work that is due. `is_idle`: nothing waits to be written."""
         if self.trouble is not None:
             self._when_due(self._retry, _RETRY_EVERY_S)
             return
@@ -217,7 +218,7 @@ class Folder:
             self._when_due(self._budget.save, _SAVE_EVERY_S)
 
     def close(self) -> None:
-        """Write down what is known."""
+        """Save the times of use and the write budget."""
         with self._guarded("keep"):
             self._stamp()
             self._budget.save()
@@ -232,14 +233,14 @@ class Folder:
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Turn a disk's refusal into a state that is shown, and retried later."""
+        """Turn an error of the disk into `trouble`, which the status shows, and plan the next try."""
         try:
             yield
         except OSError as error:
             self.trouble = f"cannot {what} {self._files.folder}: {in_words(error)}"
             is_gone = not self._files.is_there()
             if is_gone and not self._is_gone:
-                # All blocks are gone with the folder. The next turn creates it again, if this process may.
+                # The blocks are gone too. The next tick creates the folder again, if this process may.
                 self._index.replace([], self._index.epochs())
                 self._labelled.clear()
                 self._due[self._retry] = self._ticks()
@@ -248,7 +249,7 @@ class Folder:
             self._is_gone = is_gone
 
     def _retry(self) -> None:
-        """Write again if the disk will have it."""
+        """Read the folder again and write a test file. If both succeed, writing continues."""
         self.trouble = None
         self.open()
         if self.trouble is None:
@@ -272,14 +273,14 @@ class Folder:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change a name in the folder; an earlier change by another process still leads to a scan."""
+        """Change a name in the folder without a scan for it; a change by another process still leads to one."""
         is_seen = self._files.changed_ns() == self._seen_ns
         yield
         if is_seen:
             self._seen_ns = self._files.changed_ns()
 
     def _look_around(self) -> None:
-        """See what other processes did to the folder."""
+        """Scan the folder, at intervals, if another process changed it."""
         if self._files.changed_ns() != self._seen_ns:
             self._when_due(self._scan, _SCAN_EVERY_S)
 
@@ -294,7 +295,7 @@ class Folder:
         self._obstacle = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
-        """Bring times of use into the store's time: none lies ahead, and where no time is known all were used now."""
+        """Correct times of use: none may be in the future. If the store's time is unknown, set them all to now."""
         now_s = self._budget.now_s
         wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
         for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
@@ -302,7 +303,7 @@ class Folder:
             self._files.stamp(held.name.file_name, held.used_s)
 
     def _stamp(self) -> None:
-        """Write down when blocks were used."""
+        """Write the times of use to the folder."""
         used, self._used = self._used, set()
         for key in used:
             held = self._index.find(key)
@@ -311,18 +312,18 @@ class Folder:
                     self._files.stamp(held.name.file_name, held.used_s)
 
     def _yield_room(self) -> None:
-        """Give the disk back what it lacks, and see whether there is room again for what found none."""
+        """Evict blocks if the disk is short of space, and check whether there is room again for the last lost block."""
         self._make_room(0 if self.shortage is None else self._missing_bytes)
 
     def _tidy(self) -> None:
-        """Remove what is expired or out of reach."""
+        """Remove expired and unreachable blocks, and the descriptions of roots without blocks."""
         self._evict(0)
         roots = {held.name.root for held in self._index.all()}
         for root in self._labelled - roots - set(self._abouts):
             self._files.remove(cache_folder.about_name(root))
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Evict until so many bytes fit; False if they cannot."""
+        """Evict until this many bytes fit; False if they cannot."""
         limit = self._limit_bytes()
         needed = self._index.num_bytes + num_bytes - limit
         if needed > 0 and num_bytes <= max(0, limit):
@@ -345,7 +346,7 @@ class Folder:
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:
-        """Return how much all blocks may take, so that the disk keeps its reserve; below 0 where it has none at all."""
+        """Return how much all blocks may take so that the disk keeps its reserve. Negative: evicting all is not enough."""
         spare = self._files.free_bytes() - self._limits.min_free_bytes
         return min(self._limits.max_bytes, self._index.num_bytes + spare)
 
@@ -362,11 +363,11 @@ class Folder:
 
     def _remove(self, blocks: Iterable[Held]) -> None:
         for held in blocks:
-            self._index.remove(held.name.key)  # before its file: no lookup may find a block whose file is being removed
+            self._index.remove(held.name.key)  # first, so that no lookup finds a block whose file is gone
             self._files.remove(held.name.file_name)
 
     def _label(self, root: bytes) -> None:
-        """Say in the folder what a root stands for, where that is known and not said yet."""
+        """Write the description of a root to the folder, if it is known and not there yet."""
         if root in self._labelled or root not in self._abouts:
             return
         temporary = cache_folder.temporary_name()

@@ -1,8 +1,8 @@
-"""Which blocks the folder holds, in memory: what a lookup asks, in a microsecond.
+"""The list of the folder's blocks, in memory. A lookup takes a microsecond.
 
-One thread changes it, the writer's; others may ask at any time, and see a block or not. So every question is one look
-into a dictionary, and of a value that is in it only single fields change. Any thread can forget a partition at once, by
-raising its epoch.
+Only the writer's thread changes it. Other threads may look blocks up at any time. This is safe without a lock: each
+lookup is one access to a dictionary, and a value in it changes one field at a time. Any thread can forget a partition
+at once, by raising its epoch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from edgeagent.engine.cache.disk.retention import Held
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """The number that a block needs to be found: all partitions' plus its own."""
+    """The numbers that a block's epoch must match to be found: that of all partitions plus that of its own."""
 
     of_all: int
     of_root: Mapping[bytes, int]
 
     def of(self, root: bytes) -> int:
-        """Return a partition's."""
+        """Return the epoch of a partition."""
         return self.of_all + self.of_root.get(root, 0)
 
 
 class Index:
-    """Blocks by key."""
+    """The blocks by key, and the epochs of partitions."""
 
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, Held] = {}
@@ -82,21 +82,21 @@ class Index:
         return [held for held in self.all() if held.epoch != self.epoch(held.name.root)]
 
     def add(self, held: Held) -> None:
-        """Take in a block, in place of the one with its key."""
+        """Add a block, or replace the one with the same key."""
         former = self._blocks.get(held.name.key)
         self._blocks[held.name.key] = held
         self.num_bytes += held.num_bytes - (former.num_bytes if former else 0)
 
     def remove(self, key: BlockKey) -> None:
-        """Take out a block, if it is there."""
+        """Remove a block, if it is there."""
         held = self._blocks.pop(key, None)
         if held is not None:
             self.num_bytes -= held.num_bytes
 
     def replace(self, found: Iterable[BlockFile], epochs: Epochs) -> list[BlockName]:
-        """Agree with what a scan found, and return the names of blocks that are there twice.
+        """Set the index to the result of a scan, and return the names of duplicate files, which should be removed.
 
-        What was known already keeps its later time of use, its epoch and what was seen of its file.
+        A block that was known keeps its epoch, the later of its times of use, and what is known of its file.
         """
         former, doubles = self._blocks, []
         blocks: dict[BlockKey, Held] = {}
@@ -111,7 +111,7 @@ class Index:
             epoch = epochs.of(each.name.root) if known is None else known.epoch
             held = Held(each.name, each.num_bytes, used_s, epoch)
             held.is_draft = known is not None and known.is_draft
-            # One that could not be read may have been replaced since.
+            # A file that could not be read may have been replaced since.
             if known is not None and not (known.is_unreadable and each.used_s > known.used_s):
                 held.is_announced, held.is_unreadable = known.is_announced, known.is_unreadable
             blocks[key] = held

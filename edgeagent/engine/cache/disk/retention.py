@@ -1,4 +1,4 @@
-"""What is worth writing, what goes first when room is needed, and how fast reads are. No I/O."""
+"""Decides which blocks are written and which are evicted first, and measures the speed of reads. No I/O."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import Importance
 
 LITTLE_LEFT = 0.25
-"""With no more than this part of the hour's allowance left, idle conversations are not written; the status says so."""
-# What must be left of the hour's allowance for a block to be written: what matters less yields early, so that a flood
-# of prompts seen once leaves room for a system prompt.
+"""Idle conversations are not written once only this part of the hour's allowance is left; the status says so."""
+# The part of the hour's allowance that must be left to write a block. Less important blocks need more, so that many
+# prompts that are used once leave an allowance for a system prompt.
 _NEEDED_LEFT = {
     Importance.ONCE: 0.5,
     Importance.IDLE: LITTLE_LEFT,
@@ -19,7 +19,7 @@ _NEEDED_LEFT = {
     Importance.SYSTEM: 0.0,
     Importance.PINNED: 0.0,
 }
-# How many times longer than one seen once a block may lie unused before it goes; pinned ones stay.
+# How much longer a block may be unused before it is evicted, relative to one used once. Pinned blocks are not evicted.
 _KEPT_LONGER = {
     Importance.VOLATILE: 1.0,
     Importance.ONCE: 1.0,
@@ -27,7 +27,7 @@ _KEPT_LONGER = {
     Importance.REUSED: 3.0,
     Importance.SYSTEM: 8.0,
 }
-# A partition that holds less than this part of the room keeps its blocks longer, whatever others write.
+# A partition with less than this share of the space keeps its blocks longer, however much others write.
 RESERVED_SHARE = 0.25
 _RESERVED_KEPT_LONGER = 8.0
 
@@ -41,29 +41,31 @@ class Held:
     used_s: float
     epoch: int = 0
     is_draft: bool = False  # as its head says
-    is_announced: bool = False  # to the engine, which knows what it offered itself
-    is_unreadable: bool = False  # damaged, or another installation's: no lookup finds it; ours may replace it
+    is_announced: bool = False  # the engine knows of it
+    is_unreadable: bool = False  # damaged or of another installation: no lookup finds it, and a write may replace it
 
     @property
     def importance(self) -> Importance:
-        """Why it is kept."""
+        """The block's importance; a value of a newer version counts as PINNED."""
         return Importance(min(self.name.importance, Importance.PINNED))
 
 
 def is_worth_writing(importance: Importance, *, allowance_left: float) -> bool:
-    """Whether to write a block now, by the part (0 to 1) that is left of the bytes per hour."""
+    """Whether to write a block now. `allowance_left`: the part of the hour's allowance that is left, 0 to 1."""
     return importance is not Importance.VOLATILE and allowance_left > _NEEDED_LEFT[importance]
 
 
 def choose_victims(
     blocks: Collection[Held], *, num_bytes: int, max_bytes: int, now_s: float, ttl_s: float
 ) -> list[Held]:
-    """Return what to remove, in this order, so that what is expired goes and at least `num_bytes` are freed.
+    """Return the blocks to remove, in order: all that are expired, and enough to free at least `num_bytes`.
 
-    1. Blocks that cannot be reached, since an ancestor is gone. 2. Blocks unused for `ttl_s`. 3. The longest unused,
-    where time counts less for what is important and for partitions that hold little, except for a draft's: it holds
-    little in any case, and its model's matters more. A block counts as used when one of its descendants is, and is
-    removed after them. Pinned blocks are removed by rule 1 only.
+    1. Blocks that cannot be reached, since an ancestor is gone.
+    2. Blocks unused for `ttl_s`.
+    3. The blocks unused for longest. Their time counts less if they are important or if their partition is small. A
+       draft model's partition is always small, so it has no such advantage over the target model's.
+
+    Using a block counts as using its ancestors, which are removed after it. Pinned blocks are removed by rule 1 only.
     """
     reachable, uses, importances = _weigh(blocks)
     bytes_of: dict[bytes, int] = {}
@@ -112,10 +114,10 @@ def _weigh(blocks: Collection[Held]) -> tuple[set[bytes], Mapping[bytes, float],
 
 
 class ReadRate:
-    """How fast blocks come off the disk, checks included; recent reads count most."""
+    """The rate at which blocks are read and checked; recent reads count most."""
 
     def __init__(self, bytes_per_s: float = 0.0) -> None:
-        # What an earlier run measured weighs as much as one second of reading.
+        # The rate of an earlier run counts as one second of reading.
         self._num_bytes, self._seconds = bytes_per_s, 1.0 if bytes_per_s > 0 else 0.0
 
     @property

@@ -1,11 +1,12 @@
-"""The block store: a BlockTier on disk that outlives the process, and may be shared by several.
+"""The block store: a BlockTier on disk. It outlives the process, and several processes may share it.
 
-One file for each block, named by its keys: writing is one rename, eviction one unlink, and no file has to be rewritten
-or compacted. Packing whole conversations would save opens (30 µs a block, against 2 ms and more for reading and
-checking one of 3 MB), and cost what makes the store safe and shared prefixes cheap.
+Each block is one file, named by its keys. A write is one rename and an eviction is one unlink; no file is ever
+rewritten or compacted. Files with whole conversations would save opens: 30 µs a block, against 2 ms and more to read
+and check a block of 3 MB. But then prefixes could not be shared cheaply, and writes would not be atomic.
 
-Three threads use it, none of which it starts: the engine's asks and offers, a loader's reads, and the writer's runs
-`run`, which alone changes files and index. They talk through a queue and through values that are replaced at once.
+Three threads use the store; the store starts none of them. The engine's thread looks blocks up and offers them. The
+loader's thread reads. The writer's thread calls `run`, and only that thread changes the files and the index. The
+threads share a queue, and values that are replaced atomically.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _POLL_S = 0.005
 
 
 class BlockStore:
-    """Blocks on disk. See BlockTier for who may call what; `run` is the writer's thread's."""
+    """Blocks on disk. BlockTier says which thread may call what. The writer's thread calls `run`."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class BlockStore:
         close_s: float,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`close_s`: how long the end of the process may wait for what is to be written."""
+        """`close_s`: how long `close` may wait for pending writes."""
         self._close_s = close_s
         self._files = files
         self._seal = seal
@@ -61,20 +62,20 @@ class BlockStore:
         self._num_hits = self._num_misses = 0
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
-        """Leave the processor free while `is_busy`: while tokens are computed."""
+        """Pause between writes while `is_busy()`, that is, while tokens are computed."""
         self._writer.is_busy = is_busy
 
     def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Say how many tokens a full block has, and how many bytes may wait to be written before that is pressing."""
+        """Set how many tokens a full block has, and at how many pending bytes to write without pauses."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
-        """Wait until what is there is known, for so long; once, before the first lookup."""
+        """Wait up to `timeout_s` until the folder is read. Call it once, before the first lookup."""
         with contextlib.suppress(Empty):
             self._writer.opened.get(timeout=timeout_s)
 
     def introduce(self, root: BlockKey, about: About) -> None:
-        """Say in words what a root stands for, before its first block; any thread may."""
+        """Set the description of a root, before its first block; any thread may call it."""
         self._writer.commands.put(Introduce(root, about))
 
     # The engine's thread
@@ -167,7 +168,7 @@ class BlockStore:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing is written at the moment, in words; None if all is well."""
+        """Why nothing is written at the moment; None while writing works."""
         return self._folder.trouble
 
     @property
@@ -180,17 +181,17 @@ class BlockStore:
         self._hurry()
         self._is_closed = True
         self._writer.commands.put(Close(self._end_by_s))
-        # A disk that hangs is not waited for: the process ends, and a temporary file is all it leaves.
+        # Do not wait for a disk that hangs. The process then ends and leaves only a temporary file.
         with contextlib.suppress(Empty):
             self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._ticks()) + 0.5)
 
     @property
     def left_out_bytes(self) -> int:
-        """Bytes that were to be written and are not; after `close`."""
+        """Bytes of pending blocks that `close` did not write. Read it after `close`."""
         return self._writer.pending_bytes()
 
     def _hurry(self) -> None:
-        """Begin the end: write without rest."""
+        """Write without pauses from now on, and start the time limit `close_s`."""
         if not self._writer.is_hurried:
             self._end_by_s = self._ticks() + self._close_s
             self._writer.is_hurried = True
@@ -211,7 +212,7 @@ class BlockStore:
         try:
             block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
         except (OSError, ValueError, BadBlock):
-            block = None  # damaged; or evicted by another process, or given another name: the next scan shows which
+            block = None  # damaged, or evicted or renamed by another process; the next scan shows which
         if block is None or held.epoch != self._index.epoch(held.name.root):
             held.epoch = -1  # never found again
             self._writer.commands.put(Sweep())
@@ -229,9 +230,9 @@ class BlockStore:
         self._writer.run()
 
     def open(self) -> None:
-        """Look at what is there, without a thread; no block is read."""
+        """Read the folder on the caller's thread; no block is read."""
         self._writer.open()
 
     def work(self) -> None:
-        """Carry out what has been asked for so far, without a thread; for tests."""
+        """Carry out the commands queued so far, on the caller's thread; for tests."""
         self._writer.work()

@@ -1,9 +1,8 @@
-"""What the processes that share a folder agree on: the store's time, and how many bytes may still be written.
+"""The state that processes with the same folder share: the store's time, and how many bytes may still be written.
 
-Both are kept in a small file beside the blocks, so that they outlive a restart. The store's time is what blocks' ages
-are measured in. It never goes back; while a process runs it follows a clock that cannot be set, and over a restart the
-wall clock, but by no more than a bounded gap: a wall clock that is wrong neither expires all blocks nor keeps them for
-ever.
+A small file beside the blocks keeps both over a restart. The ages of blocks are measured in the store's time, which
+never goes back. While a process runs, it follows a clock that cannot be set. Over a restart it follows the wall clock,
+but advances by at most `max_gap_s`. So a wrong wall clock neither expires all blocks nor keeps them forever.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import read_private
 
 _HOUR_S = 3600.0
-# A process takes its share of the allowance in pieces, and loses at most one when it dies.
+# A process takes its share of the allowance in pieces of this size. If it is killed, at most one piece is lost.
 _GRANT_PART = 1 / 32
-# No file system can keep later times, nor can an operating system be given them.
+# Operating systems and file systems cannot store later times.
 _NO_TIME_S = 2.0**33
 _LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
 
 
 def ticks_s() -> float:
-    """Return seconds of a clock that cannot be set, and that goes on while the machine sleeps, where there is one."""
+    """Return the seconds of a clock that cannot be set. Where possible, it also runs while the machine sleeps."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -47,7 +46,7 @@ class _State:
 
 
 class WriteBudget:
-    """The store's clock and its allowance. The writer's thread alone uses it, but for its attributes and properties."""
+    """The store's clock and allowance. Only the writer's thread calls methods; any thread may read the attributes."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class WriteBudget:
         ticks: Callable[[], float] = ticks_s,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`bytes_per_hour` 0: as many as come. `max_gap_s`: most that a restart can age the blocks."""
+        """`bytes_per_hour` 0: no limit. `max_gap_s`: the most that blocks can age over a restart."""
         self._files = files
         self._bytes_per_hour = bytes_per_hour
         self._max_gap_s = max_gap_s
@@ -66,11 +65,11 @@ class WriteBudget:
         self._wall = wall
         self._base_s = wall() - ticks()
         self._granted_bytes = 0.0
-        # Part of an hour's bytes that may still be written, as known at the last look.
+        # The part of the hour's bytes that was left when the file was last read, and when that was.
         self._allowance_left, self._looked_at_s = 1.0, 0.0
-        self._latest: _State | None = None  # of this process, for where the file cannot be kept
+        self._latest: _State | None = None  # this process's own, in case the file cannot be written
         self.obstacle: str | None = None
-        """Why the agreed state is kept in memory only; None if it is on disk."""
+        """Why the shared state is kept in memory only; None if it is on disk."""
         self.read_bytes_per_s = 0.0
 
     @property
@@ -80,23 +79,23 @@ class WriteBudget:
 
     @property
     def left_now(self) -> float:
-        """Part of an hour's bytes that may still be written, as far as it is known here."""
+        """The part of the hour's bytes that may still be written, as far as this process knows."""
         if not self._bytes_per_hour:
             return 1.0
         return min(1.0, self._allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
 
     @property
     def thrift(self) -> str | None:
-        """Why less is written than is offered, where the hour's bytes are nearly used up."""
+        """A message for the status if the hour's bytes are nearly used up; else None."""
         if self.left_now > LITTLE_LEFT:
             return None
         return (
             f"{1 - self.left_now:.0%} of the {self._bytes_per_hour / 2**20:,.0f} MiB that may be written in an "
-            "hour are used (cache.max_bytes_per_hour): what matters most is written, and the rest waits"
+            "hour are used (cache.max_bytes_per_hour): only important prefixes are written now, the others wait"
         )
 
     def open(self) -> bool:
-        """Take up the store's time; False where none is known: then no age of a block means anything."""
+        """Continue the store's time from the file. False: there is no file, so the ages of blocks are unknown."""
         state = self._read()
         if state is None:
             return False
@@ -106,17 +105,17 @@ class WriteBudget:
         return True
 
     def save(self) -> None:
-        """Write down the time, and give back what was granted and not used. Raise OSError where that fails."""
+        """Save the time, and return the unused part of the grant. Raise OSError if the file cannot be written."""
         with self._locked() as is_locked:
             if is_locked:
                 self._settle(0.0)
 
     def is_possible(self, num_bytes: int) -> bool:
-        """Whether so much may be written at all, in any hour."""
+        """Whether this many bytes fit the allowance of a whole hour."""
         return self._bytes_per_hour == 0 or num_bytes <= self._bytes_per_hour
 
     def take(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` may be written; they count as written then."""
+        """Return whether `num_bytes` may be written now. If so, they count as written."""
         if self._bytes_per_hour == 0:
             return True
         if self._granted_bytes < num_bytes:
@@ -129,7 +128,7 @@ class WriteBudget:
         return True
 
     def _settle(self, wanted_bytes: float) -> None:
-        """Share the allowance with other processes: give back, take up to what is left, and write that down."""
+        """Return the unused grant to the shared allowance, take up to `wanted_bytes` as a new one, and save both."""
         state = self._read() or self._latest
         limit, now_s = float(self._bytes_per_hour), self.now_s
         if state is None:
@@ -173,9 +172,10 @@ class WriteBudget:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Hold the folder's lock; False where another process keeps it too long.
+        """Hold the folder's lock, and yield True. Yield False if another process keeps it too long.
 
-        Where a folder is in its place no process has it: what is agreed on may then be lost to another, at worst.
+        If a folder has the lock file's name, no process can lock. At worst the processes then overwrite each other's
+        state.
         """
         try:
             descriptor = self._files.open_lock()

@@ -1,8 +1,8 @@
-"""The writer's thread: takes commands off a queue, and writes blocks through `Folder`, what matters most first.
+"""The writer's thread: takes commands off a queue, and writes blocks through `Folder`, the most important ones first.
 
-A block that is not full waits until its conversation has been quiet for a while: as long as it goes on, the next turn
-brings a longer block in its place. A block also waits while the disk takes nothing, or the hour's allowance is used up.
-While tokens are computed the writer rests, for a shorter time the more waits to be written.
+A partial block waits until its conversation has been quiet for a while, since the next turn would replace it with a
+longer block. Blocks also wait while the disk fails or the hour's allowance is used up. While tokens are computed, the
+writer pauses after each block; the more bytes wait to be written, the shorter the pause.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from edgeagent.engine.cache.disk.index import Index
 
 _TICK_S = 1.0
 _SETTLE_S = 5.0
-_MAX_STALE = 1000  # writes of blocks that were taken back
-# Of a busy machine's time the writer takes a hundredth, while little waits to be written.
+_MAX_STALE = 1000  # writes of blocks that were withdrawn
+# The pause after a write, as a multiple of its CPU time, while little waits: the writer then takes 1 % of a busy CPU.
 _REST_FOR_WORK = 100.0
 _REST_STEP_S = 0.05
 
@@ -49,7 +49,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """A block matters more than it did."""
+    """Raise the importance of a block."""
 
     key: BlockKey
     importance: Importance
@@ -57,14 +57,14 @@ class Raise:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """A block is of no use any more."""
+    """Remove a block that is no longer needed."""
 
     key: BlockKey
 
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """What a root stands for."""
+    """The description of a root."""
 
     root: BlockKey
     about: About
@@ -72,12 +72,12 @@ class Introduce:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Remove the files of what is forgotten."""
+    """Remove the files of forgotten blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Write what waits, as far as there is time, and end."""
+    """Write the waiting blocks until `by_s`, then end."""
 
     by_s: float
 
@@ -87,7 +87,7 @@ Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
 @dataclass(slots=True)
 class _Waiting:
-    """A write that is not done; `due_s` is None once it may be written at any time."""
+    """A write to be done, not before `due_s` (None: at any time)."""
 
     epoch: int
     importance: Importance
@@ -95,7 +95,7 @@ class _Waiting:
 
 
 class DiskWriter:
-    """Carries out commands. `run` is a thread's; attributes without an underscore are set or read by others too."""
+    """Carries out commands. A thread calls `run`. Other threads use the attributes without an underscore."""
 
     def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, ticks: Callable[[], float]) -> None:
         self._files = files
@@ -104,31 +104,31 @@ class DiskWriter:
         self._folder = folder
         self._ticks = ticks
         self._waiting: dict[BlockKey, _Waiting] = {}
-        self._settling: dict[BlockKey, None] = {}  # those with a due time, in the order in which they are due
-        self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: what matters most first, then the first come
+        self._settling: dict[BlockKey, None] = {}  # waiting blocks with a due time, in the order of these times
+        self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: the most important first, then the oldest
         self._order = itertools.count()
         self._is_open = False
         self.found: dict[bool, SimpleQueue[Head]] = {False: SimpleQueue(), True: SimpleQueue()}
-        """Heads of blocks that a scan found, by whether a draft model made them."""
+        """Heads of blocks that a scan found. The key: whether a draft model made them."""
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: SimpleQueue[None] = SimpleQueue()
         self.closed: SimpleQueue[None] = SimpleQueue()
         self.is_hurried = False
-        """Whether to write without rest: the process is about to end."""
+        """Whether to write without pauses, since the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
         self.block_tokens = MAX_BLOCK_TOKENS
         """Tokens of a full block; a draft's may have more."""
         self.max_pending_bytes = 256 << 20
-        """With so much to write the writer does not rest."""
+        """The writer makes no pauses while this many bytes are pending."""
         self.pending: dict[BlockKey, Block] = {}
-        """Blocks to be written: the engine's thread adds and takes back; the writer removes those it has done."""
+        """Blocks to be written. The engine's thread adds and withdraws them; the writer removes those it has written."""
         self.is_stalled = False
-        """Whether what waits cannot be written now: the disk takes nothing, or the hour's allowance is used up."""
+        """Whether writing is blocked: the disk fails, or the hour's allowance is used up."""
         self.is_broken = False
-        """Whether the thread ended by a bug."""
+        """Whether a bug ended the thread."""
         self.num_written = 0
         self.num_lost = 0
-        """Writes that came to nothing."""
+        """Blocks that were never written."""
 
     def run(self) -> None:
         """Serve until Close."""
@@ -136,7 +136,7 @@ class DiskWriter:
             self.open()
             while self._turn(_TICK_S):
                 pass
-        except Exception as error:  # the thread's edge: a cache that broke must not take the model with it
+        except Exception as error:  # a bug in the cache must not end the model's process
             traceback.print_exc()
             self._folder.trouble = f"the block store broke: {error!r}"
             self.is_stalled = self.is_broken = True
@@ -144,14 +144,14 @@ class DiskWriter:
             self.closed.put(None)
 
     def open(self) -> None:
-        """Look at what is there."""
+        """Read the folder, and announce its blocks."""
         self._folder.open()
         self._is_open = True
         self._announce()
         self.opened.put(None)
 
     def _announce(self) -> None:
-        """Give out the heads of blocks that a scan found."""
+        """Put the heads of blocks that a scan found into `found`, each once."""
         self._folder.has_found = False
         for held in sorted(self._index.all(), key=lambda held: held.name.start):
             if held.is_announced:
@@ -162,13 +162,13 @@ class DiskWriter:
                 held.is_draft = head.is_draft
                 self.found[head.is_draft].put(head)
             except OSError:
-                continue  # the next look tries again
+                continue  # tried again after the next scan
             except (ValueError, BadBlock):
                 held.is_unreadable = True
             held.is_announced = True
 
     def work(self) -> None:
-        """Carry out what has been asked for so far, without a thread."""
+        """Carry out the commands queued so far, on the caller's thread."""
         if not self._is_open:
             self.open()
         while self._turn(0.0):
@@ -176,7 +176,7 @@ class DiskWriter:
                 return
 
     def pending_bytes(self) -> int:
-        """Return the bytes of all that is to be written; any thread may ask."""
+        """Return the bytes of all pending blocks; any thread may call it."""
         return sum(block.num_bytes for block in tuple(self.pending.values()))
 
     @property
@@ -184,9 +184,9 @@ class DiskWriter:
         return bool(self._turns) and not self.is_stalled
 
     def _turn(self, timeout_s: float) -> bool:
-        """Carry out the commands that are there, write one block, and do what else is due; False when closed.
+        """Carry out the queued commands, write one block, and do the periodic work that is due; False when closed.
 
-        Wait for a command for so long, where nothing can be written.
+        Wait up to `timeout_s` for a command if nothing can be written.
         """
         wait_s = 0.0 if self._can_write else timeout_s
         with contextlib.suppress(Empty):
@@ -225,7 +225,7 @@ class DiskWriter:
         return True
 
     def _write_rest(self, by_s: float) -> None:
-        """Write what waits, as far as there is time."""
+        """Write the waiting blocks until `by_s`."""
         self._end_settling(everything=True)
         while self._turns and self._ticks() <= by_s:
             self._write_next()
@@ -236,9 +236,9 @@ class DiskWriter:
         self.closed.put(None)
 
     def _await(self, command: Write, block: Block | None) -> None:
-        """Give a block its place among those that are to be written."""
+        """Queue a write: at once if the block is full or important, else after the conversation has been quiet."""
         if block is None:
-            return  # taken back
+            return  # withdrawn
         if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
             self._forget_withdrawn()
         is_full = len(block.tokens) >= (MAX_BLOCK_TOKENS if block.is_draft else self.block_tokens)
@@ -251,7 +251,7 @@ class DiskWriter:
             self._settling[block.key] = None
 
     def _forget_withdrawn(self) -> None:
-        """Forget the writes whose blocks were taken back: on a full disk they would never be reached."""
+        """Drop the writes of withdrawn blocks. While the disk is full, no other code would drop them."""
         for key in self._waiting.keys() - self.pending.keys():
             self._settling.pop(key, None)
             del self._waiting[key]
@@ -286,7 +286,7 @@ class DiskWriter:
             rank, _, key = self._turns[0]
             waiting = self._waiting.get(key)
             if waiting is None or -rank != waiting.importance or waiting.due_s is not None:
-                heapq.heappop(self._turns)  # done, or it has another place
+                heapq.heappop(self._turns)  # written, or queued again with another rank
                 continue
             if not self._folder.may_write(waiting.importance):
                 self.is_stalled = True
@@ -326,7 +326,7 @@ class DiskWriter:
         self.pending.pop(key, None)
 
     def _is_writable(self, block: Block, epoch: int) -> bool:
-        """Whether a block is still wanted: not forgotten, not there, its parent written."""
+        """Whether a block may be written: it is not forgotten, not on disk yet, and its parent is on disk."""
         if epoch != self._index.epoch(block.root) or self._index.find(block.key) is not None:
             return False
         return block.parent == block.root or self._index.find(block.parent) is not None
@@ -344,7 +344,7 @@ class DiskWriter:
         return self._folder.write(name, parts, num_bytes, waiting.epoch, is_draft=block.is_draft)
 
     def _rest(self, worked_s: float) -> None:
-        """Leave the processor to the threads that compute tokens: they wait for each other at every layer."""
+        """Pause after a write while tokens are computed: the computing threads wait for each other at every layer."""
         spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)
         until_s = self._ticks() + worked_s * _REST_FOR_WORK * spare
         while not self.is_hurried and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
