@@ -46,7 +46,7 @@ class LiveIds:
         return len(self._ids)
 
     def ids(self) -> list[str]:
-        """Return the ids."""
+        """Return the ids of the live requests."""
         return list(self._ids)
 
     def add(self, request_id: str) -> None:
@@ -180,7 +180,7 @@ class LiveRequests:
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
         """Return the one name of a model once it is loaded; raise what keeps it from that."""
         name = await self.locate(model)
-        # An adapter of a loaded model is tried: its file may have been unusable.
+        # An adapter of a loaded model may still fail: its file may be unusable.
         is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
         if is_loaded and keep_alive_s is None:
             return name

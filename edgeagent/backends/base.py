@@ -79,7 +79,7 @@ class Backend(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model; this ends a quarantine too. Its live requests continue. Raise ModelNotFound."""
         ...
 
     def default_model(self) -> str:

@@ -143,7 +143,7 @@ def _history(file: Path | None) -> History:
             with contextlib.suppress(OSError):
                 super().store_string(string)
 
-    # If the folder cannot be written, this session's lines are not remembered; the chat works.
+    # If the folder cannot be written, the chat works, but the lines of this session are not kept.
     if file is None or not _is_ready(file):
         return InMemoryHistory()
     return LenientHistory(file)

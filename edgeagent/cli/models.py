@@ -33,9 +33,9 @@ def pull(
 
     Without NAME it lists the catalog.
 
-    With a model comes the small one that speculates for it, if the catalog names one. Resumes what was interrupted;
-    checks free disk space first and every file's sha256 afterwards. `hf auth login`, or HF_TOKEN, opens gated and
-    private repositories; HF_ENDPOINT names another hub.
+    If the catalog names a draft model for it, that is downloaded too. An interrupted download is resumed. Free disk
+    space is checked first, and the sha256 of every file afterwards. Gated and private repositories need
+    `hf auth login` or HF_TOKEN. HF_ENDPOINT names another hub.
     """
     from edgeagent.store.hub import Puller
 

@@ -249,7 +249,7 @@ def _refusal(address: Address, response: Response) -> EdgeAgentError:
 
 
 def _message(body: bytes | bytearray) -> str | None:
-    """Return the message in the body of a refusal; None if it is not one of the daemon's."""
+    """Return the message in an error body; None if the daemon did not write the body."""
     with suppress(ValueError):
         match json.loads(body):
             case {"error": {"message": str(message)}}:

@@ -34,7 +34,7 @@ def _addresses(families: set[int]) -> list[str]:
     try:
         interfaces, states = psutil.net_if_addrs(), psutil.net_if_stats()
     except (psutil.Error, OSError):
-        return []  # it listens all the same
+        return []  # the daemon listens there all the same
     return [
         entry.address
         for name, entries in interfaces.items()

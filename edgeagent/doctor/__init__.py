@@ -1,1 +1,1 @@
-"""What `edgeagent doctor` looks at: facts of the machine are gathered, then pure checks turn them into findings."""
+"""The checks of `edgeagent doctor`. It gathers facts about the machine, then pure checks turn the facts into findings."""

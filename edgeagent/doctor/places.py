@@ -76,7 +76,7 @@ def _port_state(host: str, number: int, own_port: int | None) -> PortState:
         if sys.platform == "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
-            # As the daemon does. It is bound and never listens, so that no client finds it.
+            # Bind as the daemon does. The socket never listens, so no client can connect.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)

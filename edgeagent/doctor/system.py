@@ -43,7 +43,7 @@ def cpu_flags(root: Path = Path("/"), platform: str = sys.platform) -> frozenset
 
 
 def _flags_of_sysctl(text: str) -> frozenset[str]:
-    """Return the flags in macOS's rows: a list on Intel's processors, a row with 1 for each on Apple's."""
+    """Return the CPU flags from the output of macOS's sysctl: Intel CPUs have a list, Apple CPUs a row with 1 for each flag."""
     found: set[str] = set()
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -86,7 +86,7 @@ def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | No
 
 
 def tools(root: Path = Path("/")) -> Tools:
-    """Return what is here to compile llama.cpp with."""
+    """Return the tools on this machine that can compile llama.cpp."""
     return Tools(
         python=sys.executable,
         is_checkout=(_PACKAGE_ROOT / "packaging" / "setup_env.py").is_file() and (_PACKAGE_ROOT / "Makefile").is_file(),

@@ -70,7 +70,7 @@ class Ledger:
         return self._trouble
 
     def open(self) -> None:
-        """Read the sums of the day ahead of the first request, since many rows take a while."""
+        """Read the sums of the day before the first request, since many rows take time."""
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
@@ -165,7 +165,7 @@ class Ledger:
             return
         spending = Spending()
         for line in read_lines(file_of(self._folder, day)):
-            # Numbers stay unique where the clock was set back.
+            # Row numbers stay unique if the clock is set back.
             if not isinstance(line, Carried):
                 self._last_row = max(self._last_row, line.row)
             spending.add(line, self._price(line.remote))

@@ -77,7 +77,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def read_rows(folder: Path, since_s: float = 0.0) -> Iterator[Row]:
     """Yield the rows that began at or after a time, in the order in which they began."""
-    # A request may end on the day after its own, but not later: then its row is not finished.
+    # A request may end on the day after it began. If it ends later, its row stays unfinished.
     since = time_text(since_s)
     before: dict[int, Row] = {}
     for day in days(folder):

@@ -36,7 +36,7 @@ class Spending:
         self._open: dict[int, tuple[str, str, Spent]] = {}
 
     def add(self, line: Line, price: Price | None = None) -> None:
-        """Count a line; `price` is that of a Begun's remote, where it is known."""
+        """Count a line of the ledger. `price`: the price of the remote that a Begun names, if known."""
         match line:
             case Begun():
                 num_tokens = line.num_bytes // BYTES_PER_TOKEN
@@ -87,7 +87,7 @@ class Spending:
 
 
 def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
-    """Return why a budget, of a remote or of ALL, allows a client nothing more today; None where it does."""
+    """Return why the budget of a remote, or of ALL, is used up for a client today; None if it is not."""
     if budget == Budget():
         return None
     everyone, one = spending.of(name), spending.of_client(name, client)

@@ -29,7 +29,7 @@ _WEIGHT = 0.2  # of a new measurement in the mean of its kind, at least
 _HALF_LIFE = 128.0
 _LEAST_WEIGHT = 0.05
 _MAX_KINDS = 128
-# The fit begins with the one before: few rounds of it suffice.
+# Each fit starts from the previous one, so few rounds suffice.
 _NUM_ROUNDS = 60
 _MIN_S = 1e-4  # quicker steps are not told apart
 

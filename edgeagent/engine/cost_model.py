@@ -22,7 +22,7 @@ _MOST_OFF = 2.0  # a measurement further off counts as this: the machine slept, 
 _NUM_FIRST = 16
 _PER_FIT, _PER_FIT_IF_FAR_OFF = 32, 4
 _FAR_OFF = 0.3
-# A measurement is old after this many later ones. Where a later one contradicts it, the later one is believed.
+# A measurement is old after this many later ones. If a later one contradicts it, the later one wins.
 _OLD = 16
 # With drafts, the step of one sequence may be this many times larger.
 _SIMILAR = 8

@@ -16,7 +16,7 @@ DEFAULT_MAX_CONTEXT = 8192
 """Tokens of context where none are asked for and the model was trained for more."""
 CONTEXT_STEP = 256
 """Contexts are chosen in multiples of this, as llama.cpp rounds them."""
-# ggml's blocks: bytes for 32 numbers.
+# ggml's quantized types: bytes for each block of 32 numbers.
 _BYTES_OF_32 = {
     "auto": 64,
     "f32": 128,

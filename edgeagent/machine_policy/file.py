@@ -39,7 +39,7 @@ _HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 logger = logging.getLogger(__name__)
-# What a daemon logs, a command says itself.
+# The daemon logs this. A command prints it instead.
 logger.addHandler(logging.NullHandler())
 
 
@@ -117,7 +117,7 @@ class PolicyFile:
             raise Forbidden(self._trouble or f"the machine's policy ({self.path}) says pulls = false")
 
     def check_model(self, path: Path, sha256: Callable[[Path], str]) -> None:
-        """Raise ModelLoadFailed where a model's file may not be loaded; `sha256` is asked only where that matters."""
+        """Raise ModelLoadFailed if a model's file may not be loaded. `sha256` is called only if the policy needs the hash."""
         allowed = self.policy.model_sha256
         if allowed is not None and (found := sha256(path)) not in allowed:
             raise ModelLoadFailed(
@@ -136,7 +136,7 @@ class PolicyFile:
             self._policy, self._trouble = load_policy(self.path), ""
         except ConfigError as error:
             self._policy, self._trouble = None, error.message
-        # What could not be read is tried again, since the reason may have been another than the file.
+        # A failed read is repeated, since the cause may have been outside the file.
         self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
         if before == (self._policy, self._trouble):
             return

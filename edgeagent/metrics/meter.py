@@ -57,7 +57,7 @@ class Meter:
         return Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
 
     def step(self, step: Step) -> None:
-        """Take a step. It costs about half a microsecond: there is one for each token."""
+        """Count a step. The method is called for each token, and takes about half a microsecond."""
         if not self.has_begun:
             self._begin(step)
         if step.deltas and type(step.deltas[-1]) is Finished:

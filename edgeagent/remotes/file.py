@@ -85,7 +85,7 @@ class RemotesFile:
         except ConfigError as error:
             self._by_name, trouble = {}, error.message
         is_written = self._stamps is not None and stamps != self._stamps
-        # What could not be read is tried again, since the reason may have been another than the file.
+        # A failed read is repeated, since the cause may have been outside the file.
         self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
         self._revision += is_written or list(before.items()) != list(self._by_name.items())
         if trouble and trouble != self._trouble:

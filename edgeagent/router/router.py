@@ -114,7 +114,7 @@ class Router:
         ]
 
     def reload(self, model: str) -> None:
-        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model; this ends a quarantine too. Its live requests continue. Raise ModelNotFound."""
         unknown: ModelNotFound | None = None
         for backend in self._backends.values():
             try:

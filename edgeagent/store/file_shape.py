@@ -20,8 +20,8 @@ from edgeagent.types import FileShape, LayerShape
 _STATE_KEYS = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "token_shift_count")
 _BOTH = ("falcon-h1",)  # each layer has attention and a state
 _ONE_PART = ("nemotron_h", "nemotron_h_moe")  # each layer has attention, a state, or a feed-forward part
-# For these llama.cpp can keep earlier states (llm_arch_supports_rs_rollback). Of the others that it names one is known
-# not to go back exactly (qwen4exp, its issue 28019), and the rest are too large for one machine.
+# For these architectures llama.cpp can keep earlier states (llm_arch_supports_rs_rollback). It names others too. One of
+# them, qwen4exp, is known not to rewind exactly (llama.cpp issue 28019); the rest are too large for one machine.
 _KEEPS_STATES = ("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe")
 _NOTHING = (0, 0, 0)
 _MAX_WIDTH = 1 << 20

@@ -216,7 +216,7 @@ def _header(
 
 
 def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
-    """Refuse more tensors than the layers can have; a further part of a split model names no layers."""
+    """Refuse more tensors than the layers can have. Later parts of a split model do not give the number of layers."""
     num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
     if num_layers is None:
         return
@@ -253,7 +253,7 @@ def _split(reader: ByteReader, metadata: Metadata) -> Split | None:
 
 def _quant(reader: ByteReader, metadata: Metadata, tensors: Tensors) -> str:
     file_type = _whole(reader, metadata, "general.file_type")
-    # llama.h: 1024 marks a guess, added to the type.
+    # llama.h adds 1024 to a type that is a guess.
     label = FILE_TYPES.get(file_type & ~1024) if file_type is not None else None
     if label is not None:
         return label
@@ -278,5 +278,5 @@ def _text(reader: ByteReader, metadata: Metadata, key: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # The text comes from a stranger's file and is written to terminals and logs.
+    # The text comes from an untrusted file, and is written to terminals and logs.
     return "".join(char if char.isprintable() else " " for char in text[:200]).strip()

@@ -1,6 +1,6 @@
-"""The sha256 of model files: for a policy that allows only some, and for clients to know what answered them.
+"""The sha256 of model files, for policies that allow only certain files, and for clients that ask what answered them.
 
-Nothing is kept on disk, where it could be forged.
+Hashes are not stored on disk, where they could be forged.
 """
 
 from __future__ import annotations

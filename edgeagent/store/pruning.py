@@ -41,7 +41,7 @@ class Pruner:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             with WeakFileLock(lock, timeout=0.1):
-                # Looked at again under the lock: a pull may have used it since.
+                # Check again under the lock: a pull may have used it since.
                 if leftover.path in self._cache.unreferenced():
                     leftover.path.unlink(missing_ok=True)
                     return True

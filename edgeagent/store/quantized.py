@@ -22,7 +22,7 @@ from edgeagent.store.split import split_stem
 from edgeagent.store.tensor_types import FILE_TYPES
 from edgeagent.store.variants import quant_label
 
-# Those that need no importance matrix, from good to small.
+# The types that need no importance matrix, from the most accurate to the smallest.
 TYPES = (
     *("F32", "BF16", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
     *("IQ4_NL", "IQ4_XS", "MXFP4_MOE", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K"),

@@ -136,14 +136,14 @@ class Library:
             raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
 
     def holds(self, name: str) -> bool:
-        """Whether a model that is called by its name is here, unverified, or MODEL+ADAPTER; False for a path."""
+        """Whether a model of this name, or of MODEL+ADAPTER, is on this machine; its files are not verified. False for a path."""
         with suppress(EdgeAgentError, OSError):
             return self.find(name).origin != "path"
         base, _, adapter = name.rpartition("+")
         return bool(base) and self.has_adapter(base, adapter)
 
     def has_adapter(self, name: str, adapter: str) -> bool:
-        """Whether a model that is called by its name is here and has an adapter of that name."""
+        """Whether a model is on this machine under its name, and has this adapter."""
         with suppress(EdgeAgentError, OSError):
             found = self.find(self._default if name in DEFAULT_NAMES else name)
             return found.origin != "path" and adapter in self.adapters_of(found)
@@ -283,7 +283,7 @@ class Library:
         return builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
 
     def _draft(self, name: str | None) -> Path | None:
-        """Return a draft partner's file if it is here; a model works without it."""
+        """Return the file of a draft partner; None if it is not on this machine, since the model works without it."""
         if name is None:
             return None
         try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 MAX_DIGITS = 16
 # What a double takes without becoming infinite.
 MAX_EXPONENT_DIGITS = 2
-# Of one digit or of white space in a string: longer than in any hash or table, so a longer run would never end.
+# The longest run of one digit, or of white space, in a string. No hash or table has such runs; a longer one never ends.
 MAX_REPEATS = 128
 _DIGITS = frozenset(b"0123456789")
 _BLANKS = frozenset(b" \t")
@@ -105,7 +105,7 @@ class JsonGuard:
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 
     def _with_quotes(self, mask: Mask) -> Mask:
-        """Return the mask with nothing but the string's end, where the string may end."""
+        """Return a mask that allows only the end of the string, if the string may end here."""
         only = np.zeros_like(mask)
         only[self._starts.quotes] = mask[self._starts.quotes]
         return only if only.any() else mask
@@ -125,7 +125,7 @@ class JsonGuard:
         return _without(mask, starts.blanks if can_close else starts.spaces)
 
     def feed(self, text: bytes) -> None:
-        """Take generated text."""
+        """Process generated text."""
         for byte in text:
             if self._is_in_string:
                 self._feed_string(byte)

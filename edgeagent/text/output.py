@@ -59,7 +59,7 @@ class OutputStream:
         self._spans: deque[_Span] = deque()
         # Log probabilities whose text has reached the stop matcher, by the place of that text in the content.
         self._placed: deque[tuple[int, TokenLogprob]] = deque()
-        # Log probabilities of the tokens whose text is held back, and where they begin.
+        # Log probabilities of the tokens whose text is held back, and the positions where these tokens begin.
         self._unsaid: deque[tuple[int, TokenLogprob]] = deque()
         self._num_content = 0
         self._num_shown = 0

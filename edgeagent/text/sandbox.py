@@ -67,7 +67,7 @@ class TemplateRaisedError(Exception):
 
 
 class RawJson(dict[str, Any]):
-    """A JSON object that remembers its text, so that `tojson` gives back what the model wrote."""
+    """A JSON object with its original text, so that `tojson` returns exactly what the model wrote."""
 
     def __init__(self, value: Mapping[str, Any], text: str) -> None:
         super().__init__(value)

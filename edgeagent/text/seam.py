@@ -79,7 +79,7 @@ class Seam:
         if inner is None:
             return mask
         mask &= inner
-        # A grammar that knows no such text is not to be left without any.
+        # If the grammar allows none of these tokens, allow what it allows.
         return mask if mask.any() else inner
 
     def instead_of(self, token: int) -> int | None:

@@ -48,7 +48,7 @@ class Vocabulary(Protocol):
         ...
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether text becomes the token whatever parse_special says (<tool_call> in Qwen's, runs of blanks)."""
+        """Whether the token's text is always read as the token, without parse_special too (Qwen's <tool_call>, runs of blanks)."""
         ...
 
     def is_end(self, token: int) -> bool:

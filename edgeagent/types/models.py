@@ -193,5 +193,5 @@ class ModelStatus(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and its name with each adapter."""
+        """The model's name, and MODEL+ADAPTER for each adapter."""
         return (self.name, *(f"{self.name}+{adapter}" for adapter in self.adapters))

@@ -1,4 +1,4 @@
-"""What the Ollama API's routes answer, as the documents show it."""
+"""The shapes of the Ollama API's answers, for the documents."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ _PLAIN = frozenset(template for template in NEEDS if "{" not in template)
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
 _FETCH_PREFIX = b"sec-fetch-"
-# They come along from files of variables that are not a shell's.
+# Quotes come from files of variables that no shell has read.
 _QUOTES = b"\"'"
 _INFER_ONLY = frozenset({Scope.INFER})
 
@@ -108,7 +108,7 @@ _IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Li
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user whose process is at the other end of a connection; `uid` is None where the system does not tell."""
+    """The user of the process at the other end of a connection. `uid` is None if the system cannot tell."""
 
     uid: int | None = None
     is_own: bool = False

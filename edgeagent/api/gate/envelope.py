@@ -25,7 +25,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Envelope:
-    """See the module. `answer_unhandled` writes the bare 500 of a request whose answer had not begun."""
+    """The middleware that the module describes. `answer_unhandled` answers 500 to a request that failed before its answer."""
 
     def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:
         self._app = app

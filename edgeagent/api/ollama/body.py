@@ -185,7 +185,7 @@ def _asked(
             stop=tuple(options.stop or ()),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             cache=CachePolicy(partition=partition),
-            # Ollama's own clients send no field that they do not know, but any option.
+            # Ollama's own clients send only fields that they know, but they send any option.
             route=route_of(body.edgeagent, options.edgeagent),
             draft_tokens=drafts_of(body.edgeagent, options.edgeagent),
             keep_alive_s=kept_s,

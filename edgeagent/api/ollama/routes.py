@@ -18,7 +18,7 @@ from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.ollama import pull as ollama_pull
 
-# Clients tell by Ollama's version what a server can: this one is the first with all that is served here.
+# Clients read from Ollama's version what a server supports. This is the first version with everything served here.
 API_VERSION = "0.12.11"
 
 router = APIRouter()

@@ -87,7 +87,7 @@ async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
             for event in events_after(live.turn.events.progress, after):
                 is_over = event["type"] in TERMINAL
                 if is_over:
-                    # A client that has seen the end may continue from it.
+                    # A client that has received the end may continue the response at once.
                     await live.over.wait()
                 if is_revoked:
                     return

@@ -116,7 +116,7 @@ class CreateBody(SamplingBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    # llama-server's names, for what the Responses API has no field for.
+    # llama-server's names, for parameters that the Responses API lacks.
     stop: Stops | None = None
     cache_prompt: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None

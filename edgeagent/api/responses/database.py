@@ -47,7 +47,7 @@ WITH RECURSIVE chain (id, parent, num_input, items, depth) AS (
 SELECT num_input, items FROM chain ORDER BY depth DESC
 """
 
-# What each partition has. Of equal ones the one whose oldest response was used least recently comes first.
+# The size of each partition. Among equal ones, the one with the least recently used response comes first.
 _COUNTS = "SELECT partition, count(*) FROM responses GROUP BY partition ORDER BY min(used)"
 _SIZES = """
 WITH RECURSIVE needed (partition, segment) AS (
@@ -126,7 +126,7 @@ class ResponseDatabase:
         if row is None:
             return None
         segment, previous_id, body, is_failed = row
-        # Reading must work on a full disk, too.
+        # Reading must also work on a full disk.
         with suppress(sqlite3.OperationalError):
             self._execute("UPDATE responses SET used = ? WHERE id = ?", self._next_use(), response_id)
         items: list[Item] = []
@@ -163,7 +163,7 @@ class ResponseDatabase:
         return found, route
 
     def remove(self, response_id: str, partition: str) -> bool:
-        """Forget a response of this partition, its bytes in the file too; return whether there was one."""
+        """Delete a response of this partition, and overwrite its bytes in the file; return whether there was one."""
         if self._row(response_id, partition) is None:
             return False
         with self._transaction():

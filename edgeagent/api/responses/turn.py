@@ -105,7 +105,7 @@ def begin_turn(
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
     if route is not None:
-        # The store reads it back, for what continues this response.
+        # A later response that continues this one reads it from the store.
         events.notes["mode"] = route.value
     if create.warning:
         events.notes["warnings"] = [create.warning.text]
@@ -129,6 +129,6 @@ def _defaults(service: Service, model: str) -> SamplingParams:
     try:
         name = service.find_model(model)
     except EdgeAgentError:
-        return SamplingParams()  # the service says what is wrong
+        return SamplingParams()  # the service raises the error
     info = next((status.info for status in service.models() if name in status.names), None)
     return info.sampling if info else SamplingParams()

@@ -29,7 +29,7 @@ ItemT = TypeVar("ItemT", bound=HasDeltas | tuple[int, HasDeltas])
 
 
 def placement_of(step: HasDeltas) -> Placement | None:
-    """Return the placement that a step tells, if it tells one."""
+    """Return the placement in a step; None if it has none."""
     for delta in step.deltas:
         if isinstance(delta, Started):
             return delta.placement

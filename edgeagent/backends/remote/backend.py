@@ -38,7 +38,7 @@ from edgeagent.types import (
 )
 
 _RETRY_AFTER_S = 1.0
-# What its owner has to change, or tomorrow's budget, does not come sooner if it is asked for each second.
+# Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent tries do not help then.
 _LASTING_RETRY_S = 60.0
 _PROBE_INTERVAL_S = 10.0
 # While an endpoint rests it is probed more often, after a random time of at most this: 1 s first, then twice as long.
@@ -167,7 +167,7 @@ class RemoteBackend:
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Refuse: a remote unloads its models itself. Raise ModelNotFound for one that it does not serve."""
+        """Raise an error, since a remote unloads its models itself: ModelNotFound if it does not serve this one."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 

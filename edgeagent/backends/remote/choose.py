@@ -43,7 +43,8 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
     2. The owner's first region with an endpoint comes first, unless another is predicted to be much sooner.
     3. Within a region the endpoint of the conversation comes first, unless another is predicted to be much sooner: its
        cache has the conversation's beginning.
-    4. The others follow by prediction: its averages, its queue, and whether it is busy with prompts of the other kind.
+    4. The others follow in the order of their predicted times. A prediction uses the endpoint's averages, its queue,
+       and whether it is busy with prompts of the other kind.
     """
     is_long = num_prompt_tokens >= LONG_PROMPT_TOKENS
     usable = [index for index, view in enumerate(views) if view.can_try]

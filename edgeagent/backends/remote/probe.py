@@ -55,7 +55,7 @@ class _Models(Struct):
 
 
 class Prober:
-    """Probes one endpoint. `headers` has the key, for the list of models alone."""
+    """Probes one endpoint. `headers` has the key, which is sent only to list the models."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -63,7 +63,7 @@ class Prober:
         self._has_metrics = True
 
     async def check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
-        """Ask how it is; raise a Failure where it is not well."""
+        """Probe the endpoint; raise a Failure if it cannot serve."""
         status = await self._health(permit)
         if status is None or not self._endpoint.is_identified:
             await self.identify(permit, headers)

@@ -37,7 +37,7 @@ _MAX_DRAINED_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 _MAX_PROXY_CHARS = 100
 _SLEPT_S = 5.0
-# Beyond those for requests: probes, and what is being closed.
+# Connections beyond those for requests: for probes, and for connections that are being closed.
 _SPARE_CONNECTIONS = 4
 _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, h2.exceptions.ProtocolError)
 

@@ -206,10 +206,10 @@ class LowerTier(BlockTier, Protocol):
     """
 
     def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterable[Head]:
-        """Return blocks that are kept and were not offered here: at first those of an earlier process. Parents first.
+        """Return heads of blocks that the tier holds and this process did not offer, parents first.
 
-        With `is_draft` those of draft models, else the others. Each is returned once, at most `max_heads` in a call;
-        some may be gone.
+        They were written by earlier processes, or by others. `is_draft` selects the blocks of draft models or those of
+        targets. Each head is returned once, and a call returns at most `max_heads`. A block may have gone since.
         """
         ...
 

@@ -17,7 +17,7 @@ from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier,
 from edgeagent.engine.cache.pins import Pins
 from edgeagent.types import CacheStatus
 
-# The factor on the priority of a block that the tier below keeps too: it can be read again.
+# The factor on the priority of a block that the tier below also holds, since it can be read again.
 _KEPT_BELOW = 0.5
 # Blocks that wait for the tier below are not evicted up to this part of all bytes.
 PENDING_SHARE = 0.5
@@ -370,7 +370,7 @@ class HostTier:
             is_beginning = len(tokens) < len(block.tokens) and block.tokens[: len(tokens)] == tokens
             if not is_beginning or key in self._children or sibling.importance >= Importance.SYSTEM:
                 continue
-            # The disk keeps its block where the longer one must not be written.
+            # If the longer block must not be written, the disk keeps the shorter one.
             if is_volatile:
                 self._remove(sibling)
             else:

@@ -30,7 +30,7 @@ from edgeagent.types import MemoryKind
 _MAX_HOST_BYTES = 2 << 30
 # How many blocks of the tier below are added to the tree before one lookup: 10 µs each.
 _MAX_HEADS = 200
-# With more blocks than this in the tree, those that no tier holds any more are removed.
+# Once the tree has more blocks than this, blocks that no tier holds are removed from it.
 _MIN_SWEEP = 256
 
 
@@ -81,7 +81,7 @@ class BlockCache:
         return self.host.max_bytes > 0
 
     def root(self, partition: str) -> BlockKey:
-        """Return the root key of a partition, which names it here and in the tree."""
+        """Return the root key of a partition. The tree knows the partition by this key too."""
         root = self._roots.get(partition)
         if root is None:
             root = self._roots[partition] = self._keyring.root(partition)

@@ -228,7 +228,7 @@ class Saver:
         return self._state_bytes + self._cell_bytes * (self._cells.length(seq_id) - self._chain_end(seq_id))
 
     def _chain_end(self, seq_id: int) -> int:
-        """Return how many of a sequence's tokens were in blocks at the last look."""
+        """Return how many of a sequence's tokens were in blocks when it was last checked."""
         chain = self._chains.get(seq_id)
         return 0 if chain is None else min(chain.end, self._cells.length(seq_id))
 

@@ -164,7 +164,7 @@ class LlamaRunner:
         self._batch.seq_id = pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
         self._batch_arrays = (ones, pointers)
-        self._outputs: list[int | Logits] = []  # rows of llama.cpp's buffer, or copies of rows that it has no more
+        self._outputs: list[int | Logits] = []  # rows of llama.cpp's buffer, or copies of rows that it has overwritten
         self._row = ctypes.c_float * self.num_vocab
         self._views: dict[int, Logits] = {}
 

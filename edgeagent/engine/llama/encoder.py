@@ -119,7 +119,7 @@ class Encoder:
             flag.set()
 
     def clear_abort(self) -> None:
-        """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
+        """Undo request_abort. Call it before reading the commands, so that an abort for a later command is not lost."""
         if self._abort_flag is not None:
             self._abort_flag.clear()
 

@@ -81,7 +81,7 @@ def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
     """Return what keeps the experts of the first layers in the machine's memory, for llama_model_params."""
     if num_layers <= 0:
         return None
-    overrides = (BufferOverride * (num_layers + 1))()  # the last one, empty, ends them
+    overrides = (BufferOverride * (num_layers + 1))()  # an empty last one ends the array
     for layer in range(num_layers):
         overrides[layer].pattern = rf"blk\.{layer}\.ffn_.*_exps".encode()
         overrides[layer].buffer_type = cpu_buffer_type()

@@ -43,10 +43,10 @@ class PastStates:
         self._moved: set[int] = set()  # sequences that went back and were not decoded since
 
     def calls(self, slices: Sequence[Slice]) -> list[Sequence[Slice]]:
-        """Return the calls of llama_decode that compute a batch; after the last one all drafts can be taken back.
+        """Split a batch into calls of llama_decode, so that all its drafts can be taken back afterwards.
 
-        Drafts come last. Those of several sequences share a micro-batch if they are equally long; otherwise each
-        sequence has a call of its own, since a micro-batch of one sequence moves no other's state.
+        Drafts come last. Drafts of equal length share a micro-batch. Otherwise each sequence has its own call: a
+        micro-batch of one sequence does not change the states of the others.
         """
         drafting = [part for part in slices if part.num_drafts] if self.depth else []
         if not drafting:

@@ -78,7 +78,7 @@ def _best_count(
     expected, draft_s, best, num_best = float(num_sequences), 0.0, 0.0, 0
     # Expected tokens of each stream; one without an offer gets one.
     each = [1.0] * max(num_sequences, len(offers))
-    widths = [0] * MAX_DRAFTED  # sequences by draft step
+    widths = [0] * MAX_DRAFTED  # number of sequences in each draft step
     for number, (minus_chance, position, index) in enumerate(tokens, 1):
         expected -= minus_chance
         each[index] -= minus_chance
@@ -113,5 +113,5 @@ def could_pay(offer: Offer, target_s: Items[float], num_sequences: int) -> bool:
 
 
 def _rate(num_tokens: float, seconds: float) -> float:
-    # A coarse clock may have measured nothing.
+    # A coarse clock may have measured 0 s.
     return num_tokens / max(seconds, 1e-9)

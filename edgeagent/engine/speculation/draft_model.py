@@ -26,7 +26,7 @@ from edgeagent.errors import InternalError
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
-# A step waits this long at most for blocks to come back into the draft's cells; one at least comes.
+# A step waits at most this long for blocks to be loaded into the draft's cells. At least one block is loaded.
 _MAX_RESTORE_S = 0.01
 # How long is waited for a block where there is nothing else to do.
 _WAIT_S = 0.005
@@ -112,9 +112,9 @@ class DraftModel:
     def draft(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id, at most as many as `counts` says for each, or until its ending says so.
+        """Return proposals by sequence id: at most `counts` tokens for each, fewer if its ending stops it earlier.
 
-        A sequence that it is far behind of gets none: it catches up with it, by a chunk.
+        If the draft model is far behind a sequence, it proposes nothing for it, and computes a chunk to catch up.
         """
         self.prefixes.shed()
         try:
@@ -229,7 +229,7 @@ class DraftModel:
     def _draft_on(
         self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id: a token of each from the last batch, then more in batches of their own."""
+        """Return proposals by sequence id. The last batch gives the first token of each, and further batches give the others."""
         proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:
             started_s = self._clock()

@@ -35,10 +35,10 @@ def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """An answer's beginning in this model's tokens: `tokens` are kept, those of `open_text` are generated again.
+    """The beginning of an answer, in this model's tokens: `tokens` are kept, `open_text` is generated again.
 
-    `num_open` is the number of the latter. `num_elsewhere` is how many more tokens the other machine counted for all of
-    it.
+    `num_open` is the number of tokens of `open_text`. `num_elsewhere` is how many more tokens the other machine counted
+    for the whole beginning.
     """
 
     so_far: AnswerSoFar
@@ -122,7 +122,7 @@ def _reasoning_tokens(
 ) -> list[list[int]]:
     """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun.
 
-    A model without markers does not reason: it continues the text alone. Raise NotSupported where there is none.
+    A model without markers does not reason, so it continues only the text. Raise NotSupported if there is no text.
     """
     pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
     if pair is None:
@@ -149,8 +149,8 @@ def _is_one_token(text: str, vocabulary: LongTextVocabulary) -> bool:
 def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bool = False) -> list[int]:
     """Return tokens that give exactly this text at any position.
 
-    Some vocabularies add a blank before the first word of a text, but not after a line feed: one is put before the
-    text, and its tokens are removed.
+    Some vocabularies add a blank before the first word of a text, but not after a line feed. So a line feed is put
+    before the text, and its tokens are removed.
     """
     if not text:
         return []

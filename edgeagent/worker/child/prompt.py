@@ -36,7 +36,7 @@ from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 _USUAL_PIECE = 8  # characters for each cell; a shorter text may fit, and is quickly tokenized
-_MOST_BYTES = 16  # of a token, on average; a longer conversation is refused without rendering
+_MOST_BYTES = 16  # characters of a token, on average; a conversation that is too long by this measure is refused without rendering
 _ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
 _TURN_TOKENS = 8  # what a turn's role and punctuation add, about
 _MAX_SIZES = 8192
@@ -77,9 +77,9 @@ class _Written:
 
 
 def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Template:
-    """Return the model's chat template. One thread uses it; another one makes its own.
+    """Return the model's chat template, for one thread; other threads make their own.
 
-    Raise TemplateTooSlow where it cannot be tried within its limits.
+    Raise TemplateTooSlow if trying it exceeds its limits.
     """
     source = model.chat_template
     markers = special.markers(f"{source}{KNOWN_MARKERS}")

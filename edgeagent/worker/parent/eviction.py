@@ -65,7 +65,7 @@ class Eviction:
         self._read = read
         self._max_wait_s = max_wait_s
         self._ending: dict[asyncio.Task[None], _Leaving] = {}
-        # Of all GPUs; None until a worker has told which there are.
+        # Free bytes of all GPUs; None until a worker has reported them.
         self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
 
     def unload(self, model: LoadedModel) -> asyncio.Task[None]:

@@ -35,7 +35,7 @@ class KnownNames:
         self._found[name] = model
 
     def forget(self, model: str) -> None:
-        """Forget the names that were found to stand for a model."""
+        """Forget which names were resolved to a model."""
         self._found = {name: found for name, found in self._found.items() if found != model}
 
     def refresh(self) -> None:

@@ -286,7 +286,7 @@ class Pool:
     def _found(self, name: str, find: Callable[[str], FoundModel]) -> Preparation:
         try:
             found = find(name)
-        except (ModelNotFound, InvalidRequest) as error:  # the latter for a name that no model can have
+        except (ModelNotFound, InvalidRequest) as error:  # InvalidRequest: no model can have this name
             why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
             raise ModelNotFound(why, param="model") from None
         return self._prepare(found, name)

@@ -112,7 +112,7 @@ class Queries:
     def _settle(self, query: Query, outcome: TextAnswer | EdgeAgentError) -> None:
         del self._open[query.ask.id]
         if query.future.done():
-            return  # its client has just gone
+            return  # its client has just disconnected
         if isinstance(outcome, TextAnswer):
             query.future.set_result(outcome)
         else:

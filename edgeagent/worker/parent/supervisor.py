@@ -49,7 +49,7 @@ from edgeagent.worker.protocol import (
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
 
-# Each plans for less of what is free; see fit.plan.
+# Loads in a row that ran out of memory. Each plans to use less of the free memory; see fit.plan.
 MAX_SHORT_LOADS = 3
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Supervisor:
         self._refusal: refusals.Refusal | None = None
         self._cause: str | None = None
         self._num_restarts = 0
-        self._num_short_loads = 0  # that ran out of memory
+        self._num_short_loads = 0  # loads that ran out of memory
         self._load_time = load_time or LoadTime(clock)
         self._identity: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -362,7 +362,7 @@ class Supervisor:
         if self._state is not WorkerState.STARTING or self._channel is None:
             raise ProtocolError("ready twice, or before it was told what to load")
         self._state, self._life.info = WorkerState.READY, info
-        if not self._num_restarts:  # why an earlier load failed is of no interest now
+        if not self._num_restarts:  # the cause was that of an earlier failed load
             self._cause = None
         self._life.ready_at_s = self._clock()
         self._load_time.end()
@@ -374,7 +374,7 @@ class Supervisor:
         self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:
-        """Send the worker the waiting requests that it may have."""
+        """Send the worker the waiting requests and questions that it can take now."""
         if self._state is not WorkerState.READY:
             return
         if self._requests.has_unsent:

@@ -43,7 +43,7 @@ class Vitals:
         self._steps.on_progress()
 
     def on_steps(self, steps: StepResult) -> None:
-        """Note the result of a step, or that the computation of a prompt begins."""
+        """Note the result of a step, or the start of a prompt's computation."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 

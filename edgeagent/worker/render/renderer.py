@@ -1,4 +1,4 @@
-"""A model's chat template, run in a process of its own: the worker's side.
+"""Runs a model's chat template in a separate process. This is the worker's side.
 
 A rendering that takes too long, or kills its process, fails only its own request.
 """
@@ -63,7 +63,7 @@ class Template(Protocol):
 
 # CPU time for all renderings of one request: a long conversation is rendered again for each length that is tried.
 REQUEST_CPU_S = 3.0
-# With less, the start of a process alone would exceed it.
+# With less, starting the process alone would exceed the limit.
 _LEAST_CPU_S = 0.05
 # If a process is ended before it begins or after it is done, the prompt is not the cause.
 _MAX_TRIES = 4
@@ -182,8 +182,7 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
-        """Count the processes that ended since the last question, so that they do not count as tries of the next
-        one."""
+        """Count the processes that ended since the last question; the next question does not count them as tries."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 

@@ -27,7 +27,7 @@ _READ = _READ_FILE | _READ_DIR
 _WRITE = _READ | _WRITE_FILE | _MAKE_AND_REMOVE | _REFER | _TRUNCATE
 _DEVICE = _READ | _WRITE_FILE | _IOCTL_DEVICE
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
-# The version of the interface that brought each right.
+# The version of the interface that introduced each right.
 _SINCE = {_REFER: 2, _TRUNCATE: 3, _IOCTL_DEVICE: 5}
 _SINCE_NETWORK, _SINCE_SCOPES = 4, 6
 
@@ -43,7 +43,7 @@ class _PathAttributes(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the interface's version; 0 where the kernel has none or it is off."""
+    """Return the version of the kernel's Landlock interface; 0 if there is none or it is disabled."""
     try:
         return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_GET_VERSION))
     except OSError:

@@ -44,11 +44,11 @@ _CLASSES = {
     "files": "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat "
     "removexattr lremovexattr fremovexattr removexattrat utime utimes futimesat file_setattr inotify_init "
     "inotify_init1 inotify_add_watch fanotify_init fanotify_mark name_to_handle_at open_by_handle_at",
-    # Still allowed is a pair of sockets that are connected to each other (below).
+    # Socket pairs, which are connected only to each other, are still allowed (below).
     "sockets": "socket connect bind listen accept accept4",
     "processes": "fork vfork execve execveat ptrace process_vm_readv process_vm_writev process_madvise "
     "process_mrelease kcmp pidfd_open pidfd_send_signal pidfd_getfd",
-    # Objects of the user's other processes, shared by a number or a name that can be guessed.
+    # IPC objects of the user's other processes, whose numbers or names can be guessed.
     "messages": "shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open "
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
     "namespaces": "unshare setns mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
@@ -72,7 +72,7 @@ _SET_FLAGS, _SET_FLAGS_32, _SET_ATTRIBUTES = 0x40086602, 0x40046602, 0x401C5820
 _SET_OWNERS = 0x8901, 0x8902
 _OWN, _OWN_ID = (OWN_PROCESS,), (OWN_ID,)
 CHECKED: dict[str, tuple[Check, ...]] = {
-    # Threads, and neither processes nor namespaces.
+    # Threads may be created, but no processes and no namespaces.
     "clone": (Check(0, (_THREAD,), mask=_THREAD | _NEW_NAMESPACES),),
     # A datagram socket of a pair may send to any path.
     "socketpair": (Check(0, (_UNIX,)), Check(1, (_STREAM, _SEQPACKET), mask=_TYPE)),

@@ -41,14 +41,14 @@ class Index:
         return len(self._blocks)
 
     def find(self, key: BlockKey) -> Held | None:
-        """Return a block that is held and not forgotten."""
+        """Return a block; None if it is not there, forgotten or unreadable."""
         held = self._blocks.get(key)
         if held is None or held.is_unreadable:
             return None
         return held if held.epoch == self.epoch(held.name.root) else None
 
     def find_unreadable(self, key: BlockKey) -> Held | None:
-        """Return a block that is there and cannot be read."""
+        """Return a block whose file cannot be read; None for any other."""
         held = self._blocks.get(key)
         return held if held is not None and held.is_unreadable else None
 
@@ -57,15 +57,15 @@ class Index:
         return list(self._blocks.values())
 
     def epoch(self, root: bytes) -> int:
-        """Return the number that a block of this partition needs to be found."""
+        """Return the epoch that a block of this partition must have to be found."""
         return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
 
     def epochs(self) -> Epochs:
-        """Return the epochs as they are; taken before a scan, so that what is forgotten meanwhile stays forgotten."""
+        """Return a copy of the epochs. Take it before a scan, so that blocks forgotten during the scan stay forgotten."""
         return Epochs(self._epoch, dict(self._epochs))
 
     def forget(self, root: BlockKey | None) -> int:
-        """Find no block of a partition (None: of any) that is held so far; return how many there were."""
+        """Forget all present blocks of a partition (None: of all), so that no lookup finds them. Return their number."""
         num_found = sum(
             1
             for held in self.all()

@@ -94,9 +94,9 @@ class EncoderWorker:
         return True
 
     def submit(self, message: Submit) -> None:
-        """Refuse a request to generate; any thread may call it.
+        """Refuse a request to generate text; any thread may call it.
 
-        One that computes a prompt and keeps nothing of it asks for the model to be loaded, which it is.
+        A request with no output and no cache only asks for the model to be loaded. It succeeds, since the model is.
         """
         request = message.request
         if request.prefill_only and not request.cache.write:
