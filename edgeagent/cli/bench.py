@@ -108,7 +108,7 @@ def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
 
 
 def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
-    """Measure; tell whether Ctrl-C ended it."""
+    """Run the measurement; return whether Ctrl-C ended it."""
     from edgeagent.bench.measure import measure
 
     try:

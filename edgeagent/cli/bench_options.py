@@ -59,10 +59,10 @@ class ScenarioName(StrEnum):
 
 Url = Annotated[
     str | None,
-    typer.Argument(metavar="URL", help="An OpenAI-compatible server; default: the daemon, started if need be."),
+    typer.Argument(metavar="URL", help="An OpenAI-compatible server; default: the daemon, started if needed."),
 ]
 Against = Annotated[
-    str | None, typer.Option("--against", metavar="URL2", help="Measure this one too, by turns, and compare.")
+    str | None, typer.Option("--against", metavar="URL2", help="Measure this server too, in alternation, and compare.")
 ]
 Scenarios = Annotated[
     list[ScenarioName] | None,
@@ -72,7 +72,7 @@ Scenarios = Annotated[
         help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: the first six.",
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often to measure.")]
 PromptTokens = Annotated[
     int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches, chats.")
 ]
@@ -82,22 +82,27 @@ MaxTokens = Annotated[
 Parallel = Annotated[
     int, typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt.")
 ]
-Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets of idle.")]
+Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="Number of WebSockets of idle.")]
 Conversations = Annotated[
-    int, typer.Option("--conversations", min=2, metavar="N", help="Of beginnings, conversations and shared-prefix.")
+    int,
+    typer.Option(
+        "--conversations", min=2, metavar="N", help="Number of them: for beginnings, conversations, shared-prefix."
+    ),
 ]
 TransportFlag = Annotated[
-    Transport, typer.Option("--transport", help="auto: the WebSocket where the server is an edgeagent.")
+    Transport, typer.Option("--transport", help="auto: the WebSocket if the server is an edgeagent.")
 ]
-Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Default: the first that the server lists.")]
-ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="For URL.")]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="The model; default: the server's first one.")
+]
+ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="The API key for URL.")]
 AgainstModel = Annotated[str | None, typer.Option("--against-model", metavar="NAME", help="As --model, for URL2.")]
 AgainstApiKey = Annotated[str | None, typer.Option("--against-api-key", metavar="KEY", help="As --api-key, for URL2.")]
 Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Of the prompts' words. Default: one never used before.")
+    int | None, typer.Option("--seed", metavar="N", help="The seed of the prompts' words; default: a new one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the samples, too. Needs edgeagent[plot].")
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw the samples. Needs edgeagent[plot].")
 ]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]

@@ -56,7 +56,7 @@ class Chat:
         self._last_answer: Answer | None = None
 
     def answer(self, prompt: str, output: TextIO | None) -> Answer:
-        """Ask, stream the answer to `output` (None: nowhere) and return it; a cancelled one has status "cancelled"."""
+        """Send a question, stream the answer to `output` if given, and return it. Its status may be "cancelled"."""
         answer = self._runner.run(self._stream(prompt, output))
         self._last_answer = answer
         # A cancelled answer is no part of the conversation: the next question follows the last whole one.
@@ -123,7 +123,7 @@ class Chat:
                 async for event in reply:
                     printer.show(event)
         except asyncio.CancelledError:
-            # asyncio.Runner turns the first Ctrl-C into this; a second raises KeyboardInterrupt and leaves.
+            # asyncio.Runner raises this at the first Ctrl-C. A second one raises KeyboardInterrupt and ends the chat.
             await reply.cancel()
             reply.answer.status = "cancelled"
         printer.finish()

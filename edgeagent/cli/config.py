@@ -73,7 +73,7 @@ def options_table() -> str:
 
 
 def _tables(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return what the file says of single models."""
+    """Return the file's options for single models."""
     return {
         name: value
         for model, own in loaded.config.models.items()

@@ -1,4 +1,4 @@
-"""`edgeagent doctor`: looks at this machine for what keeps edgeagent from running, or makes it slow."""
+"""`edgeagent doctor`: checks this machine for problems that prevent edgeagent from running or make it slow."""
 
 from __future__ import annotations
 

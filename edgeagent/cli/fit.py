@@ -39,10 +39,10 @@ def fit(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Say what memory a model takes, part by part, and how it would run: context, KV type, layers on the GPUs.
+    """Show how much memory a model needs, part by part, and how it would run: context, KV type, layers on the GPUs.
 
-    It reads the header of the file only, and asks llama.cpp for the GPUs. The exit status is 1 where the model does not
-    fit; then it says which context would, and which models of the catalog.
+    It reads only the header of the file, and asks llama.cpp for the GPUs. If the model does not fit, it shows the
+    longest context that fits and the catalog's models that fit, and exits with 1.
     """
     from edgeagent.fit.need import predict
     from edgeagent.fit.plan import describe, longest_context, make_plan

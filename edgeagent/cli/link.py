@@ -1,4 +1,4 @@
-"""Asking a daemon over HTTP, and finding the one of this user. Standard library only, so that commands start fast."""
+"""Finds this user's daemon and asks it over HTTP. It uses only the standard library, so that commands start fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line on stderr about a wait, which the next one overwrites. It is shown on a terminal only."""
+"""A line on stderr that says what a command waits for. The next line overwrites it. It is shown only on a terminal."""
 
 from __future__ import annotations
 

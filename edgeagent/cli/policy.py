@@ -48,7 +48,7 @@ policy_app.command("show")(with_declared_options(show))
 
 
 def _effective(loaded: LoadedConfig) -> dict[str, Any]:
-    # Not needed for the file alone, and slow to import.
+    # Imported here, since it is slow to import and not needed to read the file.
     from edgeagent.router.outside import Outside
 
     outside = Outside(loaded.config)

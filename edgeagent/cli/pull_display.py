@@ -118,7 +118,7 @@ class LineDisplay:
         complain(f"interrupted. {kept}To continue: edgeagent pull {self._name}")
 
     def _count(self, progress: Progress) -> None:
-        # While a file is verified, all of it is here: only a download can take the count back.
+        # While a file is verified, all of it is on disk. Only a download can lower the count.
         done_bytes = progress.done_bytes
         self._kept_bytes = done_bytes if progress.stage == "downloading" else max(self._kept_bytes, done_bytes)
         self._total_bytes = progress.total_bytes

@@ -130,7 +130,7 @@ class Display(Protocol):
 
 @contextmanager
 def _display(planned: Plan, *, as_json: bool) -> Iterator[Display]:
-    """Show the progress in the way that suits the reader: a bar, lines, or JSON."""
+    """Show the progress: a bar on a terminal, else lines, or JSON if asked for."""
     name = planned.target.name
     if as_json:
         yield JsonDisplay(name)

@@ -1,4 +1,4 @@
-"""`edgeagent run`: chat with a model, through the daemon that runs or through one started for the occasion."""
+"""`edgeagent run`: chat with a model, through the running daemon or a temporary one."""
 
 from __future__ import annotations
 
@@ -33,30 +33,35 @@ from edgeagent.store.names import is_path
 from edgeagent.store.resolve import Library
 
 DEFAULT_MODEL = "default"
-"""What clients of the wire may call the model that the daemon serves."""
+"""The name by which clients may ask for the daemon's own model."""
 HISTORY_FILE = "history"
-"""In the state folder: the lines that were typed in chats."""
+"""The file in the state folder with the lines typed in chats."""
 
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="As for serve; default: what the daemon serves.", autocompletion=model_names),
+    typer.Argument(metavar="MODEL", help="As for serve; default: the daemon's model.", autocompletion=model_names),
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PROMPT", help="Answer this and leave. Piped text is added to it.", show_default=False),
+    typer.Argument(metavar="PROMPT", help="Answer this and exit. Piped text is added to it.", show_default=False),
 ]
-PromptText = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave.")]
+PromptText = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit.")]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0, max=2, metavar="N", help="0 takes the likeliest word.")
+    float | None,
+    typer.Option("--temperature", min=0, max=2, metavar="N", help="0 always takes the most probable token."),
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Longest answer.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Tokens of the longest answer.")
+]
 Route = Annotated[
     Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,
-    typer.Option("--route", help="Where it may be answered, if that is stricter than the daemon's own route."),
+    typer.Option("--route", help="Where the request may run. Only a route stricter than the daemon's has an effect."),
 ]
-NoStore = Annotated[bool, typer.Option("--no-store", help="Keep nothing: no stored response, no lines in the history.")]
+NoStore = Annotated[
+    bool, typer.Option("--no-store", help="Store nothing: no response on the daemon, no lines in the history.")
+]
 NoHistory = Annotated[
     bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
 ]
@@ -78,12 +83,13 @@ def run(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Chat with a model, or answer one PROMPT (also read from a pipe) and leave.
+    """Chat with a model, or answer one PROMPT (also from a pipe) and exit.
 
-    A single argument that reads like a name (llama3.2, hello) is the MODEL; any other (Hello!) is the PROMPT, for the
-    default model. Of several, the first is the MODEL and the others are the PROMPT; -p TEXT is always the PROMPT.
+    A single argument that looks like a name (llama3.2, hello) is the MODEL. Any other (Hello!) is the PROMPT, for the
+    default model. With several arguments, the first is the MODEL and the others are the PROMPT. -p TEXT is always the
+    PROMPT.
 
-    Uses the daemon that runs, or starts one for the occasion.
+    Uses the running daemon, or starts a temporary one.
     """
     overrides = {"state_dir": state_dir} if state_dir else {}
     settings = load_config(overrides, config).config
@@ -154,7 +160,7 @@ def _piped() -> str:
 
 
 def _whole(text: str) -> str:
-    """Return text with a question mark for each byte that is no UTF-8, which Python decodes as half of a character."""
+    """Return text with a question mark for each byte that is not UTF-8. Python decodes such bytes as lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -164,7 +170,7 @@ def _daemon(
 ) -> Iterator[tuple[Address, str | None]]:
     """Yield a daemon that serves the model, and the name it has there (None: the daemon's default).
 
-    Where one is started for the occasion, the date is noted as the model's last load if `leaves_traces`.
+    If a temporary one is started and `leaves_traces`, the date is noted as the model's last load.
     """
     found = find_daemon(settings.state_dir)
     if found is not None:
@@ -190,7 +196,7 @@ def _served_name(address: Address, model: str | None) -> str | None:
         return None
     entries = ask(address, "/v1/models")["data"]
     if is_path(model):
-        # Clients name no paths. A model that is not loaded may be another file of the same name.
+        # Clients cannot name paths. A model that is not loaded may be another file with the same name.
         stem = Path(model).stem
         return next((each["id"] for each in entries if each["id"] == stem and _is_in_use(each)), None)
     if any(entry["id"] == model for entry in entries):

@@ -39,7 +39,7 @@ def _stop_at_end_of_input() -> None:
     if os.name == "nt":
         signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there without a handler
     else:
-        os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, whose sleep it interrupts
+        os.kill(os.getpid(), signal.SIGTERM)  # the signal goes to the main thread and interrupts its sleep
 
 
 serve = with_declared_options(_serve, positional="model")

@@ -43,7 +43,7 @@ def status(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 when none runs."""
+    """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 if no daemon runs."""
     state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
     found = find_daemon(state_dir)
     if found is None and as_json:
