@@ -1,7 +1,7 @@
 """The tokens, their holders and scopes: the owner's, in its own file, and those of clients that may do less.
 
-Of a client's token only the digest is kept. The files may change while the daemon runs: a token that was replaced or
-removed is refused from the next request on, and while a file cannot be trusted every token of ours is.
+Only the digest of a client's token is kept. The files may change while the daemon runs. A token that was replaced or
+removed is refused from the next request on. While a file cannot be trusted, all its tokens are refused.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class KeyRing:
         if not is_former and not token.startswith(TOKEN_PREFIX.encode()):
             return Shown(Standing.FOREIGN)
         if self._trouble:
-            # Clients need not know where the folder lies.
+            # Do not tell clients the path of the folder.
             reason = self._trouble.replace(f"{self._state_dir}/", "").replace(str(self._state_dir), "the state folder")
             return Shown(Standing.UNUSABLE, reason=reason)
         return Shown(Standing.UNKNOWN)

@@ -134,7 +134,7 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        # In a folder of another user's even this question is refused.
+        # In another user's folder even this check fails with an error.
         with contextlib.suppress(PermissionError):
             if path.is_symlink():
                 raise ConfigError(f"{path} is a link; replace it by a regular file, or delete it") from error

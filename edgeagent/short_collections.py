@@ -15,6 +15,6 @@ _MIDDLE_COLLECTIONS = 100  # until all are; cycles are rare here, and counting f
 
 
 def keep_collections_short() -> None:
-    """Leave out of all collections what exists now, and make the later ones small. Call it when start-up is over."""
+    """Exclude all present objects from garbage collections, and make these small. Call it after start-up."""
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS, _MIDDLE_COLLECTIONS)

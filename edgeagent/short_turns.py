@@ -27,7 +27,7 @@ def ask_for_short_turns() -> bool:
         return False
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
-            return False  # the user chose another policy for this process
+            return False  # the user chose another scheduling policy for this process
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         if nice < 0:
             return False  # with the flag, which is needed, children would lose that priority

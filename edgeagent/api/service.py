@@ -42,7 +42,7 @@ class Service(Protocol):
         ...
 
     def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
+        """Return the name of the model for requests that name none."""
         ...
 
     def find_model(self, name: str) -> str:

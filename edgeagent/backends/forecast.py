@@ -18,7 +18,7 @@ _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing and the transfer through pipes.
 _OVERHEAD_S = 0.005
-# The assumed speed of an idle worker doubles in this time, at most this many times.
+# The assumed speed of an idle worker doubles after this time, at most this many times.
 _DOUBT_S = 30.0
 _MOST_DOUBLINGS = 5.0
 

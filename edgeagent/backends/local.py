@@ -44,7 +44,7 @@ class _Traffic:
     def __init__(self, now_s: float) -> None:
         self.forecast = Forecast()
         self.usual_duration_s = _FIRST_GUESS_S
-        self.active_s = now_s  # when a request ran last
+        self.active_s = now_s  # when the last request ran
 
     def note_duration(self, duration_s: float) -> None:
         """Note how long a request took, from its acceptance to its end."""

@@ -113,7 +113,7 @@ async def _run(
     with _signals(stop), tracing(config.trace) as trace:
         router = build(config)
         try:
-            # The worker's process starts while this one imports the web framework.
+            # The worker starts while the daemon imports the web framework.
             await router.start()
             _check_usable(router.models())
             await _serve(config, router, listeners, keys, reporter, stop, trace)

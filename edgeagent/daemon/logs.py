@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgeagent.daemon.console import Output
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# uvicorn's messages are about clients' mistakes, or quote exceptions; api/envelope logs what matters of those.
+# uvicorn's messages are about clients' mistakes, or quote exceptions. api/gate/envelope logs the important ones.
 # asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
 _SILENT = ("uvicorn", "asyncio", "websockets")
 # What may be written beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.

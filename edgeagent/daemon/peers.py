@@ -34,7 +34,7 @@ _PORTS = struct.Struct("!HH")
 _ANSWER = struct.Struct("=BBBB")
 _OWNER = struct.Struct("=IIIII")
 _ID_BYTES = 48
-# The uid that stands for users of another user namespace; it identifies none of them.
+# The kernel reports this uid for all users of other user namespaces, so it identifies none of them.
 _OVERFLOW_UIDS = (65534, 2**32 - 1)
 _PROC_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 _NUM_REMEMBERED = 8

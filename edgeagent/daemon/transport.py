@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 MAX_TARGET_BYTES = 8 << 10
-# The WebSocket library reads no longer line of a handshake.
+# The WebSocket library refuses longer lines in a handshake.
 MAX_HANDSHAKE_LINE_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 10.0
 # The session closes a socket that does not drain with a reason of its own; this bound is for a close that hangs too.
 SOCKET_STALL_TIMEOUT_S = 11.0
-# A message's size is bounded, the number of its pieces is not: they may be empty.
+# The size of a message is limited, but not the number of its fragments, which may be empty.
 MAX_FRAGMENTS = 16_384
 # After a connection has failed, its client's data is read and dropped for this long: closing at once would reset the
 # connection, and the close frame with the reason might be lost.
@@ -296,7 +296,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # The library found no request in these bytes. It raises no error, and would read on for ever.
+            # These bytes are not a request. The library raises no error, and would continue to read forever.
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
             _refuse(self.transport, HTTPStatus.BAD_REQUEST)
 
@@ -358,7 +358,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         if self.handshake_complete and not self.close_sent:
             self.stop_keepalive()
             if self.conn.close_rcvd is not None:
-                return  # the client has just closed it, and has had its answer: the transport ends by itself
+                return  # the client has its answer and has just closed the connection, so the transport ends by itself
             self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
             self.conn.send_close(GOING_AWAY, "the daemon is stopping")
             self.close_sent = True

@@ -1,1 +1,1 @@
-"""The checks of `edgeagent doctor`. It gathers facts about the machine, then pure checks turn the facts into findings."""
+"""The checks of `edgeagent doctor`. Pure functions turn facts about the machine, gathered before, into findings."""

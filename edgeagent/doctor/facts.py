@@ -91,7 +91,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What of the settings the checks compare with."""
+    """The settings that the checks compare facts with."""
 
     cache_bytes: int
     cache_min_free_bytes: int

@@ -43,7 +43,7 @@ def cpu_flags(root: Path = Path("/"), platform: str = sys.platform) -> frozenset
 
 
 def _flags_of_sysctl(text: str) -> frozenset[str]:
-    """Return the CPU flags from the output of macOS's sysctl: Intel CPUs have a list, Apple CPUs a row with 1 for each flag."""
+    """Return the CPU flags in the output of macOS's sysctl: a list for Intel, a row with 1 for each flag for Apple."""
     found: set[str] = set()
     for line in text.splitlines():
         name, _, value = line.partition(":")

@@ -71,5 +71,5 @@ class ThreadGovernor:
     def _choose(self, free: float) -> int:
         fewest = math.floor(free + _TAKE_BACK)
         most = math.floor(free + _TAKE)
-        # Between the two limits the number does not change.
+        # Between the two limits the number of threads does not change.
         return max(1, min(self._max_threads, max(fewest, min(self.num_threads, most))))

@@ -398,7 +398,7 @@ class Engine:
         return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 
     def _fail(self, works: Items[Work], error: InternalError) -> list[Output]:
-        """Fail the sequences of a broken batch; the state of their memory is unknown, so it is dropped."""
+        """Fail the sequences of a failed batch. The state of their memory is unknown, so drop it."""
         outputs = []
         for work in works:
             sequence = work.sequence

@@ -94,11 +94,11 @@ class Runner(Protocol):
         ...
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
-        """Whether `save` can read this range and a restore of it will be exact. No side effect."""
+        """Whether `save` can read this range, so that loading it later is exact. It has no side effect."""
         ...
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
-        """Return the bytes of positions [start, end), with the state at `end` where the memory has one."""
+        """Return the bytes of positions [start, end). They include the state at `end` if the memory has states."""
         ...
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:

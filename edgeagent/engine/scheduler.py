@@ -38,7 +38,7 @@ _MAX_GROWTH = 16
 # The most prompt tokens of one sequence to score in a step: each costs a pass over the vocabulary beside the decode.
 MAX_SCORED = 32
 
-# The fewest while a sequence decodes.
+# The fewest prompt tokens in a step while a sequence decodes.
 _MIN_SCORED = 4
 
 # The longest step beside streams, as predicted, while an answer that began elsewhere waits to go on: its client sees a
@@ -149,7 +149,7 @@ class Scheduler:
         self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
-        self._overhead_s = 0.0  # what a step takes beside the decode: drafting, and sampling
+        self._overhead_s = 0.0  # the part of a step that is not the decode: drafting and sampling
 
     def plan(
         self,

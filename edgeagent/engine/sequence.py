@@ -101,14 +101,14 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
-    tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent one that waits for its prompt
+    tier: Tier = Tier.INTERACTIVE  # its own, or the more urgent one of a sequence that waits for its prompt
     farthest: int = 0  # the largest `num_computed` so far, since `advanced_s`
     advanced_s: float = 0.0
     is_raised: bool = False  # before all tiers: others kept it from getting further for long
     follows: tuple[Sequence, int] | None = None  # waits until that one has computed so many tokens
     restoring: Restoring | None = None  # while blocks of its beginning are still to come
     restore_started_s: float = 0.0
-    num_restored: dict[str, int] = field(default_factory=dict)  # tokens by the tier that they came from
+    num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them
     is_purged: bool = False  # its computed tokens are forgotten when it ends
     chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
     batch_ends: BatchEnds = field(default_factory=BatchEnds)  # of those that gave its output

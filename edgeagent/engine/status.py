@@ -1,4 +1,4 @@
-"""What an engine reports of itself."""
+"""The status that an engine reports."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ _LONG_TOKENS = 32  # the same, while nothing has been measured
 
 @dataclass(slots=True)
 class StepInProgress:
-    """The running step of an engine; between two steps all of it is false or 0.
+    """The running step of an engine. Between two steps all fields are false or 0.
 
-    At least every second step runs to its end, however many commands come: a step after an interrupted one is not
+    At least every second step runs to its end, however many commands arrive: a step after an interrupted one is never
     `is_long`, and no step is put off twice in a row.
     """
 
     can_be_interrupted: bool
     is_long: bool = False  # and may be interrupted; a command queued before it is set is seen before the step starts
-    is_urgent: bool = False  # has a realtime request; stays until the next step
+    is_urgent: bool = False  # has a realtime request; keeps its value until the next step
     expected_s: float = 0.0  # 0: not known
     _was_interrupted: bool = False
     _was_put_off: bool = False

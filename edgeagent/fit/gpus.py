@@ -12,7 +12,7 @@ _UNKNOWN = 1 << 60  # of a device that does not say what it has: it is tried
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device with the bytes that are free on it; `shares_memory`: they are the machine's own."""
+    """A device and its free bytes. `shares_memory`: its memory is the machine's RAM."""
 
     name: str
     free_bytes: int

@@ -117,7 +117,7 @@ class PolicyFile:
             raise Forbidden(self._trouble or f"the machine's policy ({self.path}) says pulls = false")
 
     def check_model(self, path: Path, sha256: Callable[[Path], str]) -> None:
-        """Raise ModelLoadFailed if a model's file may not be loaded. `sha256` is called only if the policy needs the hash."""
+        """Raise ModelLoadFailed if a model's file may not be loaded. `sha256` is called only if it is needed."""
         allowed = self.policy.model_sha256
         if allowed is not None and (found := sha256(path)) not in allowed:
             raise ModelLoadFailed(

@@ -1,4 +1,4 @@
-"""Finds a remote's API key where its owner put it. A key is in no file of ours, no command line and no message."""
+"""Finds a remote's API key where the owner put it. It is never in edgeagent's files, arguments or messages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RETRY_S = 10.0
 
 
 class KeyFinder:
-    """Finds keys. Those of the system's keyring are kept: asking it may take long, since it may ask the user.
+    """Finds keys. Keys from the system's keyring are kept in memory, since the keyring may ask the user each time.
 
-    Unless it `waits`, the keyring is asked on a thread of its own, and until it answers the key is missing.
+    With `waits`, a call waits for the keyring. Otherwise a thread asks it, and the key is missing until it answers.
     """
 
     def __init__(self, *, waits: bool = True, clock: Callable[[], float] = time.monotonic) -> None:

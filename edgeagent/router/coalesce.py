@@ -64,11 +64,11 @@ class SharedStreams:
         return key is not None and self._running(key) is not None
 
     def num_starting(self, backend: str) -> int:
-        """Return how many streams a backend is about to be given, which it does not count yet."""
+        """Return how many streams are about to start on a backend, which does not count them yet."""
         return sum(stream.backend == backend and not stream.has_begun for stream in self._open.values())
 
     def cancel(self, backend: Backend, request_id: str) -> None:
-        """End a request politely; a stream that another request reads goes on."""
+        """Cancel a request. If another request reads the same stream, the stream continues."""
         stream = self._read.get((backend.name, request_id))
         if stream is None:
             backend.cancel(request_id)
@@ -107,7 +107,7 @@ class SharedStreams:
         return None if stream is None or stream.is_over else stream
 
     def _close(self, stream: _Stream) -> None:
-        """Take no more readers."""
+        """Let no further request read a stream."""
         stream.first = None
         if self._open.get(stream.key) is stream:
             del self._open[stream.key]
@@ -188,7 +188,7 @@ class _Stream:
         self.has_begun = False
         self.request_id = request_id
         self._last = _Link(Step(()))  # before the first step
-        self.first: _Link | None = self._last  # None: no more readers are taken
+        self.first: _Link | None = self._last  # None: no further request may read
         self.readers: dict[str, _Reader] = {}
         self._steps = steps
         self._max_kept_steps = max_kept_steps

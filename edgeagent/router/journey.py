@@ -36,7 +36,7 @@ class Journey:
         self._deadline_s = None if request.timeout_s is None else clock() + request.timeout_s
         self._failed: set[str] = set()
         self._errors: list[EdgeAgentError] = []
-        self._broken: EdgeAgentError | None = None  # the failure that cut off what the client has
+        self._broken: EdgeAgentError | None = None  # the failure that interrupted the client's answer
         self._num_before = 0  # tokens that the client had when the attempt began, and
         self._began_s = clock()  # when that was
         self._elsewhere: Order | None = None

@@ -32,10 +32,7 @@ class Placing:
         why_local: Callable[[], str] = lambda: "",
         targets: Targets = TARGETS,
     ) -> None:
-        """Take the backends, and what else decisions depend on.
-
-        `why_local` says why the machine's policy keeps every request here; empty where it does not.
-        """
+        """`why_local` returns why the machine's policy keeps every request on this machine; empty if it does not."""
         self.backends = backends
         self._remotes = remotes
         self.conversations = Conversations()
@@ -111,7 +108,7 @@ class Placing:
                     self._remotes.warm(name)
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
-        """Return where an answer that lost its worker goes on sooner than with the worker's successor, if anywhere."""
+        """Return the routes to continue an answer on, if its worker died and they are faster than the next worker."""
         mode = self.mode(request)
         estimates, _ = self._estimates(request, mode, without, None)
         local = estimates.pop(route.backend, None)

@@ -1,4 +1,4 @@
-"""Which failures let another place be tried, and what a client is told if none can serve."""
+"""Decides after which failures another place is tried, and which error a client gets if none can serve."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from edgeagent.types import GenerateRequest
 
 _USUAL_BYTES = 4  # of a token
 
-# What a place lacks, which another may have.
+# One place may lack what another has.
 _LACKS = (ContextLengthExceeded, NotSupported)
 _LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed, WorkerCrashed, ModelNotFound)
 
 
 def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
-    """Whether no other place may be tried: the request's own mistake, found here, or its own deadline."""
+    """Whether no other place may be tried: the request is wrong, as found on this machine, or its deadline passed."""
     if isinstance(error, RequestTimeout):
         return True
     return is_local and isinstance(error, InvalidRequest) and not lacks(error)

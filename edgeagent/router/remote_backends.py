@@ -20,7 +20,7 @@ from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
 
 # A change must hold within a second, streams that run included.
 _TICK_S = 0.3
-# If the boot clock advanced by this much more than ours, the machine slept, and its connections may be dead.
+# If the boot clock advanced by this much more than the monotonic clock, the machine slept, and connections may be dead.
 _SLEPT_S = 5.0
 
 logger = logging.getLogger(__name__)

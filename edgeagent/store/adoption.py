@@ -41,7 +41,7 @@ class Adoptable:
 
 
 def adoptable(source: str, environment: Mapping[str, str] | None = None) -> tuple[Adoptable, ...]:
-    """Return the models of one of SOURCES, of a folder, or the one of a file; the same name comes once."""
+    """Return the models of a source: a name in SOURCES, a folder or a file. Each name appears once."""
     environment = os.environ if environment is None else environment
     find = SOURCES.get(source)
     models = _of_path(Path(source)) if find is None else find(environment)

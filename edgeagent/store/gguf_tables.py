@@ -73,10 +73,10 @@ Metadata = dict[str, int | float | str | Array]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What the tensors add up to; `data_bytes` runs to the end of the last one.
+    """Sums over all tensors. `data_bytes`: from the start of the data to the end of the last tensor.
 
-    `matrix_bytes` are those of matrices by type, without the table of tokens, which is only looked up. `layer_bytes`
-    and `expert_bytes` are those of a layer, by its number.
+    `matrix_bytes`: the bytes of matrices by type, without the token embeddings, which are only looked up. `layer_bytes`
+    and `expert_bytes`: the bytes of a layer by its number.
     """
 
     num_params: int

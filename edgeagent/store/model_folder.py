@@ -62,7 +62,7 @@ class ModelFolder:
 
 
 def _entries(folder: Path, root: Path) -> tuple[set[str], list[Path]]:
-    """Return the names of a folder's model files, and the folders in it without those of the hub's layout."""
+    """Return the names of a folder's model files and of its subfolders, without the folders of the hub's layout."""
     files, inner = set(), []
     try:
         with os.scandir(folder) as entries:

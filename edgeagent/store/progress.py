@@ -42,7 +42,7 @@ class Meter:
         self._have = 0
 
     def begin(self, have: int) -> None:
-        """A download begins, with this much of its file on disk."""
+        """Note that a download begins, with this many bytes of its file on disk."""
         self._have = have
         self._resumed_bytes += have
 

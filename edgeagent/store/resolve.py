@@ -136,7 +136,7 @@ class Library:
             raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
 
     def holds(self, name: str) -> bool:
-        """Whether a model of this name, or of MODEL+ADAPTER, is on this machine; its files are not verified. False for a path."""
+        """Whether this machine has the model NAME or MODEL+ADAPTER; files are not verified. False for a path."""
         with suppress(EdgeAgentError, OSError):
             return self.find(name).origin != "path"
         base, _, adapter = name.rpartition("+")

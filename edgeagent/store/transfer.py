@@ -40,8 +40,8 @@ class _BrokenAnswer(Exception):
 class Transfer:
     """Downloads files into partial files.
 
-    Each try asks the hub again where the file is, because the addresses it gives expire. The partial file is kept
-    whenever a try fails or is interrupted.
+    Each try asks the hub again for the file's address, because addresses expire. If a try fails or is interrupted, the
+    partial file is kept.
     """
 
     def __init__(self, endpoint: str, token: str | None, min_free_bytes: int) -> None:

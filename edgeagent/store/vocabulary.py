@@ -29,7 +29,7 @@ def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
 
 
 def _tokens_of(header: GgufHeader) -> bytes:
-    """Return the array of tokens as it is in the file."""
+    """Return the bytes of the array of tokens in the file."""
     place = header.tokens_at
     with header.path.open("rb") as file:
         file.seek(place.start)

@@ -44,8 +44,7 @@ class TokenTools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text that activates the grammar. is_start: only as the answer's first text, and then part of the grammar's
-    text."""
+    """Text that activates the grammar. `is_start`: only at the start of the answer, as part of the grammar."""
 
     text: bytes
     is_start: bool = False

@@ -100,7 +100,7 @@ class JsonGuard:
         beyond = digits[self._starts.num_digits[digits] > self._room]
         if not mask[beyond].any():
             return mask
-        # If the grammar requires more digits, they belong to a const, or to a number that must not be 0 (after 0.000).
+        # The grammar may require more digits: for a const, or for a number that must not be 0 (after 0.000).
         shorter = _without(mask, beyond)
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 

@@ -11,8 +11,8 @@ from edgeagent.text.schema_closing import Effort, Schema, TooManyReferencesError
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 
-# Formats that the grammar compiler knows, with the most characters that one takes where the compiler sets no bound.
-# JSON Schema lets a validator ignore the others, so they are left out.
+# Formats that the grammar compiler supports. The value: the longest text, if the compiler sets no limit itself. JSON
+# Schema lets a validator ignore other formats, so they are left out.
 _FORMATS: dict[str, int | None] = {
     "date-time": 35,
     "time": 24,

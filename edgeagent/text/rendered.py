@@ -48,7 +48,7 @@ class Marker:
         text = "\n".join(strings)
         self._control = control
         self._foreign = foreign or control
-        # An escape in JSON may hide the text of a control token until the template has parsed it.
+        # JSON escapes may hide the text of a control token until the template parses the JSON.
         self._is_needed = self._foreign.search(text) is not None or "\\u" in text
         self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if self._is_needed else ""
 
@@ -66,7 +66,7 @@ class Marker:
         return pattern.sub(lambda match: match[0][0] + self._sentinel + match[0][1:], text)
 
     def split(self, text: str) -> Pieces:
-        """Take the marks out of a text; marked texts become pieces of their own, which are not trusted."""
+        """Remove the marks from a text. Each marked text becomes a separate piece, which is not trusted."""
         if not self._is_needed:
             return ((text, True),)
         head, *tails = text.split(self._sentinel)

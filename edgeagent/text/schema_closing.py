@@ -50,11 +50,11 @@ class _Keys:
 
 
 def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
-    """Return the schema with every object closed that gives `properties` and leaves `additionalProperties` out.
+    """Return the schema with each object closed that has `properties` and no `additionalProperties`.
 
-    Names that only `required` gives stay possible. The keys that allOf, anyOf, oneOf and a $ref beside other keywords
-    give to one object are joined first. Paths within the schema do not change. `effort` is shared by the schemas of one
-    request. Raise TooManyReferencesError.
+    Names that are only in `required` stay possible. Keys that one object gets from allOf, anyOf, oneOf, or a $ref
+    beside other keywords are joined first. Paths within the schema do not change. All schemas of a request share
+    `effort`. Raise TooManyReferencesError.
     """
     return _Closer(schema, effort or Effort()).close_root()
 

@@ -10,7 +10,7 @@ from edgeagent.text.schema_closing import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMA_VALU
 
 MAX_PATTERNS = 20
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-# Keywords with a meaning that the compiler cannot follow. A format or tool that is not strict goes without them.
+# Keywords that the compiler does not support. A format or tool that is not strict is compiled without them.
 _UNKNOWN = (
     *("not", "if", "contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
     *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties"),

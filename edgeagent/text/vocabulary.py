@@ -48,7 +48,7 @@ class Vocabulary(Protocol):
         ...
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether the token's text is always read as the token, without parse_special too (Qwen's <tool_call>, runs of blanks)."""
+        """Whether its text always becomes the token, with or without parse_special (Qwen's <tool_call>, blanks)."""
         ...
 
     def is_end(self, token: int) -> bool:

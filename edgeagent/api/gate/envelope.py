@@ -25,7 +25,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Envelope:
-    """The middleware that the module describes. `answer_unhandled` answers 500 to a request that failed before its answer."""
+    """The middleware that the module describes. `answer_unhandled` sends a bare 500, if no answer has begun."""
 
     def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:
         self._app = app
@@ -54,7 +54,7 @@ class Envelope:
         try:
             await self._app(scope, receive, send_named)
         except ClientDisconnect:
-            return  # there is no client left to answer
+            return  # the client has disconnected
         except Exception as error:
             # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
             places = {"places": "".join(traceback.format_tb(error.__traceback__))}

@@ -25,7 +25,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@,\s]+)(?::([1-9][0-9]{0,4}))?")
 
 
 class Hosts:
-    """The daemon's own hosts: loopback's, where it listens, and those that the owner allows."""
+    """The hosts that are the daemon's own: loopback, the addresses it listens on, and those that the owner allows."""
 
     def __init__(self, server: ServerConfig) -> None:
         self._names = set(_LOOPBACK_NAMES)
@@ -54,7 +54,7 @@ class Hosts:
         server = scope.get("server")
         own = server[1] if server else None
         if port is None:
-            # Without a port the header means the scheme's own (RFC 9110, section 7.2); a Unix socket has none.
+            # Without a port, Host means the scheme's default port (RFC 9110, section 7.2). A Unix socket has no port.
             return is_unix(scope) or own == _DEFAULT_PORTS.get(scope["scheme"])
         return own is not None and int(port) == own
 

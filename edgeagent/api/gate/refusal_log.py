@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class RefusalLog:
-    """Logs one line for each subject and minute, and at most MAX_LINES a minute. The next line counts those left out."""
+    """Logs one line for each subject and minute, at most MAX_LINES a minute. The next line counts those left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,13 +1,14 @@
 """Who may talk to the daemon: decided on the ASGI scope alone, before a body is read or a WebSocket is upgraded.
 
-The rules, in order; each applies to every path but where it says otherwise:
+The rules, in order. Each applies to every path, unless it says otherwise:
 1. the request target is a path, and the headers are few and short;
 2. Host is one of the daemon's own names (a web page that rebinds its name to 127.0.0.1 has another Host; api/hosts);
-3. Origin, Referer and Sec-Fetch-Site show no web page but one that was allow-listed;
+3. Origin, Referer and Sec-Fetch-Site show no web page, or an allow-listed one;
 4. a preflight of an allow-listed page is answered here;
-5. the asker may use the path (api/access);
-6. a body is declared as JSON, which a page can do only after a preflight; if no browser sent it, also as nothing, or as
-   a form, as curl does by default. The Ollama API takes any type, since its programs send any, but not from a browser.
+5. the client may use the path (api/gate/access);
+6. a body is declared as JSON, which a page can do only after a preflight. If no browser sent it, it may have no type,
+   or that of a form, as curl sends by default. The Ollama API takes any type, since its clients send any, but not from
+   a browser.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Security:
         if admission.is_preflight and admission.origin is not None:
             await _answer_preflight(send, admission.origin)
             return
-        # Set for every request, also to nothing: the server begins a connection's next one in the context of the last.
+        # Set for every request, if only to None: a connection's next request starts in the context of the last one.
         grant = self._grants.open(admission.shown)
         GRANT.set(grant)
         if grant is not None and scope["type"] == "http" and has_body(scope):

@@ -87,7 +87,7 @@ async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAns
 
 
 def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
-    """Return the reply's body, made in steps between which other threads have their turns."""
+    """Return the reply's body. It is built in steps, so that other threads can run in between."""
     steps: list[bytes] = []
     for start in range(0, len(answer.tokens), _MAX_TOKENS_A_STEP):
         step = slice(start, start + _MAX_TOKENS_A_STEP)
@@ -100,7 +100,7 @@ def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes where it is a part of a character."""
+    """Return a token's text, or its bytes if it is a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -125,7 +125,7 @@ def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:
 
 
 def _names_beside(model: LocalModel) -> tuple[str, ...]:
-    """Return a model's aliases. A file that has no other name may be served by its path, under the file's name."""
+    """Return a model's other names. A file without a name may be served by its path, under the file's name."""
     return (model.name, *model.aliases) if model.origin == "alias" else model.aliases
 
 

@@ -155,7 +155,7 @@ class TextChunks:
         self._answer = answer
         self._delivery = answer.completion.delivery
         self._so_far = [SoFar() for _ in answer.choices]
-        self._told: set[int] = set()  # choices of which it was said where they come from
+        self._told: set[int] = set()  # choices whose placement was sent
         self._tail: Fields = {"usage": None} if self._delivery.is_usage_streamed else {}
 
     def of(self, index: int, step: Step) -> list[Fields]:

@@ -83,7 +83,7 @@ def read_completion(fields: Fields, *, completion_id: str, default_model: str, p
                 format=body.schema_format(TextFormat()),
                 max_tokens=limit,
                 stop=tuple(body.stop or ()),
-                # The best are those whose own tokens are likeliest.
+                # The best choices are those whose tokens have the highest probability.
                 logprobs=0 if num_rivals is None and num_tried > num_kept else num_rivals,
                 tier=tier(body.service_tier),
                 cache=body.cache(partition),

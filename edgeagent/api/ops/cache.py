@@ -27,7 +27,7 @@ Name = Annotated[str, Field(max_length=64)]
 
 
 class PurgeBody(Body):
-    """`client`: the client whose prompts to forget, "" for the owner's; without the field those of all."""
+    """`client`: the client whose prompts to forget; "" is the owner. Without the field: all clients."""
 
     client: Name | None = None
 
@@ -60,7 +60,7 @@ async def purge(request: Request) -> JSONResponse:
     await _purge_workers(context, body.client)
     folder = context.config.cache_dir
     try:
-        # Blocks that the workers do not know: of other models, other settings, other processes.
+        # Blocks that no worker knows of: those of other models, settings and processes.
         await asyncio.to_thread(cache_folder.purge, folder, body.client)
     except OSError as error:
         raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None

@@ -48,7 +48,7 @@ class Probe:
             context = copy_context()
             context.run(GRANT.set, None)
             self._task = asyncio.create_task(self._run(), context=context)
-        # Shielded: one client's leaving must not fail the others' probe.
+        # Shielded: if one client disconnects, the probe must not fail for the others.
         return await asyncio.shield(self._task)
 
     async def _run(self) -> EdgeAgentError | None:

@@ -67,7 +67,7 @@ class _Running:
         self._told_at_s = 0.0
 
     def start(self) -> None:
-        # A daemon thread: a download whose server is silent must not keep the daemon from its end.
+        # A daemon thread, so that a download from a silent server does not delay the end of the process.
         threading.Thread(target=self._run, name="pull", daemon=True).start()
 
     def cancel(self) -> None:

@@ -253,7 +253,7 @@ def read_create(fields: Fields) -> ResponseCreate:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     tools = _read_tools(body.tools or [])
     choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
-    # Tools are kept as text: as a tree they would be large, and slow to throw away.
+    # Tools are kept as text. As objects they would be large, and slow to free.
     body = body.model_copy(update={"tools": None})
     return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
 

@@ -81,7 +81,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
         max_tokens=MAX_SUMMARY_TOKENS,
         tier=template.tier,
         cache=template.cache,
-        # How far to shorten it is found with this machine's tokenizer.
+        # This machine's tokenizer counts how far the conversation must be shortened.
         route=RouteMode.LOCAL_ONLY,
     )
     parts: list[str] = []

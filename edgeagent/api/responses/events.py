@@ -118,7 +118,7 @@ class ResponseEvents:
         self._clock = clock
         self._num_events = 0
         self._events: list[Event] = []
-        self._untold: Event | None = None  # where the response runs, until the next event says it
+        self._untold: Event | None = None  # where the response runs; the next event reports it
         self._open: OpenItem | None = None
         self._output: list[Event] = []
 
@@ -166,7 +166,7 @@ class ResponseEvents:
         self._close_item("incomplete")
         self.response["status"] = "failed"
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
-        # No timings came with the failure; who failed and why is known.
+        # A failure has no timings, but it says who failed and why.
         run: Event = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
             run["num_delivered_tokens"] = error.num_delivered_tokens

@@ -173,7 +173,7 @@ def compaction_item(item_id: str, summary: str) -> CompactionItem:
 
 def _read_compaction(content: object, item_id: str) -> CompactionItem | None:
     if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
-        # Ciphertext of the service that made it: accepted, and of no use to this model.
+        # Encrypted by the service that made it. It is accepted, but this model cannot read it.
         return None
     try:
         packed = content.removeprefix(_COMPACTION_PREFIX)

@@ -51,7 +51,7 @@ class _Teller:
     def _tell_item(self, item: OpenItem, status: str | None) -> None:
         """Emit the events of an item; status None: it is open."""
         num_closing = 0 if status is None else item.num_closing
-        before = self.number + item.num_opening - 1  # what a delta without characters would have
+        before = self.number + item.num_opening - 1  # the result of a delta without characters
         if before + item.num_chars + num_closing <= self._after:
             self.number = before + item.num_chars + num_closing + 1
             return

@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import TypeVar
 
-# A request that waits longer than this gets its headers; a later error comes in the stream. The daemon and the thread
-# that reads prompts beside the engine refuse within milliseconds (a full queue, an unknown model, a prompt that is too
-# long); a request that takes longer is accepted, and waits for a place or for a model that loads. Clients wait for
-# headers 5 s and more.
+# After this time a waiting request gets its headers, and a later error is part of the stream. Refusals (a full queue,
+# an unknown model, a prompt that is too long) take milliseconds. A request that takes longer is accepted and waits for
+# a place or for a model to load. Clients wait 5 s or more for headers.
 PATIENCE_S = 2.0
 
 T = TypeVar("T")

@@ -45,7 +45,7 @@ class KnownFields:
 
     @classmethod
     def of(cls, body: type[BaseModel], *more: str, options: frozenset[str] = frozenset()) -> KnownFields:
-        """Return the fields of a body, and `more` that are taken and have no effect."""
+        """Return the fields of a body, and `more`: fields that are accepted without effect."""
         return cls(frozenset({*body.model_fields, *more}), options)
 
     def warning(self, fields: Mapping[str, object]) -> FieldWarning | None:

@@ -34,7 +34,7 @@ class Control:
         self._scope: asyncio.Timeout | None = None
 
     def end(self, cause: Cause, message: str = "") -> None:
-        """End the request: what it awaits is cancelled at once, and what it would await next does not begin."""
+        """End the request: cancel the operation that it awaits, and let no further one begin."""
         if self.cause is not None:
             return
         self.cause, self.message = cause, message

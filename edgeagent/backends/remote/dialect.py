@@ -36,7 +36,7 @@ class Dialect(Struct, frozen=True):
     max_tokens: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
 
-# Not known yet, or known to nobody. What most servers take is sent, and only if the request has it.
+# The server's kind is unknown. Send a field only if the request has it and most servers take it.
 UNKNOWN = Dialect("")
 VLLM = Dialect(
     "vllm",

@@ -148,7 +148,7 @@ class Pause:
         self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
-        """Note that it is full. Without its own word: full jitter, up to twice as long each time."""
+        """Note that the endpoint is full. If it names no delay, wait a random time, with a limit that doubles."""
         if retry_after_s is None:
             if self.seconds_left(now_s):
                 return

@@ -109,7 +109,7 @@ class Run:
         return self._step(deltas)
 
     async def close(self) -> None:
-        """End the request, whatever its state; close a row of the ledger that is still open as cancelled."""
+        """End the request in any state. If its row in the ledger is still open, close it as cancelled."""
         self._close_row("cancelled")
         await self._leave()
 

@@ -1,7 +1,7 @@
 """Counts the KV cells in use when sequences share prefixes.
 
-A copy of llama.cpp's own count (which its API no longer gives): computing a token takes a cell, sharing a prefix tags
-the source's cells for the target, trimming frees the cells that have no other holder. Like llama.cpp it takes the
+It repeats llama.cpp's own count, which the API no longer reports. Computing a token takes a cell. Sharing a prefix tags
+the source's cells for the target. Trimming frees the cells that no other sequence holds. Like llama.cpp, it takes the
 lowest free cells, so that it can estimate the highest used one.
 """
 

@@ -26,7 +26,7 @@ class Pins:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._pins: OrderedDict[str, _Pin] = OrderedDict()  # the least recently used lane first
+        self._pins: OrderedDict[str, _Pin] = OrderedDict()  # the least recently used one first
         self._num_pins: Counter[BlockKey] = Counter()
         self._num_bytes = 0
 

@@ -26,7 +26,7 @@ class Slots:
     """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
 
     def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
-        """`on_evict` is called with the id of an idle sequence that is about to be forgotten."""
+        """`on_evict` is called with the id of an idle sequence before the sequence is evicted."""
         self._runner = runner
         self._on_evict = on_evict
         self._tree = tree
@@ -97,7 +97,7 @@ class Slots:
         return best
 
     def is_idle(self, seq_id: int) -> bool:
-        """Whether a sequence ended and its prefix stayed."""
+        """Whether a sequence has ended and its prefix is still in the cells."""
         return seq_id in self._idle
 
     def can_hold(self, num_tokens: int) -> bool:

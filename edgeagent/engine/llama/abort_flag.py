@@ -27,7 +27,7 @@ class AbortFlag:
         self._flag[0] = b"\1"
 
     def clear(self) -> None:
-        """Let computations run again."""
+        """Clear the flag, so that computations can run."""
         self._flag[0] = b"\0"
 
     def ask(self, must_stop: Callable[[], bool]) -> None:

@@ -319,11 +319,11 @@ class LlamaRunner:
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Let an empty target share the source's first `length` positions; False if this memory cannot."""
+        """Let an empty target share the first `length` positions of the source; False if this memory cannot do that."""
         if not self.can_trim(source, length) or not self._past.settle(source):
             return False
-        # The whole sequence is tagged and then cut: sliding windows hold only part of [0, length), and recurrent
-        # states know no ranges.
+        # Copy the whole sequence, then trim it: sliding windows hold only a part of [0, length), and recurrent states
+        # have no ranges.
         lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         if source in self._gapless_from:
             self._gapless_from[target] = self._gapless_from[source]

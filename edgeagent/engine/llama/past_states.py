@@ -22,7 +22,7 @@ from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.runner import Slice
 from edgeagent.errors import InternalError
 
-# llama.cpp's split of a batch asserts that a micro-batch has more tokens than one more than the kept states.
+# llama.cpp asserts, when it splits a batch, that a micro-batch has more tokens than the number of kept states plus one.
 _MIN_SPARE = 2
 
 

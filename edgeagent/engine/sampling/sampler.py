@@ -379,7 +379,7 @@ class Sampler:
 
 
 def _greedy(values: Floats) -> int:
-    best = int(values.argmax())  # of a NaN too, if there is one
+    best = int(values.argmax())  # the logit of a NaN too, if there is one
     if not math.isfinite(values[best]):
         raise InternalError(f"no token can be drawn: the largest logit is {values[best]}")
     return best

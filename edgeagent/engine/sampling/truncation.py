@@ -80,7 +80,7 @@ def is_sparse(mask: NDArray[np.bool_]) -> bool:
 
 
 def few_at_least(values: Floats, floor: float) -> Indices | None:
-    """Return the indices of the values that reach `floor`; None if they are too many to be worth picking out."""
+    """Return the indices of the values of at least `floor`; None if there are too many to pick out quickly."""
     reach = values >= floor
     return reach.nonzero()[0] if is_sparse(reach) else None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-# Until something is judged, drafts are expected to stand this often, so that drafting is tried.
+# The assumed acceptance rate before any draft is verified. It is high enough that drafting is tried.
 _FIRST_RATE = 0.8
-# What a judged draft still counts after one more: in its sequence, and for the sequences to come.
+# The factor on the weight of earlier drafts after each new one: within its sequence, and across sequences.
 _SEQUENCE_MEMORY = 0.94
 _SHARED_MEMORY = 0.99
 # How many judged tokens the expectation counts as, of a sequence and of one of its positions.

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeagent.engine.runner import Logits
 
-# Tokens are told apart by the draft model's probability of them.
+# Tokens are grouped by the draft model's probability for them.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 # What a judged token still counts after one more of about its probability, and how many the probability counts as.
 _MEMORY = 0.98

@@ -48,7 +48,7 @@ class _Draft:
     seq_id: int
     num_agreed: int
     restoring: Restoring | None = None
-    num_looked_at: int = 0  # tokens that were searched for ends of blocks
+    num_looked_at: int = 0  # how many tokens were searched for ends of blocks
     fed: list[int] = field(default_factory=list)
 
     def num_stood(self, tokens: Items[int]) -> int:
@@ -125,7 +125,7 @@ class DraftModel:
                 draft.num_agreed = self.prefixes.rewind(draft.seq_id)
             return {}
         except InternalError:
-            # No answer needs the draft. Its memory is unknown after a failed decode.
+            # Answers do not need the draft. The state of its memory is unknown after a failed decode.
             for draft in self._drafts.values():
                 if draft.restoring is not None:
                     self.prefixes.stop_reload(draft.restoring)
@@ -229,7 +229,7 @@ class DraftModel:
     def _draft_on(
         self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id. The last batch gives the first token of each, and further batches give the others."""
+        """Return proposals by sequence id: the first token of each from the last batch, the others from new ones."""
         proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:
             started_s = self._clock()

@@ -26,15 +26,15 @@ from edgeagent.types.choices import DraftRecord
 
 # Where drafts do not pay, this part of the time is spent on trying whether they do by now.
 _SHARE_OF_TRIALS = 0.01
-# First trials, of sequences for which nothing was drafted yet, may take this part of the time, all of them together.
+# Together, the first trials of sequences may take this part of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
-# So many tokens are tried: fewer hardly pay, and more cost more than it is worth to know.
+# A trial drafts this many tokens. Fewer hardly pay, and more would make trials expensive.
 _NUM_TRIED = 3
-# Steps of drafts until one is made without, so that its cost stays known.
+# After this many steps with drafts, one step is made without, so that its cost stays known.
 _PLAIN_EVERY = 128
-# Measured times change slowly: they are looked up again after this many steps.
+# Measured times change slowly, so they are looked up again only after this many steps.
 _STEPS_PER_LOOKUP = 16
-# Where no draft pays, this many steps pass before the next look, unless a text begins to repeat itself.
+# While no draft pays, check again only after this many steps, or when a text begins to repeat itself.
 _REST = 8
 # Where a sequence's text repeats itself, how long the match is tells how far: by the least length.
 _NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (0, "ngram, up to 5"))

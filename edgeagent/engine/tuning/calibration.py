@@ -32,8 +32,8 @@ _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt"
 # The share of the time for the form of attention; the rest is for the micro-batch. The number of layers is chosen so
 # that two rounds of the former and one of the latter should fit into the planned part.
 _FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
-# The share of the cores that a sample must have had: threads wait for each other by spinning, so one thread without a
-# core slows all of them. Systems count what the threads use by ticks of up to 10 ms.
+# The CPU share that a sample needs to count. Threads spin while they wait for each other, so one thread without a core
+# slows all of them. Systems measure CPU time in ticks of up to 10 ms.
 _UNDISTURBED = 0.8
 _MIN_COUNTED_S = 0.02
 _MIN_S = 1e-6
@@ -102,7 +102,7 @@ class Calibration:
         self._max_layers = max_layers
         self._depth = depth
         self._clock = clock
-        self._num_layers = 0  # of which measurements are taken; 0: not known yet
+        self._num_layers = 0  # the number of measurements to take; 0: not known yet
         self._is_whole = True
 
     def measure(self, candidates: Sequence[Attention], room: Room, budget_s: float) -> Measurements | None:

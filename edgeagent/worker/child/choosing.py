@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(Kept)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The attention of a model's context, the reasons in words, the calibration, and what earlier processes learnt."""
+    """The kind of attention, the reasons for the choices, the calibration, and the lessons of earlier processes."""
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -83,7 +83,7 @@ def choose(
     )
     taken = decision.attention
     now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries)
-    # Times of another kind of attention mean nothing.
+    # Times measured with another kind of attention are useless.
     is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None) == replace(
         now, measurements=None, num_tries=0
     )

@@ -29,7 +29,7 @@ class Lessons:
         self._draft = ""
 
     def teach(self, costs: CostModel) -> None:
-        """Let the cost model of the target begin with them."""
+        """Give the target's cost model the lessons to begin with."""
         costs.learn(_steps(self._earlier.times))
 
     def teach_draft(self, costs: CostModel, path: Path) -> None:

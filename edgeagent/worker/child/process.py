@@ -141,7 +141,7 @@ class _Preparer(threading.Thread):
         try:
             self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
         except Empty:
-            # Idle: prepare for the first schema. An unsuitable vocabulary raises at the first schema.
+            # Prepare for the first schema while idle. The first schema raises the error of an unsuitable vocabulary.
             with contextlib.suppress(BaseException):
                 self._host.prepare_grammars()
         while True:

@@ -36,7 +36,7 @@ from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 _USUAL_PIECE = 8  # characters for each cell; a shorter text may fit, and is quickly tokenized
-_MOST_BYTES = 16  # characters of a token, on average; a conversation that is too long by this measure is refused without rendering
+_MOST_BYTES = 16  # characters of a token, on average; a conversation too long by this measure is not even rendered
 _ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
 _TURN_TOKENS = 8  # what a turn's role and punctuation add, about
 _MAX_SIZES = 8192

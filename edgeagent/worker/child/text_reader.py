@@ -14,7 +14,7 @@ class TextReader:
     """Makes tokens of an Embed's texts, for any thread."""
 
     def __init__(self, model: Model, vocabulary: LongTextVocabulary, max_tokens: int, length: int) -> None:
-        """`length` is that of the model's vectors, 0 where it gives none."""
+        """`length`: the length of the model's embeddings, 0 if it has none."""
         self._model = model
         self._vocabulary = vocabulary
         self._max_tokens = max_tokens

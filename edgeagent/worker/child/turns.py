@@ -16,7 +16,9 @@ class Turns:
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()
-        self._waiting: list[Submit] = []  # in order of arrival; only the getting thread looks at it and what follows
+        self._waiting: list[
+            Submit
+        ] = []  # in order of arrival; only the thread that calls `get` uses this and the next fields
         self._served_at: dict[str, int] = {}  # by partition, while requests wait
         self._num_served = 0
 

@@ -58,7 +58,7 @@ class TroubleLog:
         if status.disk_cache is None or status.disk_cache.trouble is None:
             return
         trouble = one_line(status.disk_cache.trouble)
-        kind = re.sub(r"[\d.,]+", "", trouble)  # the number of bytes left changes all the time
+        kind = re.sub(r"[\d.,]+", "", trouble)  # ignore the number of free bytes, which always changes
         if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
             self._latest, self._told_at_s = kind, now_s
             logger.warning("%s: the cache on disk: %s", self._model, trouble)

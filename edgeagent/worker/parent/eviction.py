@@ -65,11 +65,11 @@ class Eviction:
         self._read = read
         self._max_wait_s = max_wait_s
         self._ending: dict[asyncio.Task[None], _Leaving] = {}
-        # Free bytes of all GPUs; None until a worker has reported them.
+        # The memory of all GPUs in bytes; None until a worker has reported its devices.
         self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
 
     def unload(self, model: LoadedModel) -> asyncio.Task[None]:
-        """Begin to end a model's worker; return the task that ends with it."""
+        """Start to stop a model's worker; return a task that is done when the worker is gone."""
         tenant = model.tenant()
         ending = self._unload(model)
         self._ending[ending] = _Leaving(model.name, 0 if tenant is None else tenant.needed_bytes)

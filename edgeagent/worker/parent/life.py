@@ -31,7 +31,7 @@ class Life:
         """Whether a request or a question was sent to it: its last lines may then quote one."""
 
     async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
-        """Return when the process ends or must be ended. Until then call `tick` with the seconds since the last."""
+        """Wait until the process ends or must be ended. Until then, call `tick` regularly with the seconds passed."""
         events: set[asyncio.Future[Any]] = {channel.ended, self.verdict}
         last_s = clock()
         while True:

@@ -117,7 +117,7 @@ class LiveRequest:
 
     @property
     def delivered(self) -> Delivered:
-        """The output so far, as the next worker must know it."""
+        """The output so far, in the form that the next worker needs."""
         return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid, self.so_far)
 
     @property

@@ -34,7 +34,7 @@ def file_size(path: Path) -> int:
 
 
 class Header(Protocol):
-    """What of a file's header a load needs."""
+    """The values of a file's header that a load needs."""
 
     @property
     def num_vocab(self) -> int: ...

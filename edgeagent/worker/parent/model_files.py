@@ -17,7 +17,7 @@ class ModelFiles:
         self._given: tuple[str, ...] = ()
 
     def give(self) -> None:
-        """Note the identity of the files: they are about to be loaded."""
+        """Note the identity of the files that are about to be loaded."""
         self._given = self._found()
 
     def are_replaced(self) -> bool:

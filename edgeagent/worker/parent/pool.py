@@ -99,7 +99,7 @@ class Pool:
         self._writes: set[asyncio.Task[None]] = set()
 
     def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
+        """Return the name of the model for requests that name none."""
         return self._default or self._config.model
 
     def find_model(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs the process that quantizes a model file, and reads how far it is. It does not know what the types mean."""
+"""Runs the process that quantizes a model file, and reads its progress. The names of types are only passed on."""
 
 from __future__ import annotations
 

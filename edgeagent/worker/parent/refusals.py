@@ -27,7 +27,7 @@ class Refusal:
     until_s: float
 
     def left_s(self, now_s: float) -> float:
-        """Return the seconds after which a worker is started again."""
+        """Return the seconds until a worker may be started again."""
         return max(0.0, self.until_s - now_s)
 
     def check(self, now_s: float) -> None:

@@ -10,7 +10,7 @@ import os
 
 _NO_NEW_PRIVILEGES = 38  # prctl's PR_SET_NO_NEW_PRIVS
 _CAPABILITY_VERSION_3 = 0x20080522
-# A daemon that runs as root, in a container say, still has to read models that belong to others, and to lock memory.
+# A daemon that runs as root, for example in a container, must still read other users' models and lock memory.
 _DAC_OVERRIDE, _DAC_READ_SEARCH, _IPC_LOCK = 1, 2, 14
 _KEPT = 1 << _DAC_OVERRIDE | 1 << _DAC_READ_SEARCH | 1 << _IPC_LOCK
 

@@ -77,7 +77,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
         return ()
     _wake_gpu()
     state: list[str] = []
-    # On an old kernel, or in a container that forbids it, the worker still serves: the state says what is missing.
+    # If the kernel is too old or a container forbids it, the worker serves without it; the status says so.
     with contextlib.suppress(OSError):
         privileges.give_up()
         state.append(NO_NEW_PRIVILEGES)

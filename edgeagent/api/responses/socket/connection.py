@@ -33,13 +33,13 @@ from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.json_body import aside
 from edgeagent.errors import EdgeAgentError, InternalError
 
-# A request that is neither refused nor started by then is announced as begun: clients time out on silence. Before it,
-# an error still goes out with its own status instead of as a failed response.
+# After this time a request that is neither refused nor started is announced as begun, since clients time out without an
+# event. Until then an error is sent with its own status instead of as a failed response.
 ADMISSION_S = 0.25
-# A client that leaves its socket full for this long has gone, whatever its operating system says.
+# A client that reads nothing for this long counts as gone, even if the connection is still open.
 STALL_S = 10.0
 CLOSE_S = 1.0
-# Frames of one client: a few are read at once, and then no more a second than cost the loop a tenth of its time.
+# Limits on a client's frames: a burst is read at once, then this many a second, which take a tenth of the loop's time.
 FRAMES_PER_S = 500.0
 FRAMES_BURST = 250
 # How long a terminal event may wait for its response to be stored.
@@ -82,8 +82,8 @@ class Connection:
         self._kept: dict[str, asyncio.Future[None]] = {}
         self._delivery_times: dict[str, DeliveryTime] = {}
         self._is_stalled = asyncio.Event()
-        # When the frame that is being written began, and the timer that looks at it: one for many frames, since each
-        # of its own would cost more than most frames do.
+        # When writing the current frame began, and the timer that checks it. Many frames share a timer, since a timer
+        # for each frame would cost more than most frames.
         self._sending_since_s: float | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -115,7 +115,7 @@ class Connection:
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 unexpected("a WebSocket", error)
                 await self._close(INTERNAL_ERROR, "internal error")
-        # Where even the close frame is not taken, the transport cuts the connection, and counts it.
+        # If the client does not read the close frame either, the transport cuts the connection and counts it.
         if self._is_stalled.is_set() and await self._close(TRY_AGAIN_LATER, "the client does not read"):
             metrics.slow_clients_cut_total.labels("websocket").inc()
 

@@ -13,7 +13,7 @@ from edgeagent.api.responses.socket.actions import Close, Send
 
 # Above this the requests of a connection are no longer asked for more (their backend then pauses).
 MAX_PENDING_BYTES = 256 << 10
-# Far above it the client itself is the cause: it sends bad frames and does not read the answers.
+# Only a client that sends bad frames and does not read the errors gets far above it.
 MAX_FLOOD_BYTES = 4 << 20
 # A merged delta stays well under the 1 MiB that clients take as a frame.
 MAX_MERGED_CHARS = 64 << 10

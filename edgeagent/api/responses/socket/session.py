@@ -371,7 +371,7 @@ class Session:
             self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
 
     def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
-        """Send the error of a create that failed before it began, or, of a successor, give its steers back."""
+        """Send the error of a create that failed before it began. For a successor, return its steers instead."""
         if answers:
             self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
         else:

@@ -346,7 +346,7 @@ class Folder:
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:
-        """Return how much all blocks may take so that the disk keeps its reserve. Negative: evicting all is not enough."""
+        """Return how much all blocks may take so that the disk keeps its reserve; negative if even that is no help."""
         spare = self._files.free_bytes() - self._limits.min_free_bytes
         return min(self._limits.max_bytes, self._index.num_bytes + spare)
 

@@ -61,11 +61,11 @@ class Index:
         return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
 
     def epochs(self) -> Epochs:
-        """Return a copy of the epochs. Take it before a scan, so that blocks forgotten during the scan stay forgotten."""
+        """Return a copy of the epochs. Taken before a scan, it keeps blocks forgotten that are forgotten meanwhile."""
         return Epochs(self._epoch, dict(self._epochs))
 
     def forget(self, root: BlockKey | None) -> int:
-        """Forget all present blocks of a partition (None: of all), so that no lookup finds them. Return their number."""
+        """Hide all present blocks of a partition (None: of all) from lookups; return how many there were."""
         num_found = sum(
             1
             for held in self.all()

@@ -121,7 +121,7 @@ class DiskWriter:
         self.max_pending_bytes = 256 << 20
         """The writer makes no pauses while this many bytes are pending."""
         self.pending: dict[BlockKey, Block] = {}
-        """Blocks to be written. The engine's thread adds and withdraws them; the writer removes those it has written."""
+        """Blocks to be written. The engine's thread adds and withdraws them; the writer removes the written ones."""
         self.is_stalled = False
         """Whether writing is blocked: the disk fails, or the hour's allowance is used up."""
         self.is_broken = False

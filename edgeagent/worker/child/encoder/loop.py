@@ -195,7 +195,7 @@ class EncoderWorker:
         try:
             rows = self._host.encode(texts)
         except DecodeCancelled:
-            return  # it is computed again, unless its question was dropped
+            return  # the batch is computed again, unless its question was dropped
         except EdgeAgentError as error:
             del self._jobs[ask_id]
             self._frames.put(failed(ask_id, error))
