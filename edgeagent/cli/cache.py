@@ -36,9 +36,9 @@ PART_COLUMNS = ("model", "client", "blocks", "tokens", "size", "unused for")
 
 @cache_app.command("stats")
 def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Show what the running models keep.
+    """Show the caches of the running models.
 
-    In memory and on disk, with how often it was of use.
+    It shows memory and disk, and how often cached prompts were used.
     """
     settings = _settings(state_dir, config)
     models = _call(settings, "/edgeagent/status")["models"]
@@ -55,7 +55,7 @@ def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFil
 
 @cache_app.command("list")
 def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """List what is on disk, by model and client."""
+    """List the prompts on disk, by model and client."""
     settings = _settings(state_dir, config)
     try:
         parts = cache_folder.list_parts(settings.cache_dir)

@@ -22,16 +22,16 @@ _NAME_WIDTH = 13
 
 
 def doctor(
-    network: Annotated[bool, typer.Option("--network", help="Ask the hub too whether it answers.")] = False,
+    network: Annotated[bool, typer.Option("--network", help="Also check that the hub answers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     models_dir: ModelsDir = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Look for what keeps edgeagent from running on this machine, or makes it slow; say what to do.
+    """Find problems that prevent edgeagent from running on this machine or make it slow, and say what to do.
 
-    It looks at llama.cpp, CPU, GPUs, memory, sandbox, folders, port and the running daemon, and changes nothing. Exits
-    with 1 where something fails.
+    It checks llama.cpp, CPU, GPUs, memory, sandbox, folders, port and the running daemon, and changes nothing. Exits
+    with 1 if a check fails.
     """
     from edgeagent.doctor.checks import examine
     from edgeagent.doctor.gather import gather

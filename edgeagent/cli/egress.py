@@ -56,12 +56,12 @@ def egress(
         Path | None, typer.Option("--export", metavar="FILE", help="Write every row as a line of JSON; - is stdout.")
     ] = None,
     is_purge: Annotated[
-        bool, typer.Option("--purge", help="Delete every row; the sums of today's budgets stay.")
+        bool, typer.Option("--purge", help="Delete every row; today's use of budgets is kept.")
     ] = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show which requests left this machine: when, for whom, why, where to, and how much. Never what they said.
+    """Show which requests left this machine: when, for which client, why, where to, and how much; not their content.
 
     The rows are in the state folder, private, for 30 days.
     """

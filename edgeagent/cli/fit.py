@@ -33,7 +33,7 @@ def fit(
         typer.Option("--vram", metavar="SIZES", help="Memory of each GPU, e.g. 8G or 8G,6G; 0: none. [default: free]"),
     ] = None,
     ctx: Annotated[int, typer.Option("--ctx", metavar="N", min=0, help="Tokens of context. [default: as serve]")] = 0,
-    draft: Annotated[bool, typer.Option(help="Count the draft model that runs beside it, if it is here.")] = True,
+    draft: Annotated[bool, typer.Option(help="Count its draft model too, if it is on this machine.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     models_dir: ModelsDir = None,
     state_dir: StateDir = None,

@@ -28,7 +28,7 @@ KeepAlive = Annotated[
 
 
 def ps(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """List the models that are loaded or being loaded. Exits with 1 when no daemon runs."""
+    """List the models that are loaded or being loaded. Exits with 1 if no daemon runs."""
     report = ask(_daemon(state_dir, config), "/edgeagent/status")
     models = [model for model in report["models"] if model["pid"] is not None]
     if as_json:

@@ -37,8 +37,9 @@ def remove(
 ) -> None:
     """Delete models from this machine.
 
-    Says what goes and what that frees, and asks. An alias goes alone. Of an imported model only the name goes: its file
-    is another program's. A daemon that has a model loaded keeps it until it unloads it.
+    Shows what will be deleted and how much space that frees, and asks. Deleting an alias keeps the model. Deleting an
+    imported model removes only its name, since the file belongs to another program. A daemon that has loaded the model
+    keeps it until it unloads it.
     """
     from edgeagent.store.shelf import Shelf
 
@@ -65,10 +66,10 @@ def prune(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Delete what no model needs: downloads that were not finished, and files that no name uses.
+    """Delete files that no model needs: unfinished downloads, and files without a name.
 
-    Says what goes and what that frees, and asks. A download under way stays. Only GGUF files of the shared Hugging Face
-    cache are looked at.
+    Shows what will be deleted and how much space that frees, and asks. Running downloads stay. Only GGUF files in the
+    shared Hugging Face cache are considered.
     """
     from edgeagent.store.pruning import Pruner
 
@@ -117,7 +118,7 @@ def import_models(
         typer.Argument(metavar="SOURCE", help="ollama, lmstudio, llama.cpp, or a folder or a .gguf file."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="Import this model alone; may be repeated.")
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Import only this model; may be repeated.")
     ] = None,
     as_json: AsJson = False,
     models_dir: ModelsDir = None,
@@ -126,8 +127,8 @@ def import_models(
 ) -> None:
     """Use models that Ollama, LM Studio or llama.cpp keep on this machine, without copying them.
 
-    Without SOURCE it lists what these programs have. The files stay theirs: what they delete is gone here too. Where a
-    program tells a file's sha256, the file is checked against it first.
+    Without SOURCE it lists the models of these programs. The files still belong to them: a model that they delete is
+    gone here too. If a program knows a file's sha256, the file is checked first.
     """
     from edgeagent.store.adoption import SOURCES, adoptable
     from edgeagent.store.shelf import Shelf

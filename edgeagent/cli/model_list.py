@@ -23,7 +23,7 @@ CATALOG_COLUMNS = ("name", "kind", "size", "fits", "context", "draft", "license"
 
 
 def list_models(
-    is_available: Annotated[bool, typer.Option("--available", help="List the catalog: what can be fetched.")] = False,
+    is_available: Annotated[bool, typer.Option("--available", help="List the catalog of models to download.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     models_dir: ModelsDir = None,
     state_dir: StateDir = None,
@@ -31,7 +31,7 @@ def list_models(
 ) -> None:
     """List the models on this machine.
 
-    These are the built-in one, those in the shared Hugging Face cache, .gguf files in --models-dir, and imported ones.
+    It lists the bundled model, models in the shared Hugging Face cache, .gguf files in --models-dir, and imported ones.
     """
     settings = settings_of(models_dir, state_dir, config)
     if is_available:
@@ -53,7 +53,7 @@ def show(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show one model: its files, its architecture, its memory, and what the catalog says of it."""
+    """Show one model: its files, its architecture, its memory, and its entry in the catalog."""
     from edgeagent.errors import ModelNotFound
     from edgeagent.store.resolve import Library
 

@@ -23,7 +23,9 @@ def pull(
         ),
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Leave out the draft that the catalog names.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no hub: say whether the model is here.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask the hub; show whether the model is on this machine.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, progress included.")] = False,
     models_dir: ModelsDir = None,
     state_dir: StateDir = None,

@@ -19,11 +19,11 @@ policy_app = typer.Typer(rich_markup_mode=None)
 def show(
     loaded: LoadedConfig,
     effective: Annotated[
-        bool, typer.Option("--effective", help="Show what holds: the strictest of policy, options and remotes.")
+        bool, typer.Option("--effective", help="Show what is in force: the strictest of policy, options and remotes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the machine's policy, and where it is. Exits with 1 where its file cannot be trusted or understood.
+    """Print the machine's policy and its path. Exits with 1 if the file cannot be trusted or read.
 
     Takes the flags of `serve`, to see what they would do.
     """

@@ -35,7 +35,8 @@ def quantize(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Take a model that is quantized already; quality is lost twice.")
+        bool,
+        typer.Option("--allow-requantize", help="Accept a source that is already quantized; it loses quality twice."),
     ] = False,
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", min=0, max=MAX_THREADS, help="CPU threads; 0 is one per core.")
@@ -47,9 +48,9 @@ def quantize(
 ) -> None:
     """Make a smaller, quicker copy of a model, with fewer bits for each number.
 
-    The best source is F32, F16 or BF16. The result is MODEL-TYPE.gguf beside the model; for a model of the hub or of
-    another program it goes to --models-dir, else to this folder. It gets its name when it is whole and checked; Ctrl-C
-    leaves nothing. Parts of a split model become one file.
+    The best source is F32, F16 or BF16. The result is MODEL-TYPE.gguf beside the model. If the model is from the hub or
+    another program, the result goes to --models-dir, or else to the current folder. It gets its name once it is
+    complete and checked; Ctrl-C leaves no file. The parts of a split model become one file.
     """
     from edgeagent.store.quantized import plan
     from edgeagent.store.resolve import Library

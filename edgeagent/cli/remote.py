@@ -98,8 +98,8 @@ def add(
 ) -> None:
     """Let requests go to a server that speaks OpenAI's API: vLLM, SGLang, llama-server, another edgeagent.
 
-    Shows what would leave this machine, and asks. A running daemon uses the remote within a second. Without --key-…
-    no key is sent; the key itself is never an argument.
+    Shows what would leave this machine, and asks. A running daemon uses the remote within a second. Without a --key-…
+    option no key is sent. The key itself is never an argument.
     """
     remote = Remote(
         name,
@@ -149,7 +149,7 @@ def _write_down(remote: Remote, settings: Config) -> None:
 def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Try a remote: its name, connection, TLS, models, and one token, with the time that each takes.
 
-    A greeting is sent, and nothing of a client's. Exits with 1 if an endpoint fails.
+    It sends a greeting, and no client's data. Exits with 1 if an endpoint fails.
     """
     import asyncio
 
@@ -192,14 +192,14 @@ def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: Co
 
 @remote_app.command("rm")
 def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Remove a remote. A running daemon sends nothing more there, and stops what runs there, within a second."""
+    """Remove a remote. Within a second a running daemon stops the requests there and sends no more."""
     remove_remote(_settings(state_dir, config).state_dir, name)
     typer.echo(f"Removed {name}.")
 
 
 @remote_app.command("status")
 def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Show how the running daemon sees its remotes: reachable or not, how soon they answer, what the day took."""
+    """Show the state of the daemon's remotes: whether they are reachable, how fast they answer, and today's use."""
     settings = _settings(state_dir, config)
     found = find_daemon(settings.state_dir)
     if found is None:

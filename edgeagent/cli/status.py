@@ -27,12 +27,12 @@ STOP_MARGIN_S = 10.0
 """What a daemon may take to end beyond the time it grants live requests."""
 
 ExplainChoices = Annotated[
-    bool, typer.Option("--explain-choices", help="Show what was chosen for each model on this machine, and why.")
+    bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")
 ]
 
 
 WithEgress = Annotated[
-    bool, typer.Option("--egress", help="Show also which requests left this machine in the last 24 hours.")
+    bool, typer.Option("--egress", help="Also show which requests left this machine in the last 24 hours.")
 ]
 
 
@@ -87,7 +87,7 @@ def reload(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Load a model again, also one that failed or crashed too often. Requests of a running one continue."""
+    """Load a model again, even if it failed or crashed too often. Live requests continue."""
     state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
     found = find_daemon(state_dir)
     if found is None:

@@ -32,14 +32,14 @@ Route = Annotated[
     typer.Option(
         "--route",
         metavar="local_only|prefer_local|prefer_remote|remote_only",
-        help="Where the client's requests may run, if that is stricter than the daemon's own route.",
+        help="Where the client's requests may run. Only a route stricter than the daemon's has an effect.",
     ),
 ]
 
 
 @token_app.command("rotate")
 def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """Replace the owner's token. The old one is refused at once, and what it opened ends. Tokens of clients stay."""
+    """Replace the owner's token. The old one is refused at once, and its connections end. Clients keep theirs."""
     folder = _made(_folder(state_dir, config))
     rotate_token(folder)
     typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
@@ -64,7 +64,7 @@ def add(
 
 @token_app.command("list")
 def list_clients(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """List the clients that have a token, and what it opens."""
+    """List the clients that have a token, and what it allows."""
     known = clients(_folder(state_dir, config))
     if as_json:
         listed = [{"name": each.name, "scopes": sorted(each.scopes), "route": each.route} for each in known]
@@ -77,7 +77,7 @@ def list_clients(as_json: AsJson = False, state_dir: StateDir = None, config: Co
 
 @token_app.command("remove")
 def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """End a client's token. It is refused at once, and what it opened ends."""
+    """Remove a client's token. It is refused at once, and its connections end."""
     remove_client(_folder(state_dir, config), name)
 
 
