@@ -226,7 +226,7 @@ class ChatTemplate:
         return _call_format(self._try_call(self._style)) if self._style.takes_tools else None
 
     def _try_call(self, style: Style) -> str:
-        # The conversation continues after the call: some templates show calls only in past turns, some only in open ones.
+        # The conversation continues after the call: some templates show calls only in past turns, some only in open.
         return self._try([_USER, _CALLING, _RESULT], style=style, tools=(_PROBE_TOOL,)) or ""
 
     def _try(
