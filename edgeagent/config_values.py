@@ -12,12 +12,12 @@ from edgeagent.home import with_home
 
 
 def _split_commas(value: object) -> object:
-    """Let flags and environment variables, which are text, name several values: "3,1"."""
+    """Split the text of a flag or an environment variable into its values: "3,1"."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _duration(value: object) -> object:
-    """Return a duration as text; raise ValueError for what is none."""
+    """Return a duration as text; raise ValueError if the value is not a duration."""
     if isinstance(value, int | float | str):
         seconds_of(value)
     return str(value) if isinstance(value, int | float) else value
@@ -27,6 +27,6 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
 LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
-# Files, variables and `--flag=~/x` come without a shell that would have filled in the home folder.
+# No shell replaces ~ in files, variables and `--flag=~/x`.
 UserPath = Annotated[Path, AfterValidator(with_home)]
 AdapterName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

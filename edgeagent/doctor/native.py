@@ -1,4 +1,4 @@
-"""Asks llama.cpp what it is and sees, in a process of its own with a time limit: loading it may hang, or crash."""
+"""Asks llama.cpp for its version and devices, in a separate process with a time limit, since it may hang or crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeagent.doctor.facts import Native
 from edgeagent.types import DeviceInfo
 from edgeagent.worker.parent.environment import worker_environment
 
-# A driver of a GPU compiles its kernels at its first use; that takes seconds.
+# A GPU driver compiles its kernels at the first use, which takes seconds.
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.native_report")
 _MAX_MESSAGE_CHARS = 300
@@ -44,7 +44,7 @@ def ask_native(
 
 
 def installed_bindings() -> str | None:
-    """Return the version of llama-cpp-python, None where it is not installed."""
+    """Return the version of llama-cpp-python; None if it is not installed."""
     try:
         return importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
@@ -75,12 +75,12 @@ def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
 
 
 def _why_ended(code: int, stderr: bytes) -> str | None:
-    """Return why the process failed, in words; None where it did not."""
+    """Return why the process failed; None if it did not."""
     if code == 0:
         return None
     lines = stderr.decode(errors="replace").strip().splitlines()
     said = f" ({lines[-1].strip()[:_MAX_MESSAGE_CHARS]})" if lines else ""
-    if 0 <= code < 0x8000_0000:  # Windows has its crashes above
+    if 0 <= code < 0x8000_0000:  # Windows reports crashes as larger numbers
         return f"it cannot be loaded{said}"
     illegal = code in (-getattr(signal, "SIGILL", 4), 0xC000_001D)
     return f"it crashed{': it was compiled for another CPU' if illegal else said or f' (status {code})'}"

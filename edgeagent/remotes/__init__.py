@@ -1,7 +1,7 @@
 """The remotes that the owner added: where they are, what they serve and what they may cost.
 
-They stand in a file of the state folder, private to the user, which holds no key: only where a key is found. `file`
-reads and changes it, `check` says what may stand in it, `keys` finds the keys.
+They are in a private file in the state folder. The file has no keys, only where keys are found. `file` reads and
+changes it, `check` checks its content, `keys` finds the keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tls(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a remote is known: by a CA of its own (PEM file), by the SHA-256 of its certificate (hex), and us to it."""
+    """TLS settings: the remote's CA (PEM file), the SHA-256 of its certificate (hex), and our certificate for it."""
 
     ca_file: str | None = None
     pin: str | None = None
@@ -37,7 +37,7 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Terms(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner knows of who gets the prompts: who runs it, how long it keeps them, whether it trains on them.
+    """What the owner knows about the remote: who runs it, how long it keeps prompts, whether it trains on them.
 
     "" is unknown too.
     """

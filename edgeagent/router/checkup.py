@@ -28,12 +28,12 @@ from edgeagent.types import Permit, ProbePermit, RouteMode
 MAX_ANSWER_BYTES = 4 << 20
 MAX_QUOTED = 200
 _GREETING = "Hello"
-# The least that the Responses API takes.
+# The smallest value that the Responses API accepts.
 _MIN_RESPONSE_TOKENS = 16
 
 
 class Checkup(Struct):
-    """What was found of one endpoint. Times are seconds, None for stages that were not reached; `problem` says why.
+    """The result for one endpoint. Times are in seconds, None for stages that were not reached; `problem` says why.
 
     `models` are those that the remote lists, `model` the one that gave a token.
     """
@@ -54,7 +54,7 @@ class Checkup(Struct):
 async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> list[dict[str, Any]]:
     """Try every endpoint of a remote, and return its Checkup for JSON.
 
-    Raise ConfigError where the mode, or a file of its TLS, does not let anything leave.
+    Raise ConfigError if the mode lets nothing leave, or a TLS file cannot be used.
     """
     if mode is RouteMode.LOCAL_ONLY:
         raise ConfigError(
@@ -84,7 +84,7 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
 
 
 def _advice(failure: Failure, url: str, remote: Remote) -> str:
-    """Return what an owner can do about a connection that was not made; empty where nothing is known."""
+    """Return what the owner can do about a failed connection; empty if unknown."""
     is_secure = url.startswith("https:")
     if failure.kind is Kind.UNTRUSTED and "not trusted" in failure.message and remote.tls.ca_file is None:
         return "; name its CA (--ca), or this one certificate (--pin)"
@@ -219,7 +219,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _quoted(content: bytes) -> str:
-    """Return what a remote says for itself, for its owner: short, and printable."""
+    """Return a remote's error message for the owner, shortened and printable."""
     try:
         error = msgspec.json.decode(content)["error"]
         text = error if isinstance(error, str) else error["message"]

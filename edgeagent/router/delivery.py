@@ -1,4 +1,4 @@
-"""What one client has of an answer, from all places that gave a part: the record from which another place continues."""
+"""The delivered part of an answer, from all places that produced a part. Another place can continue from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
 
 
 class Delivery:
-    """One answer on its way to its client; it may change its place."""
+    """One answer and its delivery to the client. It may move from one place to another."""
 
     def __init__(self, request: GenerateRequest, clock: Callable[[], float] = time.monotonic) -> None:
         self._request = request
@@ -45,19 +45,19 @@ class Delivery:
         self._started: Started | None = None
         self._first_token_s: float | None = None
         self._handovers: tuple[Handover, ...] = ()
-        self._placement: Placement | None = None  # where it runs, as its place told it
+        self._placement: Placement | None = None  # where it runs, as the place reported it
         self._is_at_seam = False
         self.route: Route | None = None
         self.num_tokens = 0
 
     @property
     def has_content(self) -> bool:
-        """Whether the client has anything of the answer itself."""
+        """Whether the client has received a part of the answer itself."""
         return bool(self._texts or self._reasonings) or self._has_calls
 
     @property
     def so_far(self) -> AnswerSoFar | None:
-        """What the next place has to continue; None where it starts over."""
+        """The part that the next place continues; None if it starts over."""
         given = self._request.so_far
         if not self.has_content:
             return given
@@ -67,7 +67,7 @@ class Delivery:
 
     @property
     def why_bound(self) -> str:
-        """Why an answer that has begun cannot continue elsewhere; empty where it can."""
+        """Why an answer that has begun cannot continue elsewhere; empty if it can."""
         if self._has_calls:
             return "it has begun a tool call"
         if self._request.logprobs is not None or self._request.echo:
@@ -76,7 +76,7 @@ class Delivery:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all the tokens that it may have, and lacks only its end."""
+        """Whether it has its maximum number of tokens and lacks only its end."""
         limit = self._request.max_tokens
         return self.has_content and limit is not None and self.num_tokens >= limit
 
@@ -94,9 +94,9 @@ class Delivery:
         metrics.handovers_total.labels(self.route.backend, target, reason).inc()
 
     def take(self, step: Step) -> Step | None:
-        """Note a step of the place that it runs at, and return it as the client gets it; None where nothing is left."""
+        """Note a step of the current place, and return what the client should get of it; None if nothing."""
         if self._is_at_seam:
-            # A place may repeat the last of what was delivered; the client does not see that again.
+            # A place may repeat the end of the delivered part. The client must not get that twice.
             self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
             if self._is_at_seam:
                 step = replace(step, tokens=())
@@ -112,7 +112,7 @@ class Delivery:
         return self._ended(FinishReason.CANCELLED)
 
     def cut_at_limit(self) -> Step:
-        """Return the end of an answer that is whole."""
+        """Return the end of an answer that has its maximum number of tokens."""
         return self._ended(FinishReason.LENGTH)
 
     def _ended(self, reason: FinishReason) -> Step:
@@ -153,9 +153,9 @@ class Delivery:
                 return delta
 
     def _finished(self, finished: Finished) -> Finished:
-        """Tell where it ended, and time it over all of its places; the cached tokens are those of the first.
+        """Add where the answer ended, and its times over all places. The cached tokens are those of the first place.
 
-        Stages of another place than the one that gave the first token are unknown, and left out.
+        Stage times are known only of the place that gave the first token; others are left out.
         """
         assert self.route is not None
         timings = replace(
@@ -178,7 +178,7 @@ class Delivery:
 
     @property
     def placement(self) -> Placement:
-        """Where it runs, as its place told it, or else as the router knows it."""
+        """Where it runs, as the place reported it, or else as the router knows it."""
         assert self.route is not None
         if self._placement is None:
             return Placement(self.route.backend, self._request.model, self.route.reason)

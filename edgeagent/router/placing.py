@@ -1,6 +1,6 @@
 """Decides where a request runs now: asks the backends for estimates and the policy for an order.
 
-It has no memory but where conversations run, and awaits nothing.
+It remembers only where conversations run, and awaits nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, RouteMode, replace
 
 
 class Placing:
-    """The places that there are, and the machine's mode, which is asked for at each decision."""
+    """Chooses places for requests. It reads the machine's mode for each decision."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Placing:
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether there are remotes, or should be if the policy let them, and the request may not leave."""
+        """Whether the request may not leave although there are remotes, or would be if the policy allowed them."""
         is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
         return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
-        """Take a second place for a request, if that is still allowed and paid for."""
+        """Return whether a request may use a second place now. If so, it is counted in the budget of hedges."""
         mode = self.mode(request)
         is_there = order.routes[1].backend in self.backends
         return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
 
     def note(self, request: GenerateRequest, route: Route, reason: str, first_token_s: float) -> None:
-        """Note that an answer has begun on a route, after so long; and the reason that its client was told."""
+        """Note that an answer has begun on a route, after this time, with the reason that its client was told."""
         self.conversations.note(request, route.backend)
         metrics.placements_total.labels(route.backend, reason).inc()
         if route.expected_s is not None and reason != COALESCED:
@@ -69,9 +69,9 @@ class Placing:
     def choose(
         self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
     ) -> Order:
-        """Return the routes of a request but for some backends; raise what its client is told where there is none.
+        """Return the routes of a request, without some backends. If there is none, raise the error for the client.
 
-        `so_far` is what its client has of the answer.
+        `so_far` is the delivered part of the answer.
         """
         began_s = time.perf_counter()
         try:
@@ -97,7 +97,7 @@ class Placing:
         return order
 
     def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
-        """Prepare the remote that is likely to be needed; have those probed that are missed and do not answer."""
+        """Warm the remote that is likely to be needed, and probe unreachable remotes that are needed."""
         if self._remotes is None:
             return
         if order.is_fallback_likely:
@@ -121,9 +121,9 @@ class Placing:
     def _estimates(
         self, request: GenerateRequest, mode: RouteMode, without: Collection[str], so_far: AnswerSoFar | None
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
-        """Return the estimates of those that know the model, and the first word of those that do not or cannot tell.
+        """Return the estimates of backends that know the model, and the first error of the others.
 
-        What a remote expects is not asked for where nothing may leave, nor what this machine does where all must.
+        Remotes are not asked if the request must stay here, nor this machine if it must leave.
         """
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
@@ -154,7 +154,7 @@ def _no_route(
     *,
     is_alone: bool,
 ) -> EdgeAgentError:
-    """Return what the client is told; `is_alone`: there is neither a model on this machine nor a remote."""
+    """Return the error for the client. `is_alone`: there is neither a local model nor a remote."""
     if is_alone:
         return BackendUnavailable(
             "the daemon has no model of its own and no remote; start it with a model (`edgeagent serve MODEL`), "

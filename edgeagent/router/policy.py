@@ -1,4 +1,4 @@
-"""Which backends may serve a request, best first, and why. Pure: it sees estimates, never backends.
+"""Decides which backends may serve a request, in which order, and why. Pure: it sees estimates, never backends.
 
 This is the one place that lets a request off the machine: it alone makes permits.
 """
@@ -16,7 +16,7 @@ from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tie
 _COMFORT = 0.5
 # The assumed time of a remote that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
-# Of a local model nothing is known until it is loaded, which takes long.
+# The assumed time of a local model that is not loaded yet, since loading takes long.
 _UNLOADED_FIRST_TOKEN_S = 3.0
 REMOTE_PREFIX = "remote:"
 """What the names of backends on other machines begin with."""
@@ -45,12 +45,12 @@ def targets_of(router: RouterConfig) -> Targets:
 
 
 TARGETS = targets_of(RouterConfig())
-"""Those of a router that is not told others."""
+"""The default targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A backend, the reason for its place in the order, and leave to use it where it is not on this machine."""
+    """A backend, the reason for its place in the order, and the permit to use it if it is not on this machine."""
 
     backend: str
     reason: str
@@ -66,7 +66,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The routes that a request may take, best first; none where nothing can serve it.
+    """The routes that a request may take, best first; empty if nothing can serve it.
 
     `hedge_after_s`: start the second route as well if the first has given no token by then. `is_fallback_likely`: this
     machine is near its limits, so that the next remote should be ready.
@@ -93,11 +93,12 @@ def choose_routes(
     1. local_only: this machine, whatever is expected of it; its own error says what is wrong.
     2. remote_only: the remotes without obstacle, the quickest first.
     3. prefer_remote: as 2, then this machine.
-    4. prefer_local, this machine meets the tier's target: it, then the remotes as 2. It may be near its target: then a
-       realtime request is hedged. A conversation that runs on a remote comes back when the target is met twice over.
-    5. prefer_local otherwise: the remotes that meet the target, then all that is left by its predicted first token.
-    In each case a place that cannot serve the request at all is left out, but for this machine where nothing else is.
-    Where no place can serve it, a remote is tried whose obstacle may have gone.
+    4. prefer_local, and this machine meets the tier's target: this machine, then the remotes as in 2. If this machine
+       is near the target, a realtime request is hedged. A conversation on a remote returns to this machine once its
+       estimates are half of the target.
+    5. prefer_local otherwise: the remotes that meet the target, then all other places by predicted first token.
+    Places that cannot serve the request are left out. This machine stays in if there is no other place. If no place can
+    serve the request, remotes are tried whose obstacle may have gone.
     """
     target = targets[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
@@ -163,12 +164,12 @@ class _Places:
 
 
 def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
-    """Return leave to ask a remote whether it is well; None where nothing may leave the machine."""
+    """Return permission to probe a remote; None if nothing may leave the machine."""
     return None if mode is RouteMode.LOCAL_ONLY else ProbePermit(remote, mode)
 
 
 def why_bound(estimate: Estimate, target: Target) -> str:
-    """Return in a word why a place does not meet a target; empty where it does, or nothing speaks against it."""
+    """Return, in one word, why a place does not meet a target; empty if it does, or if too little is known."""
     if obstacle := _obstacle(estimate):
         return obstacle
     if estimate.strain:
@@ -179,14 +180,14 @@ def why_bound(estimate: Estimate, target: Target) -> str:
 
 
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
-    """Whether an answer that lost its worker goes on sooner on a remote than on the worker's successor."""
+    """Whether an answer whose worker died continues sooner on a remote than on the next worker."""
     if _obstacle(remote):
         return False
     return _obstacle(local) != "" or local.first_token_s is None or _first_token_s(remote) < local.first_token_s
 
 
 def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[Estimate]:
-    """Return the remotes that can serve a request; where no place can, those that may be tried."""
+    """Return the remotes that can serve a request. If no place can, return the remotes that may be tried."""
     away = [estimate for estimate in estimates if not estimate.is_local]
     able = [estimate for estimate in away if not _obstacle(estimate)]
     if able or (is_local_allowed and any(each.is_local and not _obstacle(each) for each in estimates)):

@@ -1,6 +1,6 @@
-"""The backends of the owner's remotes, which come and go with the file of remotes, and with the machine's policy.
+"""Creates and removes the backends of the owner's remotes when the file of remotes or the machine's policy changes.
 
-The streams of a withdrawn remote end at once, and continue elsewhere where they may.
+If a remote is removed, its streams end there at once, and continue elsewhere if their mode allows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgeagent.router.outside import Outside
 from edgeagent.router.policy import REMOTE_PREFIX, probe_permit
 from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
 
-# A change must hold within a second, streams that run included.
+# A change must take effect within a second, for running streams too.
 _TICK_S = 0.3
 # If the boot clock advanced by this much more than the monotonic clock, the machine slept, and connections may be dead.
 _SLEPT_S = 5.0
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackends:
-    """Keeps `backends`, which it shares with the router, in step with the file of remotes."""
+    """Keeps `backends` equal to the file of remotes. The router shares `backends`."""
 
     def __init__(self, outside: Outside, backends: MutableMapping[str, Backend]) -> None:
         self._outside = outside
@@ -54,7 +54,7 @@ class RemoteBackends:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def statuses(self) -> list[RemoteStatus]:
-        """Return how the remotes stand."""
+        """Return the states of the remotes."""
         return [backend.status() for backend in self._own.values()]
 
     def warm(self, name: str) -> None:
@@ -63,13 +63,13 @@ class RemoteBackends:
             backend.warm()
 
     def _warm_if_alone(self) -> None:
-        """Ask the remotes what they serve, and keep connections open, where nothing else serves anything."""
+        """If there is no local model, ask the remotes which models they serve, and keep connections to them open."""
         if all(name in self._own for name in self._backends):
             for backend in self._own.values():
                 backend.warm()
 
     def refresh(self) -> None:
-        """Do what a change of a file asks for; a few microseconds where there is none."""
+        """Apply changes of the files. It takes a few microseconds if there are none."""
         if self._revision != (revision := self._outside.revision):
             self._revision = revision
             self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes})
@@ -79,7 +79,7 @@ class RemoteBackends:
         self._mode = mode
 
     def _follow(self, wanted: dict[str, Remote]) -> None:
-        """End the remotes that were changed or removed, make those that are new, and let the others' keys be tried."""
+        """Stop the backends of changed or removed remotes, make new ones, and let the others try their keys."""
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
             logger.info("%s was changed or removed", backend.name)
@@ -117,9 +117,9 @@ class RemoteBackends:
 
 
 def _lag_s() -> float:
-    """Return by how much a clock that goes on while the machine sleeps is ahead of the monotonic one.
+    """Return how far a clock that runs while the machine sleeps is ahead of the monotonic clock.
 
-    Without such a clock it is the wall's: where that is set, idle connections are reopened, which does no harm.
+    On systems without such a clock it uses the wall clock. If that is set, idle connections are reopened without need.
     """
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.time() if boot is None else time.clock_gettime(boot)) - time.monotonic()

@@ -1,6 +1,6 @@
-"""Pulls models from the hub into the shared cache: chosen, checked for space, resumed, verified, then published.
+"""Pulls models from the hub into the shared cache. The steps: choose, check space, resume, verify, publish.
 
-Nothing gets a name in the cache before its sha256 has been computed here and found right.
+A file gets its name in the cache only after its sha256 was computed here and is correct.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LOCK_PATIENCE_S = 0.2
 class PulledModel:
     """A model that is complete and verified on this machine, under the name that serves it.
 
-    `is_current` is False where the hub could not be asked whether it has a newer one. `draft` is the catalog's name
-    of a model that speculates for it.
+    `is_current` is False if the hub could not be asked for a newer version. `draft`: the catalog's name of its draft
+    model.
     """
 
     name: str
@@ -46,7 +46,7 @@ class PulledModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What is to be pulled, and what the catalog says of it."""
+    """A model to be pulled, and its entry in the catalog."""
 
     name: HubName
     entry: CatalogEntry | None = None
@@ -55,8 +55,8 @@ class _Wish:
 class Puller:
     """Pulls models from one hub into one cache.
 
-    `endpoint` and `token` default to what huggingface_hub uses (HF_ENDPOINT; HF_TOKEN or its stored login). With
-    `offline` no hub is asked, and only what is here is found.
+    `endpoint` and `token` default to those of huggingface_hub (HF_ENDPOINT; HF_TOKEN or its stored login). With
+    `offline` the hub is not asked, and only models on this machine are found.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Puller:
         self._transfer = Transfer(self._endpoint, token, store.min_free_bytes)
 
     def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
-        """Bring a model here, or find that it is here, and return where.
+        """Download a model, unless it is on this machine, and return it.
 
-        Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden by the machine's
-        policy. Whatever ends it, an exception of `on_progress` or an interrupt too, what was downloaded is kept for the
-        next pull, and nothing unverified is published.
+        Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden (the machine's
+        policy). If a pull ends early, also by an exception of `on_progress` or an interrupt, the downloaded bytes are
+        kept for the next pull. Nothing unverified is published.
         """
         wish = _wish(name)
         if wish is None:
@@ -119,7 +119,7 @@ class Puller:
     def pull_with_draft(
         self, name: str, on_progress: OnProgress | None = None
     ) -> tuple[PulledModel, PulledModel | None]:
-        """Do as `pull`, then bring the draft that the catalog names; None where there is none, or it does not come."""
+        """Pull a model, then the draft that the catalog names. It is None if there is none or its pull failed."""
         pulled = self.pull(name, on_progress)
         draft = None
         if pulled.draft is not None:
@@ -153,7 +153,7 @@ class Puller:
         return pointer.is_file() and self._verified.knows(pointer, file.sha256)
 
     def _check_space(self, name: HubName, missing: list[RemoteFile]) -> None:
-        """Refuse a download that does not fit before its first byte."""
+        """Raise StoreError if a download does not fit, before it begins."""
         needed = sum(file.size - self._have(file) for file in missing)
         if needed <= 0:
             return
@@ -185,7 +185,7 @@ class Puller:
                 self._download(file, partial, meter)
                 partial.replace(blob)
             pointer = self._cache.publish(file.repo, file.commit, file.name, file.sha256)
-            # The same record where the pointer is a link; its own where links cannot be made.
+            # This is the blob's record if the pointer is a link, and the pointer's own on systems without links.
             self._verified.note(pointer, file.sha256)
 
     def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
@@ -195,7 +195,7 @@ class Puller:
         return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
 
     def _download(self, file: RemoteFile, partial: Path, meter: Meter) -> None:
-        """Complete the partial file and verify it; one that was resumed and came out wrong is started over, once."""
+        """Complete the partial file and verify it. If a resumed file turns out wrong, start over once."""
         while True:
             resumed = partial.stat().st_size if partial.is_file() else 0
             if resumed > file.size:
@@ -214,7 +214,7 @@ class Puller:
                 )
 
     def _present(self, name: HubName, draft: str | None) -> PulledModel | None:
-        """Return the model as it lies in the cache, verified; None where it does not."""
+        """Return the model in the cache, if it is complete and verified; else None."""
         files = self._cache.files(name.repo)
         models = variants(files)
         try:
@@ -230,7 +230,7 @@ class Puller:
 
 
 def _wish(name: str) -> _Wish | None:
-    """Return what is to be pulled; None for what is always here."""
+    """Return what is to be pulled; None for a bundled model."""
     match parse_name(name):
         case HubName() as hub_name:
             return _Wish(hub_name)
@@ -245,7 +245,7 @@ def _wish(name: str) -> _Wish | None:
 
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the file's lock, which huggingface_hub takes too; it is released if its holder dies."""
+    """Hold the file's lock, which huggingface_hub also takes. It is released if its process ends."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A quantized copy of a model: which types there are, where it goes, and how it gets its name only when it is whole."""
+"""Plans a quantized copy of a model: its type, its path, and a name that it gets only once the file is complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is made of what. `quantized_before` names the type of a source that is quantized already; else empty."""
+    """Source, type and result of a copy. `quantized_before`: the source's type if it is quantized already, else ""."""
 
     name: str
     sources: tuple[Path, ...]
@@ -63,7 +63,7 @@ def _near(wanted: str) -> str:
 
 
 def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> Plan:
-    """Return what is to be done for a model. Raise ConfigError for a wrong type or name, or ModelLoadFailed."""
+    """Return the plan for a model. Raise ConfigError for a wrong type or name, or ModelLoadFailed."""
     quant, number = type_number(type_name)
     header = validate_model(found.paths[0])
     types = {name for name, _ in header.tensor_types}
@@ -75,9 +75,10 @@ def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> 
 
 
 def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> Path:
-    """Return where the result goes: `out`, or beside the model where that is the owner's own folder.
+    """Return the path of the result: `out`, or beside the model if that folder belongs to the owner.
 
-    Another program's folder and the hub's cache get no file: there it is the models' folder, or this one.
+    Nothing is written into another program's folder or the hub's cache. The result of such a model goes to the models
+    folder, or else to the current one.
     """
     name = f"{_without_label(split_stem(found.paths[0].name))}-{quant}.gguf"
     if out is not None:
@@ -103,7 +104,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] = shutil.disk_usage) -> None:
-    """Raise StoreError where the result does not fit; `size_bytes` is None where only the source's size is known."""
+    """Raise StoreError if the result does not fit the disk. `size_bytes`: None if only the source's is known."""
     needed = (size_bytes if size_bytes is not None else plan.header.size_bytes) + _MARGIN_BYTES
     folder = plan.target.parent
     try:
@@ -121,8 +122,8 @@ def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] =
 def being_written(plan: Plan, *, overwrite: bool) -> Iterator[Path]:
     """Provide an empty file beside the target, which becomes the target after the block, if it is a whole model.
 
-    Nothing of it stays otherwise. Raise InvalidRequest where the target exists, unless `overwrite`; StoreError where
-    the disk refuses, or where the file is not whole.
+    Otherwise it is deleted. Raise InvalidRequest if the target exists, unless `overwrite`; StoreError if the disk fails
+    or the file is not complete.
     """
     _check_free(plan.target, overwrite=overwrite)
     _sweep(plan.target.parent)
@@ -163,7 +164,7 @@ def _flush(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what processes that were killed left of their work."""
+    """Delete unfinished files of processes that were killed."""
     with suppress(OSError):
         for path in folder.iterdir():
             match = _TEMPORARY.fullmatch(path.name)

@@ -1,6 +1,6 @@
-"""What the owner does with models that are here: removes them, gives them a second name, adopts another program's.
+"""Changes to the models on this machine: remove one, give it a second name, adopt one of another program.
 
-What another program keeps is never changed: to remove it is to forget it.
+Files of other programs are never changed. Removing an adopted model removes only its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgeagent.store.verified import VerifiedFiles
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What a removal will do: the files that go, the bytes that are freed, and the names that end with them."""
+    """The effect of a removal: the deleted files, the freed bytes, and the names that no longer exist."""
 
     name: str
     found: Found | None
@@ -45,7 +45,7 @@ class Shelf:
         self._store = config.store
 
     def plan(self, name: str) -> Removal:
-        """Return what removing a name would do. Raise ModelNotFound, or InvalidRequest for what cannot be removed."""
+        """Return the effect of removing a name. Raise ModelNotFound, or InvalidRequest if it cannot be removed."""
         own, name = self._own.read(), without_latest(name)
         if name in own.aliases:
             return Removal(name, None)
@@ -64,7 +64,7 @@ class Shelf:
         return Removal(found.name, found, files, sum(map(_size, files)), aliases)
 
     def remove(self, removal: Removal) -> None:
-        """Do what was planned. Raise StoreError where a file cannot be deleted."""
+        """Carry out a planned removal. Raise StoreError if a file cannot be deleted."""
         for path in removal.files:
             try:
                 path.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ class Shelf:
             self._own.change(lambda names: names.without(*ended))
 
     def left(self, removal: Removal) -> Path | None:
-        """Return the file that the removed name means now; None where it means nothing any more."""
+        """Return the file that the removed name means now; None if it no longer means any."""
         with suppress(ModelNotFound, InvalidRequest, StoreError):
             return self._library.find(removal.name).paths[0]
         return None
@@ -102,10 +102,10 @@ class Shelf:
         return target
 
     def adopt(self, model: Adoptable, on_bytes: Callable[[int], None] | None = None) -> bool:
-        """Make another program's model one of this machine's where it lies; False where it is one already.
+        """Adopt another program's model, without copying it; False if it was adopted before.
 
-        `on_bytes` is told how much of it was read for its sha256, where the other program says that. Raise
-        ModelLoadFailed where it cannot be used, InvalidRequest where its name is taken.
+        If the other program knows the file's sha256, it is checked, and `on_bytes` gets the progress. Raise
+        ModelLoadFailed if the model cannot be used, InvalidRequest if its name is taken.
         """
         own = self._own.read()
         before = own.imports.get(model.name)
@@ -121,7 +121,7 @@ class Shelf:
         return True
 
     def _taken_by(self, alias: str) -> str | None:
-        """Return what has this name already."""
+        """Return a description of what already has this name."""
         with suppress(ModelNotFound, InvalidRequest):
             meaning = parse_name(alias)
             if isinstance(meaning, CatalogName) and match_entry(meaning) is not None:

@@ -1,4 +1,4 @@
-"""Where a request may run, where it does, and what an answer that changes its place takes along."""
+"""Values of routing: where a request may run, where it runs, and the part of an answer that another place continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class RouteMode(StrEnum):
-    """Where requests may run, the strictest first. Of several that apply to a request the strictest holds."""
+    """Where requests may run, the strictest mode first. If several apply to a request, the strictest one holds."""
 
     LOCAL_ONLY = "local_only"
     PREFER_LOCAL = "prefer_local"
@@ -18,10 +18,10 @@ class RouteMode(StrEnum):
 
 
 class Placement(Struct, frozen=True):
-    """Where a request runs, and why; told before its first token.
+    """Where a request runs, and why. It is sent before the first token.
 
-    `served_by` is "local" or "remote:NAME"; `host` and `region` are a remote's, and empty for this machine. `model` is
-    the model's name at that place, `sha256` that of its file, where it is known here.
+    `served_by` is "local" or "remote:NAME". `host` and `region` are those of the remote, empty for this machine.
+    `model` is the model's name at that place. `sha256` is the hash of its file, if this machine knows it.
     """
 
     served_by: str
@@ -33,9 +33,9 @@ class Placement(Struct, frozen=True):
 
 
 class Permit(Struct, frozen=True):
-    """Leave to send one request to one remote. Only the router's policy issues it; without it nothing is sent.
+    """Permission to send one request to one remote. Only the router's policy issues it; without it nothing is sent.
 
-    `client` is the holder of the request's token, `mode` the one that allowed it, `reason` why it goes there.
+    `client`: the client of the request. `mode`: the mode that allows it. `reason`: why it goes there.
     """
 
     request_id: str
@@ -46,10 +46,10 @@ class Permit(Struct, frozen=True):
 
 
 class EndpointStatus(Struct, frozen=True):
-    """One base URL of a remote, as it is known here; None: not known.
+    """The state of one base URL of a remote. A value that is not known is None.
 
-    `breaker` "open": nothing is sent there for a while; `cause` says why. `num_waiting` and `kv_usage` are its own
-    measurements, where it tells them; the times are averages of what was seen.
+    `breaker` "open": nothing is sent there for a while; `cause` says why. `num_waiting` and `kv_usage` are the
+    endpoint's own measurements. The times are averages over this machine's requests.
     """
 
     url: str
@@ -64,7 +64,7 @@ class EndpointStatus(Struct, frozen=True):
 
 
 class RemoteStatus(Struct, frozen=True):
-    """A remote, as it is known here. `trouble` says why nothing can be sent to it; empty where that can be."""
+    """The state of a remote. `trouble`: why nothing can be sent to it; empty if requests can be sent."""
 
     name: str
     trouble: str = ""
@@ -73,9 +73,9 @@ class RemoteStatus(Struct, frozen=True):
 
 
 class ProbePermit(Struct, frozen=True):
-    """Leave to ask one remote whether it is well, and to open connections to it; nothing of a request goes there.
+    """Permission to probe one remote and to open connections to it, but not to send any part of a request.
 
-    Only the router's policy issues it, and only while the machine's mode, which it holds, lets requests leave at all.
+    Only the router's policy issues it, and only while the machine's mode allows requests to leave. It holds that mode.
     """
 
     remote: str
@@ -83,10 +83,10 @@ class ProbePermit(Struct, frozen=True):
 
 
 class AnswerSoFar(Struct, frozen=True):
-    """The part of an answer that its client has, for the place that continues it.
+    """The delivered part of an answer, for the place that continues it.
 
-    `num_tokens` is how many tokens that was. Open or whole tool calls are not in it: an answer that has begun a call
-    does not change its place.
+    `num_tokens` is its number of tokens. It has no tool calls: an answer that has begun a call cannot continue at
+    another place.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""Which endpoint of a remote a request goes to, and which come next. Pure: it sees numbers, not connections."""
+"""Orders the endpoints of a remote for a request. Pure: it sees numbers, not connections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _REGION_FACTOR, _REGION_S = 2.0, 0.5
 
 
 class View(Struct, frozen=True):
-    """An endpoint as the choice sees it. `is_on_trial`: it failed before, and has not been proven since.
+    """What is known of an endpoint. `is_on_trial`: it failed, and no request has succeeded since.
 
-    `num_long` and `num_short`: requests that run there, by the length of their prompts. `num_waiting` and `kv_usage`:
-    its own measurements, 0 where it does not tell.
+    `num_long` and `num_short`: this machine's requests there with long and short prompts. `num_waiting` and `kv_usage`:
+    the endpoint's own measurements, 0 if it reports none.
     """
 
     url: str
@@ -59,7 +59,7 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
 
 
 def score(view: View, *, is_long: bool) -> float:
-    """Return the predicted time to the first token, with what is known to lengthen it."""
+    """Return the predicted time to the first token, including known delays."""
     seconds = UNKNOWN_FIRST_TOKEN_S if view.first_token_s is None else view.first_token_s
     seconds += _WAITING_S * view.num_waiting
     if view.kv_usage >= _FULL_CACHE:
@@ -81,7 +81,7 @@ def _within(there: Sequence[int], views: Sequence[View], scores: dict[int, float
     ordered = sorted(there, key=lambda index: scores[index])
     if not session or not ordered:
         return ordered
-    # 3. Rendezvous hashing: an endpoint that comes or goes moves only its own conversations.
+    # 3. Rendezvous hashing: if an endpoint is added or removed, only its own conversations move.
     home = max(there, key=lambda index: _weight(session, views[index].url))
     if scores[home] <= _HOME_FACTOR * scores[ordered[0]] + _HOME_S:
         ordered.remove(home)

@@ -1,6 +1,6 @@
-"""Makes room for a model: unloads those that were unused for longest, and refuses where that is not enough.
+"""Makes room for a model: unloads those that were unused for longest, and refuses if that is not enough.
 
-It ends workers through a function of its owner, and never one that serves.
+It ends workers with a function of its caller, and never one with live requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeagent.worker.parent.loaded_model import LoadedModel
 from edgeagent.worker.parent.memory import Memory, read_memory
 from edgeagent.worker.parent.room import Devices, Tenant, describe_limit, describe_refusal, first_to_leave, free_bytes
 
-# How long a load waits for models that serve; its requests wait with it.
+# How long a load waits for models with live requests. The requests for the new model wait too.
 _MAX_WAIT_S = 20.0
 _LOOK_S = 0.1
 _RETRY_AFTER_S = 5.0
@@ -57,7 +57,7 @@ class Eviction:
         read: Callable[[Collection[int]], Memory] = read_memory,
         max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
-        """With `max_models` of 0 as many are loaded as fit."""
+        """`max_models` 0: as many models are loaded as fit."""
         self._models = models
         self._unload = unload
         self._clock = clock
@@ -101,12 +101,12 @@ class Eviction:
                 logger.warning("%s is loaded all the same: %s", model.name, why.text)
                 return
             elif self._clock() < until_s and any(each.may_leave_later for each in self._others(model)):
-                await asyncio.sleep(_LOOK_S)  # one that serves may become idle
+                await asyncio.sleep(_LOOK_S)  # a model with live requests may become idle
             else:
                 raise model.refuse(why.text, _RETRY_AFTER_S)
 
     async def relieve(self) -> None:
-        """Unload the model that was unused for longest, if there is one: the machine is short of memory."""
+        """Unload the model that was unused for longest, if there is one. For a machine that is short of memory."""
         tenants = self._others(None)
         leaving = first_to_leave(tenants)
         if leaving is not None and not self._ending:
@@ -120,7 +120,7 @@ class Eviction:
             await asyncio.wait(own)
 
     async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
-        """Return why a model does not fit now, None where it does; it then has the room."""
+        """Return why a model does not fit now; None if it fits, and then its memory is reserved."""
         pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)
         others = self._others(model)

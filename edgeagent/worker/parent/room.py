@@ -1,4 +1,4 @@
-"""Whether a model fits beside those that are loaded, and which of them leaves first. Pure: it sees sizes and times."""
+"""Decides whether another model fits into memory, and which one to unload first. Pure: it sees sizes and times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgeagent.worker.parent.memory import Memory
 class Tenant:
     """A model with a worker.
 
-    `needed_bytes` is what it was predicted to take, of which `weights_bytes` are its files. `is_loading`: it has not
-    taken all of that yet. `why_staying`: why it cannot be unloaded now, in words; empty where it can.
-    `may_leave_later`: it can be unloaded once it is not used.
+    `needed_bytes`: its predicted memory, which includes `weights_bytes` for its files. `is_loading`: it does not use
+    all of that yet. `why_staying`: why it cannot be unloaded now; empty if it can. `may_leave_later`: it can be
+    unloaded once it has no requests.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Devices:
 
     @property
     def free_bytes(self) -> int:
-        """About what is left; a tenth is for the driver and the desktop."""
+        """About how many bytes are free. A tenth of the memory is left to the driver and the desktop."""
         return max(0, int(0.9 * self.total_bytes) - self.used_bytes)
 
 
 def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
-    """Return what a further model may take: less what the loaded ones map and what loading ones still need."""
+    """Return the bytes for another model: free memory, less what loaded models map and loading ones still need."""
     free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
     for tenant in tenants:
         held = None if tenant.pid is None else memory.held.get(tenant.pid)
@@ -54,7 +54,7 @@ def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Dev
 
 
 def first_to_leave(tenants: Sequence[Tenant]) -> Tenant | None:
-    """Return the model that was unused for the longest time, of those that may leave."""
+    """Return the model that was unused for longest, among those that can be unloaded."""
     return max((tenant for tenant in tenants if not tenant.why_staying), key=lambda tenant: tenant.idle_s, default=None)
 
 
