@@ -83,7 +83,7 @@ class Keys(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why no token can be checked, and what to do; empty where they can."""
+        """Why tokens cannot be checked, and what to do; empty if they can."""
         ...
 
     @property
@@ -121,7 +121,7 @@ class KeyRing:
 
     @property
     def trouble(self) -> str:
-        """Why no token can be checked, and what to do; empty where they can."""
+        """Why tokens cannot be checked, and what to do; empty if they can."""
         self._refresh()
         return self._trouble
 

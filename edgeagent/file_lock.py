@@ -41,5 +41,5 @@ def holder(path: Path) -> int | None:
     for line in lines:
         match line.split():
             case [_, "FLOCK", _, "WRITE", pid, place, *_] if place.endswith(f":{inode}") and pid.isdecimal():
-                return int(pid) or None  # 0: a process of another namespace
+                return int(pid) or None  # 0: the process is in another namespace
     return None

@@ -18,9 +18,9 @@ UNREACHABLE = "unreachable"
 class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full it is, and after how long a refused one may try again.
 
-    `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty where it can.
-    `trouble`: the same as a sentence for the client, which says what has to change; empty where the word says all.
-    `strain`: why it would serve badly now, as one word (loading, memory, thermal); empty where it would not.
+    `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty if it can.
+    `trouble`: the same as a sentence for the client, with what to change; empty if the word is enough.
+    `strain`: why it would be slow now, as one word (loading, memory, thermal); empty if it would not.
     `first_token_s` and `token_s`: the predicted time to the first token, and from one token to the next; None where
     nothing is known yet. `may_be_tried`: its obstacle may have gone; a request that nothing else can serve finds out.
     """

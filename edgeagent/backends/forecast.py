@@ -62,7 +62,7 @@ class Forecast:
         self._pending[request.id] = _Pending(request.tier, self._num_uncached(request))
 
     def start(self, request: GenerateRequest, started: Started) -> None:
-        """Note what a request's prompt was found to have."""
+        """Note the numbers of tokens of a request's prompt."""
         if request.id in self._pending:
             self._pending[request.id].num_tokens = started.num_prompt_tokens - started.num_cached_tokens
         num_bytes = prompt_bytes(request)
@@ -81,10 +81,10 @@ class Forecast:
         self._pending.pop(request_id, None)
 
     def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
-        """Return the rates to predict from: a busy worker's own, else the best ones that were seen.
+        """Return the rates to predict with: those of a busy worker, else the best measured ones.
 
-        The trial at a load says little on a machine that is busy then, so rates count once a request has run. What was
-        bad is doubted after a while without requests, since without requests nothing is measured.
+        Rates count only after a request has run, since the trial at a load may be slowed by other programs. Without
+        requests nothing is measured, so after a while bad rates are assumed to have improved.
         """
         if is_proven and rates.prefill_tokens_per_s > 0:
             self._best = self._best.better(rates)

@@ -128,7 +128,7 @@ def _stranger_note(client: str, settings: Config) -> str:
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}
     except OSError:
-        return ""  # the purge itself says what is wrong with the folder
+        return ""  # the purge itself reports problems of the folder
     if client in kept or _is_known(client, settings):
         return ""
     return f"No client is named {client!r:.80}, and nothing of one was on disk; see `edgeagent cache list`."

@@ -1,4 +1,4 @@
-"""`edgeagent egress`: what left this machine, from the ledger's files; a daemon need not run."""
+"""`edgeagent egress`: shows what left this machine. It reads the ledger's files, so no daemon needs to run."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
 def check_model(
     name: str, question: str | None, known: Collection[str], means_a_model: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Raise BadParameter for what cannot be a model: no known name (also with a :QUANT), no path, no org/repo.
+    """Raise BadParameter unless this can be a model: a known name (also with a :QUANT), a path or org/repo.
 
-    `question` is what was typed behind it, for the advice. `means_a_model` knows other spellings of known names.
+    `question`: the words after it, for the advice. `means_a_model` accepts other spellings of known names.
     """
     if name in known or name.rpartition(":")[0] in known or _is_there(name) or means_a_model(name):
         return

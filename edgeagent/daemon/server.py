@@ -35,7 +35,7 @@ TLS_TIMEOUT_S = 10.0
 PING_S = 20.0
 # For a cancelled request to reach its terminal event, and then for that to be written.
 CANCEL_GRACE_S = 2.0
-# The same where a second signal asked for haste: a cancel takes milliseconds, unless the worker hangs.
+# The same after a second signal. A cancel takes milliseconds, unless the worker hangs.
 FORCED_CANCEL_GRACE_S = 0.25
 CLOSE_GRACE_S = 2
 POLL_S = 0.05

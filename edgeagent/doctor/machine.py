@@ -27,7 +27,7 @@ INSTRUCTIONS: dict[str, frozenset[str]] = {
     "MATMUL_INT8": frozenset({"i8mm", "feat_i8mm"}),
     "SVE": frozenset({"sve"}),
 }
-# A backend's name in llama.cpp, by GPU: any of them computes on it.
+# The names of llama.cpp's backends that support a GPU, by its maker.
 BACKENDS: dict[Gpu, tuple[str, ...]] = {
     "nvidia": ("CUDA", "Vulkan"),
     "amd": ("ROCm", "HIP", "Vulkan"),

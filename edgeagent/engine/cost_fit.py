@@ -23,7 +23,7 @@ _NUM_TERMS = 5
 FLASH_TILE = 64
 """From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q), several times as
 quickly for each pair."""
-_THOUSAND = 1e3  # cells and pairs are counted in thousands: the terms are of like size then
+_THOUSAND = 1e3  # cells and pairs are counted in thousands, so that all terms have a similar size
 _WEIGHT = 0.2  # of a new measurement in the mean of its kind, at least
 # A mean's weight halves with this many later measurements, down to the least weight.
 _HALF_LIFE = 128.0
@@ -36,7 +36,7 @@ _MIN_S = 1e-4  # quicker steps are not told apart
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """The mean terms and seconds of a kind of step, and when it was measured last, in measurements before."""
+    """The mean terms and seconds of a kind of step, and how many measurements ago it was last measured."""
 
     terms: _Terms
     seconds: float

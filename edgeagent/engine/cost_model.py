@@ -26,7 +26,7 @@ _FAR_OFF = 0.3
 _OLD = 16
 # With drafts, the step of one sequence may be this many times larger.
 _SIMILAR = 8
-# With a chunk of a prompt, a step has a multiple of this many tokens: kernels compute whole tiles.
+# A step with a prompt chunk has a multiple of this many tokens, since kernels compute whole tiles.
 TILE = 32
 _NUM_ERRORS = 200
 _ENOUGH_ERRORS = 20

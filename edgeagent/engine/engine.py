@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Sequences that run or wait."""
+        """Number of sequences that run or wait."""
         return len(self._running) + len(self._waiting)
 
     @property

@@ -63,7 +63,7 @@ class Runner(Protocol):
         ...
 
     def use_adapter(self, adapter: str) -> None:
-        """Compute batches with this adapter from now on; "" is none. Cells keep what they were computed with."""
+        """Use this adapter for the batches that follow; "" is none. Cells that are already computed do not change."""
         ...
 
     def logits(self, index: int) -> Logits:

@@ -89,7 +89,7 @@ def margin_bytes(total_bytes: int) -> int:
 
 
 def num_states(config: EngineConfig) -> int:
-    """Return how many sequences' states the memory of a recurrent or hybrid model has room for."""
+    """Return for how many sequences the memory of a recurrent or hybrid model can hold states."""
     return config.num_parallel + _NUM_IDLE_STATES
 
 

@@ -112,7 +112,7 @@ def check_url(text: str, where: str) -> SplitResult:
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"{where}: {_shown(text)} is no URL: {error}") from None
-    # Before anything that quotes the URL: what stands there may be a secret.
+    # Check this before any message that quotes the URL, since this part may be a secret.
     if "@" in parts.netloc:
         raise ConfigError(f"{where}: no user name or password in a URL; say where the key is found (--key-env)")
     if parts.scheme not in ("http", "https"):

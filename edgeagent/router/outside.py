@@ -43,7 +43,7 @@ class Outside:
 
     @property
     def mode(self) -> RouteMode:
-        """Where requests may run by the machine's mode, at this moment."""
+        """The machine's mode at this moment."""
         return machine_mode(self._config, self.remotes, self.policy.policy.route)
 
     @property

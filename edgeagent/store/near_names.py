@@ -1,4 +1,4 @@
-"""What to say of a name that no model has: the names near to it, else some that are known."""
+"""The advice for an unknown model name: similar names, or else some known ones."""
 
 from __future__ import annotations
 

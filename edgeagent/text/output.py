@@ -57,7 +57,7 @@ class OutputStream:
         self._stops = StopMatcher(stops)
         self._position = 0
         self._spans: deque[_Span] = deque()
-        # Log probabilities whose text has reached the stop matcher, by the place of that text in the content.
+        # Log probabilities whose text has reached the stop matcher, by the position of that text in the content.
         self._placed: deque[tuple[int, TokenLogprob]] = deque()
         # Log probabilities of the tokens whose text is held back, and the positions where these tokens begin.
         self._unsaid: deque[tuple[int, TokenLogprob]] = deque()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import PromptText, TokenLogprob, replace
 
-# Bounds of a delta, each one in a frame of its own: tokens, rivals included, and characters.
+# Limits of a delta, since each is a frame: tokens (with their alternatives) and characters.
 _MAX_LOGPROBS = 2560
 _MAX_CHARS = 64 << 10
 

@@ -19,7 +19,7 @@ _UNKNOWN = (
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _NUMBER_BOUNDS = (("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum"))
 
-# Returns why a small schema of its own cannot be followed; None where it can.
+# Returns why a small, separate schema cannot be compiled; None if it can.
 Try = Callable[[Schema], str | None]
 
 

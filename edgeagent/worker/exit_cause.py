@@ -120,7 +120,7 @@ def _describe_code(returncode: int) -> str:
 
 
 def _describe_output(stderr: str, is_private: bool) -> str:
-    # Cut, so that no pattern is tried on a very long line of a broken worker.
+    # Cut the lines, since patterns are slow on a very long line of a broken worker.
     stderr = "\n".join(line[:_MAX_LINE] for line in stderr.splitlines())
     if found := _last(_ASSERTION, stderr):
         return f"{found[1] or ''}{found[2]}"[:_MAX_QUOTE]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Grant:
-    """One request's or socket's right by its token, until that is removed, replaced, or can no longer be checked."""
+    """The right of a request or a socket. It ends when its token is removed, replaced, or can no longer be checked."""
 
     def __init__(self, grants: Grants, client: Client, held: bytes) -> None:
         self.client = client

@@ -30,10 +30,10 @@ class Pulls:
         self._running: _Running | None = None
 
     async def run(self, pull: Pull) -> AsyncGenerator[Progress, None]:
-        """Run a pull and yield how far it is; raise what it raises, or BackendUnavailable while another one runs.
+        """Run a pull and yield its progress. Raise the pull's errors, or BackendUnavailable while another pull runs.
 
-        Closing the generator cancels the pull: it ends at its next sign of progress, and what was downloaded is kept.
-        So does the end of the token that asked for it, which raises Unauthorized.
+        Closing the generator cancels the pull: it ends at its next report of progress, and the downloaded bytes are
+        kept. If the token of the request is removed, the pull is cancelled too, and Unauthorized is raised.
         """
         if self._running is not None and not self._running.is_done:
             raise BackendUnavailable("another model is being pulled; try again when that is done", retry_after_s=10)

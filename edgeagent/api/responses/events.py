@@ -73,7 +73,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_response(response_id: str, model: str, echo: Event, created_at: int) -> Event:
-    """Return a response object that has just begun: every field that any client or conformance suite asks for."""
+    """Return the object of a response that has just begun, with every field that clients may require."""
     return {
         "id": response_id,
         "object": "response",

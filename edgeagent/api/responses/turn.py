@@ -1,4 +1,4 @@
-"""One response in the making, whatever carries it: checked create, request, events, and place in a chain."""
+"""A response while it is generated, over HTTP or WebSocket: checked body, request, events, and place in a chain."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Turn:
         return self.request.cache.partition
 
     def shorten(self, items: tuple[Item, ...]) -> None:
-        """Answer these items instead, which stand for the same conversation."""
+        """Answer these items, a shorter form of the same conversation, instead of the original ones."""
         self.conversation = Conversation(items, 0, self.conversation.is_storable, self.conversation.route)
         shorter = self.create.request(
             self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable

@@ -53,8 +53,8 @@ def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
 
 
 def _check_size(raw: bytes) -> None:
-    # Values are counted by the commas between them. Those inside strings do not count, but only where there are many
-    # commas is it worth leaving the strings out: every second piece between unescaped quotes.
+    # Values are counted by the commas between them. Commas inside strings do not count. Strings, which are every second
+    # piece between unescaped quotes, are left out only if there are many commas.
     if raw.count(b",") <= MAX_JSON_VALUES:
         return
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -29,7 +29,7 @@ NAME_S = 2.0
 _STAGGER_S = 0.25
 _MAX_BUFFERED_BYTES = 256 * 1024
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-_QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
+_QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # only on Linux
 
 
 class Stages(Struct):

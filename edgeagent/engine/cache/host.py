@@ -36,7 +36,7 @@ class _Entry:
     priority: float = 0.0
     item: _Item | None = None  # its place in its partition's heap, while it may go
     is_offered: bool = False  # to the tier below, which took it
-    is_below: bool = False  # kept there, as known at the last look
+    is_below: bool = False  # held there, when last checked
 
 
 @dataclass(slots=True)

@@ -248,7 +248,7 @@ class RadixTree:
             node = node.parent
 
     def _leave(self, seq_id: int, node: Node | None, end: Node | None) -> None:
-        """Take a sequence out of a node and those above it, up to `end`, where it stays."""
+        """Remove a sequence from a node and its ancestors, up to `end`, which keeps it."""
         while node is not None and node is not end:
             node.sequences -= {seq_id}
             node = node.parent

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-# As a share of the fastest core's capacity: the second fastest of a phone's three kinds counts, the efficient ones do
-# not.
+# Cores with less than this share of the fastest core's capacity are not used. On phones with three kinds of cores, the
+# first two are used, and the efficient ones are not.
 _QUICK = 0.7
 
 

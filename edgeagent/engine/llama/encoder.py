@@ -85,7 +85,7 @@ class Encoder:
         return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
 
     def warm_up(self, num_threads: int) -> None:
-        """Compute a text of tokens from the whole vocabulary, which touches all weights; raise as `encode`."""
+        """Encode a text with tokens from the whole vocabulary, so that all weights are in memory; raise as `encode`."""
         num_tokens = min(_NUM_WARM_TOKENS, self.max_tokens)
         tokens = np.linspace(0, self._model.num_tokens - 1, num_tokens).astype(int).tolist()
         for _ in range(2):  # the first one reads the weights: its time says little of the next

@@ -52,7 +52,7 @@ class PayloadPool:
         capacity = _capacity(num_bytes)
         if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
             return False
-        self._free[capacity].append(np.ones(capacity, np.uint8))  # zeros would be untouched pages
+        self._free[capacity].append(np.ones(capacity, np.uint8))  # with zeros the pages would stay unmapped
         return True
 
     def _give_back(self, whole: Buffer) -> None:

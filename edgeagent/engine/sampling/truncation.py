@@ -159,5 +159,5 @@ def _block_sums(weights: Floats) -> NDArray[np.float64]:
 
 def _first_above(running: NDArray[np.float64], target: float, weights: NDArray[Any]) -> int:
     index = int(running.searchsorted(target, side="right"))
-    # sums that were rounded differently may fall short of the target by a hair
+    # because of rounding, the sum may be slightly below the target
     return index if index < len(running) else int(np.flatnonzero(weights)[-1])

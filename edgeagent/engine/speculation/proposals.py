@@ -81,7 +81,7 @@ class _State:
 
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
     source: str = ""  # of the proposals of this step; none of a grammar
-    is_awaited: bool = False  # the draft model computes what it lacks, to draft for it then
+    is_awaited: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
     ending: Ending | None = None  # of the draft model's draft of this step
 
 

@@ -251,7 +251,7 @@ def main() -> int:
     sandbox = _enclose(message)
     writer.start()
     store = None if message.disk is None else start_block_store(message.disk)
-    # Written at once: the process may end before another thread could write it.
+    # Write on this thread: the process may end before another thread could write.
     outlet = Outlet(writer)
     try:
         host = _load(message, sandbox, store, outlet, make_template)

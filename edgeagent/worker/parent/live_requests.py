@@ -31,8 +31,8 @@ from edgeagent.types import (
 from edgeagent.worker.parent.refusals import crashed_again, stuck
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
-# How many workers may die during a request: without a token from the last one, and in total. Three crashes within a
-# minute end in quarantine. Hangs take longer while all other requests wait, so they have their own limit.
+# How many workers may die during a request: if the last one delivered no token, and otherwise. Three crashes within a
+# minute lead to quarantine. Hangs have their own limit, since each takes longer and all other requests wait.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
@@ -314,7 +314,7 @@ class ModelRequests:
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-    """Keep a request's Started; return the deltas without a Started that a second worker repeats."""
+    """Keep a request's Started. Return the deltas; if a second worker repeats Started, leave it out."""
     if not deltas or not isinstance(deltas[0], Started):
         return deltas
     if live.started is not None:

@@ -128,7 +128,7 @@ class LoadedModel:
 
     @property
     def state(self) -> WorkerState:
-        """The state of its worker."""
+        """The state of the model's worker."""
         return self.supervisor.status().state
 
     @property

@@ -238,8 +238,8 @@ def _ended(number: int, cpu_s: float) -> InvalidRequest:
 def _fail(why: str, keeper: int) -> NoReturn:
     """End the worker: it is useless without its renderer, and the next worker continues its streams.
 
-    No other keeper can be started in the sandbox. The worker ends by the signal that killed the keeper, which does not
-    count as a crash of the model: a keeper runs nothing of it.
+    The sandbox does not allow a new keeper process. The worker ends by the signal that killed the keeper. This does not
+    count as a crash of the model, since a keeper runs no code of the model.
     """
     sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
     sys.stderr.flush()

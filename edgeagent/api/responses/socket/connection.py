@@ -152,7 +152,7 @@ class Connection:
                     await websocket.close(entry.code, entry.reason)
                     return
                 if entry.is_terminal and (kept := self._kept.pop(entry.request_id, None)):
-                    # A client that has seen the end may continue from it, even if this process dies.
+                    # A client that has received the end may continue from it, even if this process is killed.
                     await asyncio.wait({kept}, timeout=KEEP_S)
                 if entry.is_terminal and (delivery_time := self._delivery_times.pop(entry.request_id, None)):
                     set_delivery(entry.event, delivery_time.mean_ms)

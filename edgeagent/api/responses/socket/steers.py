@@ -47,7 +47,7 @@ class Steers:
         return steers if waiting_lane is lane else ()
 
     def release(self, previous_id: str | None, lane: Lane) -> None:
-        """Note that the create that these steers waited for has begun."""
+        """Note that the create has begun for which these steers waited."""
         if self.waiting_for(previous_id, lane):
             del self._waiting[previous_id or ""]
 

@@ -33,7 +33,7 @@ from edgeagent.worker.child.encoder.scores import relevance
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
 
-_IDLE_S = 60.0  # without use, then the memory is freed
+_IDLE_S = 60.0  # the memory is freed after this time without use
 
 
 @dataclass(slots=True)
