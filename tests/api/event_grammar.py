@@ -86,6 +86,7 @@ class Response:
     def _check_number(self, event: Event) -> None:
         number = event.get("sequence_number")
         demand(type(number) is int, "an event needs a sequence_number", event)
+        assert number is not None
         if self.is_background:
             # The number of a delta says how far its text reaches.
             demand(number > self.number, "numbers must grow", event)

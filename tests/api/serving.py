@@ -7,8 +7,8 @@ import json
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -54,8 +54,9 @@ class Server(uvicorn.Server):
     uvicorn's own would put back, when it ends, the handler of an event loop that has ended before it.
     """
 
-    def capture_signals(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def _by_type(union: Any) -> dict[str, Any]:

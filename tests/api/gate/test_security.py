@@ -405,7 +405,12 @@ async def test_a_token_that_holds_opens_to_the_end(tmp_path: Path, door: Door) -
     assert (status(sent), door.app.body) == (200, b"12")
     # Neither a body that is announced without a token nor a request that leaves is judged.
     assert status(await door.ask(posted(JSON), part(b"1", False))) == 200
-    await door.ask(posted(JSON, bearer(token)), lambda: remove_client(tmp_path, "kiosk") or {"type": "http.disconnect"})
+
+    def leave() -> Message:
+        remove_client(tmp_path, "kiosk")
+        return {"type": "http.disconnect"}
+
+    await door.ask(posted(JSON, bearer(token)), leave)
 
 
 def offering(*names: str, headers: Iterable[tuple[str, str]] = ()) -> Scope:

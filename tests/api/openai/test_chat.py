@@ -48,6 +48,7 @@ from edgeagent.types import (
 )
 from tests.backends.fake import Act, FakeBackend, Gate, failing, finished
 from tests.daemon.running import Running
+from tests.present import present
 
 HI: list[Any] = [{"role": "user", "content": "hello big world"}]
 WEATHER: Any = {
@@ -200,7 +201,7 @@ async def test_plain_tool_calls(client: AsyncOpenAI, backend: FakeBackend) -> No
     [choice] = (await client.chat.completions.create(model="fake", messages=HI, tools=[WEATHER])).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
-    [call] = choice.message.tool_calls or ()
+    [call] = present(choice.message.tool_calls)
     assert call.model_dump() == {"id": "call_x", "type": "function", "function": {"name": "weather", "arguments": ""}}
 
 
@@ -400,7 +401,7 @@ for _ in range(20):
     DEEP = {"properties": {"x": DEEP}}
 
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
-    *[({"temperature": value}, "temperature") for value in (-0.1, 2.1, "1", True, [], 1e300)],
+    *[({"temperature": value}, "temperature") for value in (-0.1, 2.1, "1", True, list[str](), 1e300)],
     *[({"top_p": value}, "top_p") for value in (-1, 1.1, "x")],
     *[({"min_p": value}, "min_p") for value in (-0.1, 2)],
     *[({"top_k": value}, "top_k") for value in (-1, 2**31, 1.5, True)],

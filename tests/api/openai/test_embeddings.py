@@ -33,8 +33,9 @@ async def post(daemon: Running, path: str, **fields: Any) -> httpx.Response:
 
 class TestOpenAI:
     async def test_the_clients_default_and_plain_numbers(self, client: AsyncOpenAI, backend: Answering) -> None:
-        for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
-            answer = await client.embeddings.create(model="fake", input=["ab", "c"], **options)  # type: ignore[call-overload]
+        formats: list[dict[str, Any]] = [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}]
+        for options in formats:
+            answer = await client.embeddings.create(model="fake", input=["ab", "c"], **options)
             assert [entry.index for entry in answer.data] == [0, 1]
             vectors = [
                 struct.unpack("<4f", base64.b64decode(entry.embedding))

@@ -59,8 +59,15 @@ async def test_warming(tmp_path: Path) -> None:
         assert (await daemon.http.post(url, json=chat, headers=OWNER)).status_code == 200
         answer = await daemon.http.post(url, json={"prompt": "Once upon a time"}, headers=OWNER)
         assert answer.json().keys() == {"num_prompt_tokens", "num_cached_tokens"}
-        for wrong in ({}, {"prompt": "a", **chat}, {"messages": []}, {"prompt": ""}, {"prompt": "a", "client": 3}):
-            assert (await daemon.http.post(url, json=wrong, headers=OWNER)).status_code == 400
+        wrong: list[dict[str, object]] = [
+            {},
+            {"prompt": "a", **chat},
+            {"messages": []},
+            {"prompt": ""},
+            {"prompt": "a", "client": 3},
+        ]
+        for body in wrong:
+            assert (await daemon.http.post(url, json=body, headers=OWNER)).status_code == 400
     first, second = backend.requests
     assert isinstance(first.prompt, ChatPrompt) and isinstance(second.prompt, TextPrompt)
     assert first.prefill_only and second.prefill_only

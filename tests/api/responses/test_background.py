@@ -236,7 +236,7 @@ async def test_a_cancel_ends_the_stream(client: AsyncOpenAI, backend: FakeBacken
     gate = Gate()
     backend.script = lambda _: (TextDelta("ye"), gate, finished())
     stream = await client.responses.create(model="fake", input="x", background=True, stream=True)
-    events = []
+    events: list[dict[str, Any]] = []
     async for event in stream:
         events.append(event.to_dict())
         if event.type == "response.output_text.delta":
@@ -253,7 +253,7 @@ async def test_who_has_seen_the_end_may_continue(client: AsyncOpenAI) -> None:
                 await client.responses.create(model="fake", input="y", previous_response_id=event.response.id)
 
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 SCORED = TEXTS.map(lambda text: TextDelta(text, tuple(TokenLogprob(1, char.encode(), -0.5) for char in text)))
 ITEMS: Any = st.one_of(
     st.lists(SCORED, min_size=1, max_size=4),

@@ -103,6 +103,7 @@ async def test_a_cancel_while_the_summary_is_written(client: AsyncOpenAI, backen
                 await connection.send_raw('{"type":"response.cancel"}')
             if event.type in TERMINAL:
                 break
+        assert event.type == "response.incomplete"
         assert event.response.status == "cancelled"
         assert len(backend.requests) == 1
 
@@ -118,6 +119,7 @@ async def test_it_cannot_be_steered(client: AsyncOpenAI, backend: FakeBackend) -
         async for event in connection:
             if event.type == "response.steer.failed":
                 break
+        assert event.type == "response.steer.failed"
         assert event.error.code == "steering_not_supported"
 
 

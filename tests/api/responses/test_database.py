@@ -8,6 +8,7 @@ import sqlite3
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,7 +270,7 @@ def test_another_format_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "limits", [{"max_responses": 12}, {"max_responses": 12, "max_bytes": 12_000.0}], ids=["number", "bytes"]
 )
-def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Path, limits: dict[str, float]) -> None:
+def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Path, limits: dict[str, Any]) -> None:
     rng = random.Random(7)
     store, known = database(tmp_path / "r", **limits), dict[str, StoredResponse]()
     used: list[str] = []  # those that should be there, the latest used last

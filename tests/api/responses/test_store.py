@@ -207,11 +207,10 @@ async def test_it_is_off_the_event_loop(store: ResponseStore, monkeypatch: pytes
     import threading
 
     threads: set[str] = set()
-    opened = response_store.ResponseDatabase
 
     def opening(*arguments: Any) -> ResponseDatabase:
         threads.add(threading.current_thread().name)
-        return opened(*arguments)
+        return ResponseDatabase(*arguments)
 
     monkeypatch.setattr(response_store, "ResponseDatabase", opening)
     await store.add(response("a"), b"{}")

@@ -28,6 +28,7 @@ from edgeagent.types import (
 )
 from tests.api.serving import serve
 from tests.backends.fake import FakeBackend, Gate, finished
+from tests.present import present
 
 
 class NamedKeys:
@@ -83,6 +84,7 @@ async def test_a_streamed_and_a_socket_response_too(client: AsyncOpenAI) -> None
         async for event in connection:
             if event.type == "response.completed":
                 break
+        assert event.type == "response.completed"
         assert (await client.responses.retrieve(event.response.id)).output_text == "three"
 
 
@@ -99,6 +101,7 @@ async def test_what_is_not_there(client: AsyncOpenAI) -> None:
 
 async def test_another_credential_sees_nothing(address: str, client: AsyncOpenAI) -> None:
     made = await client.responses.create(model="fake", input="mine")
+    item_id = present(made.output[0].id)
     async with openai(address, "bob") as bob:
         with pytest.raises(NotFoundError):
             await bob.responses.retrieve(made.id)
@@ -108,9 +111,9 @@ async def test_another_credential_sees_nothing(address: str, client: AsyncOpenAI
             await bob.responses.create(model="fake", input="x", previous_response_id=made.id)
         assert caught.value.code == "previous_response_not_found"
         with pytest.raises(BadRequestError, match="not found"):
-            await bob.responses.create(model="fake", input=[{"type": "item_reference", "id": made.output[0].id}])
+            await bob.responses.create(model="fake", input=[{"type": "item_reference", "id": item_id}])
     await client.responses.create(
-        model="fake", input=[{"type": "item_reference", "id": made.output[0].id}, {"role": "user", "content": "x"}]
+        model="fake", input=[{"type": "item_reference", "id": item_id}, {"role": "user", "content": "x"}]
     )
 
 
@@ -120,6 +123,7 @@ async def test_a_deleted_response_is_gone_everywhere(client: AsyncOpenAI) -> Non
         async for event in connection:
             if event.type == "response.completed":
                 break
+        assert event.type == "response.completed"
         await client.responses.delete(event.response.id)
         await connection.response.create(model="fake", input="x", previous_response_id=event.response.id)
         refusal = await connection.recv()
@@ -178,11 +182,13 @@ async def test_input_items_come_in_pages(address: str, client: AsyncOpenAI) -> N
     made = await client.responses.create(model="fake", input=spoken)
     page = await client.responses.input_items.list(made.id, limit=3, order="asc")
     assert (len(page.data), page.has_more) == (3, True)
-    texts = [item.content[0].text async for item in page]  # type: ignore[union-attr]
+    items: list[Any] = [item async for item in page]
+    texts = [item.content[0].text for item in items]
     assert texts == [str(index) for index in range(7)]
+    wrong: dict[str, Any]
     for wrong in ({"limit": 0}, {"limit": 101}, {"limit": "9" * 5000}, {"after": "msg_never"}, {"order": "up"}):
         with pytest.raises(BadRequestError) as caught:
-            await client.responses.input_items.list(made.id, **wrong)  # type: ignore[arg-type]
+            await client.responses.input_items.list(made.id, **wrong)
         assert caught.value.param == next(iter(wrong))
     async with httpx.AsyncClient() as plain:
         url = f"http://{address}/v1/responses/{made.id}/input_items?after={page.data[2].id}&limit=2&order=asc"
@@ -340,10 +346,11 @@ async def test_open_calls_outlive_a_compaction(client: AsyncOpenAI, backend: Fak
     made = await client.responses.compact(model="fake", input=calls)
     assert [item.type for item in made.output] == ["compaction", "function_call"]
     follow: Any = [*(item.to_dict() for item in made.output)]
-    result = {"type": "function_call_output", "call_id": "call_2", "output": "2"}
+    result: Any = {"type": "function_call_output", "call_id": "call_2", "output": "2"}
+    closed: Any = {**result, "call_id": "call_1"}
     await client.responses.create(model="fake", input=[*follow, result])
     with pytest.raises(BadRequestError):
-        await client.responses.create(model="fake", input=[*follow, {**result, "call_id": "call_1"}])
+        await client.responses.create(model="fake", input=[*follow, closed])
 
 
 async def test_what_leaves_no_room_is_compacted_by_halves(client: AsyncOpenAI, backend: FakeBackend) -> None:

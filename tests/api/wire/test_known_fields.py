@@ -78,7 +78,7 @@ async def test_a_response_carries_it_where_there_are_no_headers(daemon: Running)
     async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
         for fields in ({"max_output_token": 5}, {}):
             await socket.send(json.dumps({"type": "response.create", "input": "hi", "stream_id": "a", **fields}))
-            events = []
+            events: list[dict[str, Any]] = []
             while not events or events[-1]["type"] != "response.completed":
                 events.append(json.loads(await socket.recv()))
             first, last = events[0]["response"], events[-1]["response"]

@@ -17,10 +17,12 @@ from openai.lib.responses_websocket import (
 )
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket import connection as socket_shell
+from edgeagent.api.responses.socket.session import Session
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
@@ -158,7 +160,7 @@ async def test_a_base_url_is_served_too_and_names_the_model(address: str, backen
 
 async def test_a_foreign_page_is_refused_before_the_upgrade(address: str) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        await connect(f"ws://{address}/v1/responses", origin="http://evil.example")
+        await connect(f"ws://{address}/v1/responses", origin=Origin("http://evil.example"))
     assert caught.value.response.status_code == 403
 
 
@@ -308,7 +310,7 @@ async def test_steering_stops_the_backend_and_a_successor_answers(address: str, 
         async for event in connection:
             validate_event(event.to_dict())
             kinds.append(event.type)
-            if event.type in TERMINAL:
+            if event.type in ("response.completed", "response.failed", "response.incomplete"):
                 ends.append(event.response)
                 if len(ends) == 2:
                     break
@@ -380,7 +382,7 @@ async def test_a_bug_closes_with_1011_and_leaves_nothing(
     async with connect(f"ws://{address}/v1/responses") as socket:
         await create(socket)
         await backend.until(lambda backend: backend.num_live == 1)
-        monkeypatch.setattr(socket_shell.Session, "receive", fail)
+        monkeypatch.setattr(Session, "receive", fail)
         await socket.send("{}")
         with pytest.raises(ConnectionClosed):
             while True:
