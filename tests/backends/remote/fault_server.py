@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from tests.present import present
+
 
 class Act(Enum):
     """What a script may do beside sending bytes. At the end of a script the connection is kept for the next request."""
@@ -88,7 +90,7 @@ class FaultServer:
         self.scheme = "http"
         self.pace_s = 0.0
         self._writers: set[asyncio.StreamWriter] = set()
-        self._serving: set[asyncio.Task[Any] | None] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
 
     @property
     def url(self) -> str:
@@ -104,7 +106,7 @@ class FaultServer:
         """Serve one connection."""
         self.num_connections += 1
         self._writers.add(writer)
-        task = asyncio.current_task()
+        task = present(asyncio.current_task())
         self._serving.add(task)
         try:
             while (asked := await _read_request(reader)) is not None:

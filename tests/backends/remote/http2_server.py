@@ -15,6 +15,7 @@ import h2.events
 import h2.settings
 
 from tests.backends.remote.fault_server import Act
+from tests.present import present
 
 
 class Http2Server:
@@ -29,7 +30,7 @@ class Http2Server:
         self.asked: list[dict[str, str]] = []
         self.resets: list[int] = []
         self._open: dict[h2.connection.H2Connection, set[int]] = {}
-        self.serving: dict[asyncio.Task[Any] | None, asyncio.StreamWriter] = {}
+        self.serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     @property
     def url(self) -> str:
@@ -44,7 +45,8 @@ class Http2Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.num_connections += 1
-        self.serving[asyncio.current_task()] = writer
+        task = present(asyncio.current_task())
+        self.serving[task] = writer
         state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         state.local_settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = self.max_streams
         self._open[state] = set()
@@ -59,7 +61,7 @@ class Http2Server:
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            del self.serving[asyncio.current_task()], self._open[state]
+            del self.serving[task], self._open[state]
             writer.close()
 
     def _take(self, event: h2.events.Event, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -161,7 +162,7 @@ def test_logprobs_of_chat() -> None:
 @pytest.mark.parametrize(
     "counted", [{"usage": {"prompt_tokens": 5, "completion_tokens": 3}}, {"timings": {"predicted_n": 3}}]
 )
-def test_a_chunk_of_several_tokens(counted: dict[str, object]) -> None:
+def test_a_chunk_of_several_tokens(counted: dict[str, Any]) -> None:
     """vLLM joins chunks that are not read at once; a character may need several tokens."""
     reader = ChatReader()
     reader.feed(chunk({"content": "😀"}, **counted))

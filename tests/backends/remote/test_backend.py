@@ -39,7 +39,7 @@ from edgeagent.types import (
     WorkerState,
     replace,
 )
-from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
+from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import ROLE, answer, chunk, cut
 from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
 
@@ -234,7 +234,7 @@ def test_of_any_continuation_only_the_repetition_goes(before: str, text: str, pl
 
 
 async def test_a_cancel_while_it_asks_what_the_server_is() -> None:
-    gets = {"/v1/models": [Act.STALL]}
+    gets: dict[str, Script] = {"/v1/models": [Act.STALL]}
     async with faults(stream(answer("x")), gets=gets) as server, backend(server.url) as remote:
         running = asyncio.create_task(ask(remote, so_far=AnswerSoFar("The")))
         await until(lambda: server.asked)
@@ -471,7 +471,8 @@ async def test_a_slow_reader_holds_the_stream_back() -> None:
         await asyncio.sleep(0.2)
         (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
         (connection,) = endpoint.transport._connections.pool.connections
-        wire = connection._connection._network_stream._wire  # type: ignore[attr-defined]
+        http: Any = connection
+        wire = http._connection._network_stream._wire
         assert len(wire._unread) < 2 << 20
         num = 1
         async for _ in steps:

@@ -284,7 +284,7 @@ async def test_a_rejected_request_is_not_sent_again(status: int, body: bytes, er
         async with backend(server.url, server.url + "/", ledger=Rows()) as remote:
             got = await ask(remote)
             assert type(got.error) is error
-            assert got.error.served_by == "remote:gpu"  # type: ignore[union-attr]
+            assert got.error.served_by == "remote:gpu"
             assert remote.estimate(REQUEST).obstacle == ""
         assert len(server.asked) == 1 and not other.asked
 
@@ -526,7 +526,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch, *answers: str | OSError) -> list[s
                 raise told
         return [(2, 1, 6, "", (told, port)) for told in answers]
 
-    monkeypatch.setattr(names.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return asked
 
 
@@ -563,7 +563,7 @@ async def test_a_resolver_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyP
         over.wait(30)
         raise OSError(errno.EAGAIN, "late")
 
-    monkeypatch.setattr(names.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr("edgeagent.backends.remote.network.NAME_S", 0.1)
     try:
         async with backend("http://box.example/v1", plaintext=True) as remote:

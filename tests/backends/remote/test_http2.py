@@ -75,7 +75,7 @@ async def test_leave_that_is_withdrawn_twice_ends_each_stream_in_an_error(
             request = replace(REQUEST, id=f"r{number}")
             streams.append(remote.generate(request, permit(request)))
             await anext(streams[-1])
-        running = [asyncio.create_task(anext(steps)) for steps in streams]  # type: ignore[arg-type]
+        running = [asyncio.create_task(anext(steps)) for steps in streams]
         await asyncio.sleep(0.01)
         first = asyncio.create_task(remote.close_streams("removed"))
         for _ in range(num_turns):
@@ -89,7 +89,11 @@ async def test_leave_that_is_withdrawn_twice_ends_each_stream_in_an_error(
 
 async def test_stopped_streams_do_not_use_up_the_connection(context: ssl.SSLContext, tls: Tls) -> None:
     """More stops than the connection may have streams, each with data that nobody has read."""
-    script = (chunk({"content": "One"}), *(chunk({"content": "x" * 1500}) for _ in range(8)), Act.STALL)
+    script: tuple[bytes | Act, ...] = (
+        chunk({"content": "One"}),
+        *(chunk({"content": "x" * 1500}) for _ in range(8)),
+        Act.STALL,
+    )
     async with http2(context, *script, max_streams=4) as server, backend(server.url, tls=tls) as remote:
         for number in range(40):
             request = replace(REQUEST, id=f"r{number}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote import names, transport
+from edgeagent.backends.remote import names
 from edgeagent.backends.remote.answer import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
 from edgeagent.backends.remote.answer_chat import ChatReader
 from edgeagent.backends.remote.answer_responses import ResponsesReader
@@ -156,7 +157,7 @@ def test_what_is_repeated_letter_by_letter_is_compared_once() -> None:
 )
 async def test_a_name_that_leads_astray(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An IPv4 address may come as IPv6; localhost, to which plain HTTP is sent, may lead to another machine."""
-    monkeypatch.setattr(names.socket, "getaddrinfo", lambda *_, **__: [(10, 1, 6, "", (address, 80))])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(10, 1, 6, "", (address, 80))])
     assert await names.resolve(name, 80) == []
 
 
@@ -169,7 +170,7 @@ async def test_what_is_for_this_machine_goes_through_no_other(monkeypatch: pytes
         asked.append(host)
         return await connect(self, host, *rest, **more)
 
-    monkeypatch.setattr(transport.Network, "connect_tcp", noted)
+    monkeypatch.setattr(Network, "connect_tcp", noted)
     async with faults(stream(answer("a"))) as server, backend(server.url, proxy="http://192.0.2.1:3128") as remote:
         assert (await ask(remote)).text == "a"
     assert asked == ["127.0.0.1"]

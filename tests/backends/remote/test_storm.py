@@ -66,11 +66,10 @@ async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: in
             endpoint.breaker.succeed()
     assert remote.status().num_live == 0
     assert "open" not in rows.outcomes and "completed" in rows.outcomes
-    for endpoint in cluster.endpoints:
-        assert endpoint.num_live == 0
-        connections = endpoint.transport._connections
-        await until(lambda connections=connections: connections.num_used == 0)
-        assert not connections.pool._requests
+    assert all(endpoint.num_live == 0 for endpoint in cluster.endpoints)
+    pools = [endpoint.transport._connections for endpoint in cluster.endpoints]
+    await until(lambda: all(connections.num_used == 0 for connections in pools))
+    assert not any(connections.pool._requests for connections in pools)
     await until(lambda: len(asyncio.all_tasks()) <= num_tasks + 60)
 
 
