@@ -10,8 +10,8 @@ import pytest
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Run, count_tokens, measure
 from edgeagent.bench.prompts import ENDLESS
-from edgeagent.bench.scenario import Load, Round, Scenario, Target
-from edgeagent.bench.scenarios import COLD_PROMPT, ITL, RATE, SCENARIOS
+from edgeagent.bench.scenario import ITL, RATE, Load, Round, Scenario, Target
+from edgeagent.bench.scenarios import COLD_PROMPT, SCENARIOS
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded
 from edgeagent.types import GenerateRequest

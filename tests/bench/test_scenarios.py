@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from edgeagent.bench import scenarios
+from edgeagent.bench import overheads, scenarios
 from edgeagent.bench.client import Server
 from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenario import Load, Metric, Round, Target
+from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, Load, Metric, Round, Target
 from edgeagent.bench.scenarios import SCENARIOS, Live, all_rate, live_rate
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
@@ -65,17 +65,17 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
 async def test_decode_counts_what_came() -> None:
     async with target_of(FakeBackend()) as target:
         samples = await scenarios.decode(target, LOAD, "0")
-    assert samples[scenarios.LENGTH] == [20]
+    assert samples[LENGTH] == [20]
     assert samples[scenarios.PER_EVENT] == [1]
-    assert len(samples[scenarios.ITL]) == 19
+    assert len(samples[ITL]) == 19
 
 
 async def test_an_answer_of_one_event_has_no_rate() -> None:
     backend = FakeBackend(lambda _: (Started(5, 0), TextDelta("no"), finished(output=1)))
     async with target_of(backend) as target:
         samples = await scenarios.decode(target, LOAD, "0")
-    assert samples[scenarios.RATE] == []
-    assert samples[scenarios.LENGTH] == [1]
+    assert samples[RATE] == []
+    assert samples[LENGTH] == [1]
 
 
 async def test_ttft_asks_a_new_prompt_each_round_and_warm_ones_that_differ_at_their_end() -> None:
@@ -89,7 +89,7 @@ async def test_ttft_asks_a_new_prompt_each_round_and_warm_ones_that_differ_at_th
     firsts = [prompt.split()[0] for prompt in prompts]
     assert len({firsts[0], firsts[per_round], firsts[1]}) == 3, "each cold prompt, and the warm ones, begin differently"
     assert len(set(firsts[1:per_round] + firsts[per_round + 1 :])) == 1, "warm prompts begin alike"
-    assert {request.max_tokens for request in backend.requests} == {scenarios.FEW_TOKENS}
+    assert {request.max_tokens for request in backend.requests} == {FEW_TOKENS}
 
 
 async def test_parallel_asks_at_the_same_time() -> None:
@@ -126,7 +126,7 @@ async def test_hol_sends_the_long_prompt_when_all_streams_live_and_ends_them_all
     num_live_when_long_came = []
 
     def script(request: GenerateRequest) -> Iterable[Act]:
-        if request.max_tokens == scenarios.FEW_TOKENS:
+        if request.max_tokens == FEW_TOKENS:
             num_live_when_long_came.append(backend.num_live - 1)
             yield from (gate, Started(200, 0), TextDelta("first"), finished(output=1))
             return
@@ -200,7 +200,7 @@ def test_every_metric_explains_itself_once() -> None:
 
 async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
     async with target_of(FakeBackend()) as target:
-        samples = await scenarios.overhead(target, LOAD, "0")
+        samples = await overheads.overhead(target, LOAD, "0")
     # The fake says 8 ms for every prompt.
     assert all(value > -8.0 for value in samples[BEYOND])
     assert len(samples[BEYOND]) == len(samples[DELIVERY]) > 1
@@ -209,7 +209,7 @@ async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the daemon tells its memory where there is /proc")
 async def test_idle_sockets_are_opened_measured_and_closed() -> None:
     async with target_of(FakeBackend()) as target:
-        samples = await scenarios.idle(target, LOAD, "0")
+        samples = await overheads.idle(target, LOAD, "0")
     assert len(samples[IDLE_BYTES]) == len(samples[IDLE_FIRST]) == 1
     assert len(samples[IDLE_OPENING]) == LOAD.connections
 
@@ -217,7 +217,7 @@ async def test_idle_sockets_are_opened_measured_and_closed() -> None:
 async def test_idle_is_of_websockets() -> None:
     async with target_of(FakeBackend(), "http") as target:
         with pytest.raises(NotSupported):
-            await scenarios.idle(target, LOAD, "0")
+            await overheads.idle(target, LOAD, "0")
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])

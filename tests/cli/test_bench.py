@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgeagent.bench import caches, overheads
-from edgeagent.bench import measure as measuring
+from edgeagent.bench.scenario import Scenario
 from edgeagent.bench.scenarios import SCENARIOS
 from edgeagent.cli import bench, main
 from edgeagent.cli.bench_options import ScenarioName
@@ -138,7 +138,7 @@ def test_ctrl_c_prints_what_has_been_measured(
             raise KeyboardInterrupt
         return await decode.round(target, load, name)
 
-    monkeypatch.setitem(SCENARIOS, "decode", measuring.Scenario("decode", "x", decode.metrics, interrupted))
+    monkeypatch.setitem(SCENARIOS, "decode", Scenario("decode", "x", decode.metrics, interrupted))
     assert main(["bench", serve(FakeBackend()), *QUICK, "--rounds", "9", "--json"]) == 130
     report = printed(capsys)
     assert not report["is_complete"]

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from edgeagent.cli import main, model_changes
+from edgeagent.cli import main
 from edgeagent.config import StoreConfig
 from edgeagent.store import adoption
 from edgeagent.store.cache import HubCache
@@ -47,7 +48,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(model_changes.typer, "confirm", confirm)
+    monkeypatch.setattr(typer, "confirm", confirm)
     return asked
 
 
