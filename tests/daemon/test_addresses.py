@@ -79,13 +79,18 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_machines_names(monkeypatch: pytest.MonkeyPatch, name: str, expected: set[str]) -> None:
-    monkeypatch.setattr(hosts.socket, "gethostname", lambda: name)
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
     assert hosts.machine_names() == expected
 
 
 def test_the_full_name_is_asked_for_aside_and_not_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(hosts.socket, "getfqdn", lambda: asked.append(1) or "kiosk.shop.example")
+
+    def getfqdn() -> str:
+        asked.append(1)
+        return "kiosk.shop.example"
+
+    monkeypatch.setattr(socket, "getfqdn", getfqdn)
     scope = {"server": ("192.0.2.2", 8127), "scheme": "http", "type": "http"}
     assert not hosts.Hosts(ServerConfig()).is_own("kiosk.shop.example:8127", scope)
     assert asked == []

@@ -152,7 +152,7 @@ async def test_who_it_was_stays_who_it_is() -> None:
 @pytest.mark.parametrize("platform", ["darwin", "win32", "freebsd14"])
 @pytest.mark.parametrize("host", HOSTS)
 async def test_elsewhere_psutil_finds_own_processes(monkeypatch: pytest.MonkeyPatch, host: str, platform: str) -> None:
-    monkeypatch.setattr(peers.sys, "platform", platform)
+    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(peers, "_pids", lambda: [1, os.getpid(), 2**22 + 1])
     peers._remembered.clear()
     with connected(host) as (client, server):
@@ -166,7 +166,7 @@ async def test_a_system_that_refuses_to_tell(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: object, **__: object) -> None:
         raise psutil.AccessDenied
 
-    monkeypatch.setattr(peers.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(psutil.Process, "net_connections", refuse)
     with connected() as (_, server):
         assert await TcpPeer(*ends(server), server).user() == UNKNOWN_USER
@@ -187,7 +187,7 @@ async def test_without_netlink_the_table_is_read(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("uid", [65534, 2**32 - 1, None])
 def test_a_user_of_another_namespace_is_nobody(monkeypatch: pytest.MonkeyPatch, uid: int | None) -> None:
     if sys.platform != "win32":
-        monkeypatch.setattr(peers.os, "getuid", lambda: uid)
+        monkeypatch.setattr(os, "getuid", lambda: uid)
     assert peers._user_of(uid) == UNKNOWN_USER
 
 

@@ -53,7 +53,7 @@ class FakeService:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        yield Step("local", (Finished(FinishReason.STOP, Usage(num_prompt_tokens=9), Timings()),))
+        yield Step((Finished(FinishReason.STOP, Usage(num_prompt_tokens=9), Timings()),))
 
 
 @pytest.fixture

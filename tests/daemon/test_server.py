@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from edgeagent.api.responses.socket import session
@@ -52,7 +53,7 @@ async def test_live_requests_may_finish() -> None:
     assert daemon.reporter.events == ["stopping 3"]
 
 
-async def _until_closed(socket):  # type: ignore[no-untyped-def]
+async def _until_closed(socket: ClientConnection) -> AsyncIterator[str | bytes]:
     try:
         while True:
             yield await socket.recv()

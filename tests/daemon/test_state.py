@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from edgeagent.credentials import ensure_token
-from edgeagent.daemon.state import LOCK_FILE, ExitCode, StartError, held
+from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import (
+    LOCK_FILE,
     Runtime,
     find_daemon,
     no_daemon,

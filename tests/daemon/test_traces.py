@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from websockets.asyncio.client import connect
 
 from edgeagent.api.live_requests import Trace
 from edgeagent.config import Config, TraceConfig
-from edgeagent.daemon import traces as module
 from edgeagent.daemon.traces import Tracer, stages, tracing
 from edgeagent.errors import ConfigError, Overloaded
 from edgeagent.types import Handover, Timings
@@ -173,7 +173,7 @@ def test_an_endpoint_that_is_no_address() -> None:
 
 
 def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with (
         pytest.raises(ConfigError, match=r"pip install 'edgeagent\[otel\]'"),
         tracing(TraceConfig(endpoint="http://127.0.0.1:1")),

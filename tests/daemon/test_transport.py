@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -200,6 +201,7 @@ class TestBehindAnAnswer:
             writer.write(self.stream(daemon))
             await reader.readuntil(b"\r\n\r\n")
             (protocol,) = daemon.server.server_state.connections
+            assert isinstance(protocol, HttpToolsProtocol)
             writer.write(request(daemon, "GET /health"))
             while not protocol.pipeline:  # noqa: ASYNC110 uvicorn tells nobody
                 await asyncio.sleep(0)
