@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from cases import ASK_TIMER, BASE_URL, KEY, MODEL, TIMER, case, main
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 client = AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, _strict_response_validation=True)
-MESSAGES = [{"role": "user", "content": "Hello!"}]
+MESSAGES: Any = [{"role": "user", "content": "Hello!"}]
 FUNCTION = {"name": "set_timer", "description": "Set a timer.", "parameters": TIMER, "strict": True}
-TOOL = {"type": "function", "function": FUNCTION}
-FLAT_TOOL = {
+TOOL: Any = {"type": "function", "function": FUNCTION}
+FLAT_TOOL: Any = {
     "type": "function",
     "name": "set_timer",
     "description": "Set a timer.",
@@ -50,10 +51,10 @@ async def _() -> None:
 
 @case("chat, tool call and its answer")
 async def _() -> None:
-    asked = [{"role": "user", "content": ASK_TIMER}]
+    asked: Any = [{"role": "user", "content": ASK_TIMER}]
     answer = await client.chat.completions.create(model=MODEL, messages=asked, tools=[TOOL], tool_choice="required")
     (call,) = answer.choices[0].message.tool_calls or []
-    assert isinstance(json.loads(call.function.arguments)["minutes"], int)
+    assert call.type == "function" and isinstance(json.loads(call.function.arguments)["minutes"], int)
     result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
     more = [*asked, answer.choices[0].message.model_dump(exclude_none=True), result]
     assert (await client.chat.completions.create(model=MODEL, messages=more, tools=[TOOL])).choices[0].message.content
@@ -61,7 +62,7 @@ async def _() -> None:
 
 @case("chat, streamed tool call")
 async def _() -> None:
-    asked = [{"role": "user", "content": ASK_TIMER}]
+    asked: Any = [{"role": "user", "content": ASK_TIMER}]
     async with client.chat.completions.stream(
         model=MODEL, messages=asked, tools=[TOOL], tool_choice="required"
     ) as stream:
@@ -102,7 +103,7 @@ async def _() -> None:
     first = await client.responses.create(model=MODEL, input=ASK_TIMER, tools=[FLAT_TOOL], tool_choice="required")
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert isinstance(json.loads(call.arguments)["minutes"], int)
-    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "done"}]
+    result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "done"}]
     second = await client.responses.create(model=MODEL, input=result, previous_response_id=first.id, tools=[FLAT_TOOL])
     assert second.output_text
 

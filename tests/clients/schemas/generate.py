@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import httpx2
 import instructor
 import ollama
 from langchain_openai import ChatOpenAI
 from llama_index.core.program.function_program import get_function_tool
 from openai import OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 Fragment = dict[str, Any]
 
@@ -132,14 +133,16 @@ class Catcher:
 
     def __init__(self) -> None:
         self.body: Fragment = {}
-        self.transport = httpx.MockTransport(self._answer)
-        self.openai = OpenAI(
-            api_key="unused", http_client=httpx.Client(transport=self.transport), max_retries=0, base_url="http://x/v1"
+        self.transport = httpx.MockTransport(lambda request: httpx.Response(400, json=self._note(request.content)))
+        # The openai package, and so LangChain too, has an HTTP library of its own.
+        self.http = httpx2.Client(
+            transport=httpx2.MockTransport(lambda request: httpx2.Response(400, json=self._note(request.content)))
         )
+        self.openai = OpenAI(api_key="unused", http_client=self.http, max_retries=0, base_url="http://x/v1")
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.body = json.loads(request.content)
-        return httpx.Response(400, json={"error": {"message": "caught"}})
+    def _note(self, content: bytes) -> Fragment:
+        self.body = json.loads(content)
+        return {"error": {"message": "caught"}}
 
     def catch(self, send: Callable[[], object]) -> Fragment:
         """Return of the request what says how the answer has to look."""
@@ -189,10 +192,10 @@ def from_langchain(
     def send(model: type[BaseModel], catcher: Catcher) -> Fragment:
         chat = ChatOpenAI(
             model="m",
-            api_key="unused",
+            api_key=SecretStr("unused"),
             base_url="http://x/v1",
             max_retries=0,
-            http_client=httpx.Client(transport=catcher.transport),
+            http_client=catcher.http,
         )
         return catcher.catch(lambda: chat.with_structured_output(model, method=method).invoke("Give me an example."))
 
