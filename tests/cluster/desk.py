@@ -7,6 +7,7 @@ from pathlib import Path
 from edgeagent.runtime_file import find_daemon
 from tests.cluster.endless_model import LOCAL_NAME
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.present import present
 
 
 class Desk:
@@ -27,7 +28,7 @@ class Desk:
         self._daemon = start_daemon(self._state_dir, str(self._model), "--token-required", *self._flags)
         runtime = find_daemon(self._state_dir)
         assert runtime is not None
-        self.url, self.key = self._daemon.url, runtime.token
+        self.url, self.key = self._daemon.url, present(runtime.token)
 
     def kill(self) -> None:
         """Kill it; its worker ends by itself."""

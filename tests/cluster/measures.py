@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 from msgspec import Struct
@@ -58,9 +59,6 @@ HANG_LIMIT_S = 2.0
 HANG_S = 80.0
 
 
-Kill = Callable[[Sequence[Answer]], None]
-
-
 class Figure(Struct):
     """One line: what was measured, in words and numbers, and whether it meets its bar, where it has one."""
 
@@ -107,7 +105,8 @@ async def steady_prompts(stage: Stage) -> list[str]:
             first = await _all(client, prompts, edgeagent=LOCAL_ONLY)
             texts = {prompt: answer.text for prompt, answer in zip(prompts, first, strict=True)}
             prompts = [prompt for prompt in prompts if await _num_tokens(stage, texts[prompt]) == BROKEN_TOKENS]
-            for fields in [{"edgeagent": LOCAL_ONLY}] * NUM_UNDISTURBED + [{}] * NUM_UNDISTURBED:
+            ways: list[dict[str, Any]] = [{"edgeagent": LOCAL_ONLY}, {}]
+            for fields in (way for way in ways for _ in range(NUM_UNDISTURBED)):
                 again = await _all(client, prompts, **fields)
                 prompts = [p for p, answer in zip(prompts, again, strict=True) if answer.text == texts[p]]
             steady += prompts
@@ -347,7 +346,7 @@ async def _capacity(client: Client) -> float:
     return sum(done) / (time.monotonic() - began_s)
 
 
-async def _flood(client: Client, rate: float, greeting: str, **fields: object) -> list[Answer]:
+async def _flood(client: Client, rate: float, greeting: str, **fields: Any) -> list[Answer]:
     """Ask at random moments, so many times a second; return the answers."""
     chance = random.Random(1)
     asking = []

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from tests.cluster.client import Answer, Client
 from tests.cluster.cluster import CONTEXT, SERVED_NAME, Cluster
@@ -371,7 +372,7 @@ class Story:
                 found[prompt] = whole(answer, LONG).text
         return found
 
-    async def until(self, holds: Callable[[Answer], bool], **fields: object) -> float:
+    async def until(self, holds: Callable[[Answer], bool], **fields: Any) -> float:
         """Ask until an answer is as wanted; return how long that took."""
         began = time.monotonic()
         while True:

@@ -60,8 +60,12 @@ async def test_something_is_broken_only_under_streams_that_run(
         return into
 
     monkeypatch.setattr(Client, "ask", ask)
+
+    def breaks() -> None:
+        loop.call_soon_threadsafe(broken.set)
+
     async with Client("http://127.0.0.1:1") as client:
-        answers, done_s = await client.ask_and(["a", "b"], 3, num_pieces, lambda: loop.call_soon_threadsafe(broken.set))
+        answers, done_s = await client.ask_and(["a", "b"], 3, num_pieces, breaks)
     assert [len(answer.came_s) for answer in answers] == [3, 3]
     assert broken.is_set() == (done_s is not None) == (num_pieces <= 3)
 

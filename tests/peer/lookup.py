@@ -54,7 +54,7 @@ def _fill(store: BlockStore, keyring: Keyring, seed: int) -> array[int]:
         name = BlockName(root[:ROOT_BYTES], parent[:PARENT_BYTES], key, start, MAX_BLOCK_TOKENS, int(Importance.REUSED))
         store._index.add(Held(name, BLOCK_BYTES, float(seed)))
         own = tokens[start : start + MAX_BLOCK_TOKENS]
-        store._writer.found.put(Head(root, parent, key, start, own))
+        store._writer.found[False].put(Head(root, parent, key, start, own))
         parent = key
     return tokens
 

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import httpx
 
@@ -73,7 +74,7 @@ async def measure(daemon: str, target: Target, num_pairs: int) -> bool:
     """Ask both ways by turns, print the medians, and return whether what is added is within its bounds."""
     direct, through = [], []
     verify = ssl.create_default_context(cafile=str(target.certificate)) if target.certificate else True
-    options = {"trust_env": False, "timeout": 30.0, "http2": True}
+    options: dict[str, Any] = {"trust_env": False, "timeout": 30.0, "http2": True}
     async with httpx.AsyncClient(verify=verify, **options) as there, httpx.AsyncClient(**options) as here:
         for number in range(num_pairs + 5):
             a = await ask(there, target.url, "stamps")

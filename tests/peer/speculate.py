@@ -238,7 +238,10 @@ def main() -> None:
         print(table("where drafts do not pay", rows), flush=True)
     if "copy" in parts:
         target, _ = pairs[0.3]
-        contenders = {"off": lambda: Ours(target, None), "ngram": lambda: Ours(target, None, ngrams=True)}
+        contenders: dict[str, Callable[[], Contender]] = {
+            "off": lambda: Ours(target, None),
+            "ngram": lambda: Ours(target, None, ngrams=True),
+        }
         print(table("a text that repeats itself", {COPY.name: compare(contenders, COPY, arguments.rounds)}), flush=True)
 
 

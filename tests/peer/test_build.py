@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,9 @@ def test_a_cpu_with_amx_gets_programs_without_it(
     setup_env = build.setup_env()
     monkeypatch.setattr(setup_env, "cpu_features", lambda: features)
     monkeypatch.setattr(build, "setup_env", lambda: setup_env)
-    monkeypatch.setattr(build.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
     commands: list[list[str]] = []
-    monkeypatch.setattr(build.subprocess, "run", lambda command, check: commands.append(command))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
     build.build(tmp_path, tmp_path / "build", 1)
     assert set(setup_env.NO_AMX.split()).issubset(commands[0]) is is_needed

@@ -55,7 +55,7 @@ def test_what_goes_on_growing_is_not() -> None:
     "left", [{"num_cells_used": 1}, {"daemon_descriptors": 21}, {"worker_descriptors": 9}, {"num_live": 1}]
 )
 def test_what_is_left_is_not(left: dict[str, int]) -> None:
-    lines = judge(looks([60.0] * 120), [0.01], REST, replace(REST, **left))  # type: ignore[arg-type]
+    lines = judge(looks([60.0] * 120), [0.01], REST, replace(REST, **left))
     assert [line.value for line in lines if not line.is_kept] == [1]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.bench import caches, chats, scenarios
 from edgeagent.bench.measure import Measurement
-from edgeagent.bench.scenario import ITL, RATE, Metric
+from edgeagent.bench.scenario import ITL, RATE, Metric, Round
 from tests.peer import versus
 from tests.peer.rows import QUICK, Bar, Row, Situation, Size, figure_of, measured, rows, situations
 from tests.peer.servers import Setup
@@ -51,7 +51,9 @@ def test_a_percentile_is_of_all_gaps_together() -> None:
 
 def test_a_share_is_of_our_own_metric_round_by_round() -> None:
     row = Row("cached", "restart", caches.AFTER_CACHED, Bar("≥", 0.97), of=caches.AFTER_PROMPT)
-    rounds = [{caches.AFTER_CACHED: [cached], caches.AFTER_PROMPT: [200.0]} for cached in (100.0, 150.0, 200.0)]
+    rounds: list[Round] = [
+        {caches.AFTER_CACHED: [cached], caches.AFTER_PROMPT: [200.0]} for cached in (100.0, 150.0, 200.0)
+    ]
     figure = figure_of(row, Measurement(scenarios.SCENARIOS["restart"], [rounds]))
     assert figure.value == 0.75
     assert figure.theirs is None
