@@ -9,14 +9,15 @@ import sys
 import pytest
 
 from edgeagent.bench import scenarios
+from edgeagent.bench.scenario import ITL, RATE
 from edgeagent.bench.scenarios import SCENARIOS
 from tests.integration.conftest import Daemon
 
 # The bundled model answers in a few words: nothing need be left of two streams at once, or live beside a long prompt.
 MAY_BE_MISSING = {
     # An answer that is one piece has no rate and no gaps: a draft model may guess all of it.
-    scenarios.RATE.name,
-    scenarios.ITL.name,
+    RATE.name,
+    ITL.name,
     scenarios.LIVE_RATE.name,
     scenarios.ITL_DURING.name,
     scenarios.WORST_ITL.name,
@@ -44,8 +45,8 @@ def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
             if metric["better"] != "neither" and server["num_samples"]:
                 assert server["lowest"] > 0, metric["name"]
         num_samples = {metric["name"]: metric["servers"][0]["num_samples"] for metric in scenario["metrics"]}
-        if scenarios.RATE.name in num_samples:
-            assert bool(num_samples[scenarios.ITL.name]) == bool(num_samples[scenarios.RATE.name])
+        if RATE.name in num_samples:
+            assert bool(num_samples[ITL.name]) == bool(num_samples[RATE.name])
     numbers = {metric["name"]: metric["servers"][0] for metric in report["scenarios"][1]["metrics"]}
     assert abs(numbers["cold prompt"]["p50"] - 200) < 40, "prompts come out about as long as asked"
     assert numbers["cold cached"]["p50"] < 40, "cold prompts are cold"

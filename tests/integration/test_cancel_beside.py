@@ -34,6 +34,7 @@ class Run:
         self.frames: SimpleQueue[FromWorker] = SimpleQueue()
         self.worker = Worker(self.host, self.frames)
         self.num_long = 0
+        self.is_cancelled = False
         self.computed: list[dict[str, int]] = []
         decode: Callable[[LlamaRunner, Sequence[Slice]], None] = LlamaRunner.decode
 
@@ -47,7 +48,6 @@ class Run:
             if is_it and not cancels_during:
                 self.worker.commands.put(Cancel("b"))
 
-        self.is_cancelled = False
         monkeypatch.setattr(LlamaRunner, "decode", counted)
         monkeypatch.setattr(step_in_progress, "_LONG_S", 0.0)  # as on a slow machine
         for index, name in enumerate("abc"):

@@ -11,9 +11,11 @@ import pytest
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from agents.models.openai_responses import OpenAIResponsesWSModel
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai.types.responses.responses_server_event import ResponsesServerEvent
 
 from tests.api.event_grammar import EventGrammar, check_stream
 from tests.integration.conftest import Daemon
+from tests.present import present
 
 TIMER = {
     "type": "object",
@@ -78,11 +80,12 @@ class TestResponsesOverWebSocket:
         ]
         assert [event.sequence_number for event in events] == list(range(len(events)))
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert events[-1].type == "response.completed"
         final = events[-1].response
         assert text == final.output_text != ""
-        assert final.usage.output_tokens > 0
-        extra = final.model_extra
-        assert extra["timings"]["predicted_n"] == final.usage.output_tokens
+        usage, extra = present(final.usage), present(final.model_extra)
+        assert usage.output_tokens > 0
+        assert extra["timings"]["predicted_n"] == usage.output_tokens
         assert extra["edgeagent"]["route"] == "local"
         assert {"queue", "load", "render", "cache", "prefill", "first_token", "decode", "delivery"} <= set(
             extra["edgeagent"]["stages_ms"]
@@ -108,17 +111,21 @@ class TestResponsesOverWebSocket:
     async def test_cancel_in_the_middle(self, client: AsyncOpenAI) -> None:
         async with client.responses.connect() as connection:
             await connection.response.create(model="builtin", input="Hello!", text=ENDLESS)
-            events = []
+            events: list[ResponsesServerEvent] = []
             async for event in connection:
                 if event.type == "response.output_text.delta" and not any(event.type == each.type for each in events):
-                    response_id = events[0].response.id
+                    created = events[0]
+                    assert created.type == "response.created"
+                    response_id = created.response.id
                     await connection.send_raw(json.dumps({"type": "response.cancel", "response_id": response_id}))
                 events.append(event)
                 if event.type in TERMINAL:
                     break
             check_stream([each.to_dict() for each in events])
-            assert (event.type, event.response.status) == ("response.incomplete", "cancelled")
-            assert event.response.output[0].status == "incomplete"
+            assert event.type == "response.incomplete"
+            assert event.response.status == "cancelled"
+            item = event.response.output[0]
+            assert item.type == "message" and item.status == "incomplete"
             again = await respond(connection, input="Hello!")
         assert again.status == "completed"
 
@@ -183,7 +190,7 @@ class TestChatCompletions:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == plain.choices[0].message.content != ""
         assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens
+        assert chunks[-1].usage.completion_tokens == present(plain.usage).completion_tokens
 
     async def test_a_forced_tool_call_obeys_its_schema(self, client: AsyncOpenAI) -> None:
         answer = await client.chat.completions.create(
@@ -195,8 +202,8 @@ class TestChatCompletions:
         )
         (choice,) = answer.choices
         assert choice.finish_reason == "tool_calls"
-        (call,) = choice.message.tool_calls
-        assert call.function.name == "set_timer"
+        (call,) = present(choice.message.tool_calls)
+        assert call.type == "function" and call.function.name == "set_timer"
         arguments = json.loads(call.function.arguments)
         assert set(arguments) == {"minutes"}
         assert isinstance(arguments["minutes"], int)
@@ -215,7 +222,7 @@ class TestChatCompletions:
             temperature=0.8,
             seed=1,
         )
-        content = json.loads(answer.choices[0].message.content)
+        content = json.loads(present(answer.choices[0].message.content))
         assert content["room"] in ("kitchen", "hall")
         assert isinstance(content["on"], bool)
 
@@ -241,7 +248,7 @@ class TestChatCompletions:
             temperature=0,
             max_tokens=5,
         )
-        entries = answer.choices[0].logprobs.content
+        entries = present(present(answer.choices[0].logprobs).content)
         assert 1 <= len(entries) <= 5
         for entry in entries:
             assert entry.logprob <= 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.config import EngineConfig
+from edgeagent.config import EngineConfig, KvType
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, common_length
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
@@ -96,7 +96,7 @@ class Machine:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", MEMORIES)
-def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: str) -> None:
+def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: KvType) -> None:
     if kv_type != "f16" and kind is MemoryKind.RECURRENT:
         pytest.skip("it has no KV cells to quantize")
     # Heads must be 32 wide for quantized cells; below 64 tokens a batch, sums are exact with flash attention.

@@ -17,7 +17,7 @@ from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import Slice
 from edgeagent.types import CachePolicy, MemoryKind
-from edgeagent.worker.child.opening import Opened
+from edgeagent.worker.child.opening import Opened, open_model
 from edgeagent.worker.protocol import Load
 from tests.integration import test_disk_cache_host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
@@ -125,7 +125,6 @@ def _other_shape(kept: Path, _: pytest.MonkeyPatch) -> None:
 
 def _other_cells(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the draft have another KV type than its target, as where memory is short."""
-    open_model = test_disk_cache_host.open_model
 
     def opened(load: Load) -> Opened:
         found = open_model(load)

@@ -16,9 +16,11 @@ from langchain_ollama import OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
 from ollama import AsyncClient, ResponseError
 from openai import AsyncOpenAI, BadRequestError
+from pydantic import SecretStr
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.integration.leaks import status_of
+from tests.present import present
 
 TEXTS = ["What is the weather like?", "How is the weather today?", "Set a timer for five minutes."]
 MODEL = Path(__file__).parents[2] / "models/builtin/edgeagent-mini.gguf"
@@ -96,16 +98,20 @@ async def test_a_text_that_is_too_long(client: AsyncOpenAI, ollama: AsyncClient)
 async def test_langchain(daemon: Daemon) -> None:
     # LangChain sends OpenAI's own token ids unless it is told that the server is another.
     openai = OpenAIEmbeddings(
-        model="builtin", base_url=f"{daemon.url}/v1", api_key="unused", check_embedding_ctx_length=False, max_retries=0
+        model="builtin",
+        base_url=f"{daemon.url}/v1",
+        api_key=SecretStr("unused"),
+        check_embedding_ctx_length=False,
+        max_retries=0,
     )
     ollama = OllamaEmbeddings(model="builtin", base_url=daemon.url)
     documents = await openai.aembed_documents(TEXTS)
     assert np.allclose(documents, await ollama.aembed_documents(TEXTS), atol=1e-6)
     assert np.allclose(documents[0], await ollama.aembed_query(TEXTS[0]), atol=1e-6)
-    for each in (openai.async_client._client, ollama._async_client._client):
+    for each in (openai.async_client._client, present(ollama._async_client)._client):
         await (each.close() if hasattr(each, "close") else each.aclose())
     openai.client._client.close()
-    ollama._client._client.close()
+    present(ollama._client)._client.close()
 
 
 @pytest.fixture

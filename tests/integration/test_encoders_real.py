@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import httpx
@@ -116,6 +117,7 @@ async def test_one_is_loaded_by_name_and_kept_as_asked(shelf: Daemon, http: http
         loaded = await http.post("/edgeagent/load", params={"model": name})
         assert loaded.status_code == 200, loaded.text
         assert name in await leaves()
+    embed: Any
     for embed, fields in ((client.embed, {"input": "x"}), (client.embeddings, {"prompt": "x"})):
         await http.post("/edgeagent/unload", params={"model": "bert"})
         await embed("bert", **fields, keep_alive="5m")

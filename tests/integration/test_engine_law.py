@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -25,7 +27,8 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
@@ -276,7 +279,9 @@ def test_drafts_change_nothing(exact_model: ExactModel) -> None:
     class Wrong(DraftModel):
         """A draft model that agrees with the target except for every third token."""
 
-        def draft(self, counts, endings):  # type: ignore[no-untyped-def]
+        def draft(
+            self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+        ) -> dict[str, tuple[int, ...]]:
             drafts = super().draft(counts, endings)
             return {name: tuple((t + (i % 3 == 2)) % 250 for i, t in enumerate(ts)) for name, ts in drafts.items()}
 

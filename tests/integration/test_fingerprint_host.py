@@ -6,12 +6,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
+from edgeagent.engine.llama.model import Model
 from edgeagent.types import MemoryKind
 from edgeagent.worker.child import host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
@@ -82,10 +84,8 @@ def test_what_means_nothing_to_a_block_changes_nothing(kept: Kept, changes: dict
 
 
 def test_how_many_layers_are_on_a_gpu_changes_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = host.Model
-
-    class Offloaded(described):  # type: ignore[misc,valid-type]
-        def __init__(self, *rest: object, **named: object) -> None:
+    class Offloaded(Model):
+        def __init__(self, *rest: Any, **named: Any) -> None:
             super().__init__(*rest, **named)
             self.num_gpu_layers = 3
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from pathlib import Path
 from types import MappingProxyType
@@ -212,7 +212,8 @@ class Oracle:
         if prompt not in self._answers:
             self._answers[prompt] = self._answer(list(prompt))
         right = [*self._answers[prompt][sequence.num_output :], *[5] * count][:count]
-        is_right = {"right": lambda: True, "wrong": lambda: False}.get(self._rule, lambda: self._random.random() < 0.7)
+        rules: dict[str, Callable[[], bool]] = {"right": lambda: True, "wrong": lambda: False}
+        is_right = rules.get(self._rule, lambda: self._random.random() < 0.7)
         return tuple(token if is_right() else (token + self._random.randrange(1, 200)) % 250 for token in right)
 
     def _answer(self, prompt: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from tests.integration.conftest import Daemon
 
@@ -39,7 +39,7 @@ async def make(daemon: Daemon) -> AsyncIterator[Make]:
                 return ChatOpenAI(
                     model="builtin",
                     base_url=f"{daemon.url}/v1",
-                    api_key="unused",
+                    api_key=SecretStr("unused"),
                     temperature=0,
                     max_retries=0,
                     use_responses_api=is_responses,

@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 
 from edgeagent.store.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.present import present
 
 HI = [{"role": "user", "content": "Hello!"}]
 
@@ -47,7 +48,7 @@ async def test_ollamas_client_switches_loads_and_unloads(shelf: Daemon) -> None:
     assert {model.model for model in (await client.ps()).models} == {"builtin:latest", "one:latest"}
     assert (await client.generate("two", keep_alive="5m")).done_reason == "load"
     loaded = {model.model: model for model in (await client.ps()).models}
-    assert loaded["two:latest"].expires_at < loaded["builtin:latest"].expires_at
+    assert present(loaded["two:latest"].expires_at) < present(loaded["builtin:latest"].expires_at)
     assert (await client.generate("two", keep_alive=0)).done_reason == "unload"
     assert num_workers(shelf) == 2
     await client.chat("one", HI, options={"num_predict": 1}, keep_alive=0)

@@ -15,6 +15,7 @@ from ollama import AsyncClient, Client, ResponseError
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.integration.conftest import Daemon
+from tests.present import present
 
 L = TypeVar("L", ChatOllama, OllamaLLM)
 
@@ -152,8 +153,8 @@ async def langchain(kind: type[L], daemon: Daemon, **fields: Any) -> AsyncIterat
     """Yield a greedy model of LangChain's, and close the connections that it leaves open."""
     model = kind(model="builtin", base_url=daemon.url, temperature=0, **fields)
     yield model
-    model._client._client.close()
-    await model._async_client._client.aclose()
+    present(model._client)._client.close()
+    await present(model._async_client)._client.aclose()
 
 
 class TestLangChain:

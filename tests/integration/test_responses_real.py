@@ -18,6 +18,7 @@ from websockets.asyncio.client import connect
 
 from tests.api.event_grammar import EventGrammar, check_stream
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.present import present
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 STORY = "Tell me everything that you can do, one thing after another."
@@ -75,7 +76,7 @@ async def test_in_the_background(client: AsyncOpenAI) -> None:
 
 async def test_a_background_stream_is_left_and_taken_up_again(client: AsyncOpenAI) -> None:
     stream = await client.responses.create(model="builtin", input=STORY, background=True, stream=True)
-    seen = []
+    seen: list[dict[str, Any]] = []
     async for event in stream:
         seen.append(event.to_dict())
         if event.type == "response.output_text.delta":
@@ -227,7 +228,7 @@ async def test_a_chain_outlives_the_daemon(tmp_path: Path) -> None:
             second = await client.responses.create(
                 model="builtin", input="What is my name?", previous_response_id=first.id, temperature=0
             )
-            assert second.usage.input_tokens > first.usage.total_tokens
+            assert present(second.usage).input_tokens > present(first.usage).total_tokens
             async with client.responses.connect() as connection:
                 await connection.response.create(model="builtin", input="And?", previous_response_id=second.id)
                 assert (await last(connection)).previous_response_id == second.id

@@ -23,7 +23,7 @@ from msgspec import structs
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, RequestTimeout
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf import GgufHeader, validate_model
 from edgeagent.types import (
     CachePolicy,
     Finished,
@@ -63,7 +63,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
 
     def make_one(
         path: Path | None = None,
-        validate: Callable[[Path], object] = validate_model,
+        validate: Callable[[Path], GgufHeader | None] = validate_model,
         patience: Patience = PATIENCE,
         **engine: object,
     ) -> LocalBackend:
