@@ -121,7 +121,7 @@ def test_changes_are_noticed(tmp_path: Path) -> None:
     first = file.revision
     assert first != 0 and file.revision == first
     remove_remote(tmp_path, "gpu")
-    assert file.remotes == () and file.find("gpu") is None and file.revision != first
+    assert not file.remotes and file.find("gpu") is None and file.revision != first
 
 
 def test_the_same_remote_added_again_is_a_change(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -130,7 +131,7 @@ def test_who_is_at_the_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with ours, theirs:
         assert not unix.is_stranger(ours)
         uid = os.getuid()
-        monkeypatch.setattr(unix.os, "getuid", lambda: uid + 1)
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
         assert unix.is_stranger(ours)
     with socket.socket() as tcp:
         assert not unix.is_stranger(tcp)
@@ -170,4 +171,4 @@ def test_another_user_gets_nowhere(tmp_path: Path) -> None:
 
 
 def test_the_refusal_of_a_stranger_has_words() -> None:
-    assert "another user" in transport._MESSAGES[transport.HTTPStatus.FORBIDDEN]
+    assert "another user" in transport._MESSAGES[HTTPStatus.FORBIDDEN]

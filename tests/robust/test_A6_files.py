@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def given_away(path: Path) -> None:
 
 STATES: dict[str, tuple[Callable[[Path], object], str]] = {
     **{
-        f"mode {mode:o}": (lambda path, mode=mode: path.chmod(mode), "chmod 600")
+        f"mode {mode:o}": (partial(Path.chmod, mode=mode), "chmod 600")
         for mode in (0o640, 0o604, 0o620, 0o602, 0o660, 0o644, 0o666, 0o601, 0o777)
     },
     "another user's": (given_away, "belongs to another user (uid 1001)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ async def test_a_stream_ends_with_its_token(daemon: Running, tmp_path: Path, end
         assert isinstance(daemon.service, FakeBackend) and daemon.service.num_live == 1
 
 
-async def stream(daemon: Running, token: str | None) -> AsyncIterator[dict[str, Any]]:
+async def stream(daemon: Running, token: str | None) -> AsyncGenerator[dict[str, Any], None]:
     body = {"input": "x", "stream": True}
     async with daemon.http.stream("POST", f"{daemon.url}/v1/responses", json=body, headers=bearer(token)) as answer:
         assert answer.status_code == 200

@@ -100,7 +100,7 @@ async def make(home: Home) -> AsyncIterator[Make]:
 
     def make_one(**engine: Any) -> Pool:
         config = Config(engine=EngineConfig(threads=1, calibration_s=0, **engine))
-        command = (sys.executable, "-P", "-m", "tests.robust.intruder")
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", "tests.robust.intruder")
         if home.user != os.getuid():
             command += (str(home.user),)
         made.append(Pool(config, lambda _: Files(home.model), validate_model, command=command, disk_cache=lambda: disk))

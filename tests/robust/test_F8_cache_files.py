@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent import cache_folder
-from edgeagent.engine.cache.block import Block, Importance
+from edgeagent.engine.cache.block import Block, Importance, Keyring
 from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, VERSION, BadBlock, Seal
 from tests.engine.cache.disk.stores import SECRET, Times, close_now, is_same, keyring, make_chain, make_store
 
@@ -85,7 +85,7 @@ def test_another_block_under_this_name() -> None:
     ],
     ids=["fingerprint", "secret"],
 )
-def test_under_other_settings_the_same_prompt_has_other_keys(tmp_path: Path, other) -> None:
+def test_under_other_settings_the_same_prompt_has_other_keys(tmp_path: Path, other: Keyring) -> None:
     store = make_store(tmp_path / "cache")
     for block in CHAIN:
         store.offer(block, Importance.IDLE)

@@ -26,6 +26,9 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 PATIENCE = Patience(ping_interval_s=0.1, load_retry_s=60.0)
 
 
+Changes = dict[str, bytes | None]
+
+
 def with_keys(content: bytes, changes: Mapping[str, bytes | None]) -> bytes:
     """Return a model file with metadata replaced, added, or (None) left out; tensors stay as they are."""
     _, _, num_tensors, num_keys = struct.unpack_from("<4sIQQ", content)
@@ -76,27 +79,27 @@ def tokens_of(content: bytes) -> list[str]:
     return tokens
 
 
-def cases(content: bytes) -> dict[str, dict[str, bytes | None]]:
+def cases(content: bytes) -> dict[str, Changes]:
     """Return changes to a good model's metadata, one for each class of bug that readers of such files have had."""
     tokens: list[object] = list(tokens_of(content))
     n = len(tokens)
 
-    def number(name: str, value: int) -> dict[str, bytes | None]:
+    def number(name: str, value: int) -> Changes:
         return {name: key(name, U32, value)}
 
-    def real(name: str, value: float) -> dict[str, bytes | None]:
+    def real(name: str, value: float) -> Changes:
         return {name: key(name, F32, value)}
 
-    def vocabulary(changed: list[object]) -> dict[str, bytes | None]:
+    def vocabulary(changed: list[object]) -> Changes:
         return {"tokenizer.ggml.tokens": array("tokenizer.ggml.tokens", STRING, changed)}
 
-    def types(kind: int) -> dict[str, bytes | None]:
+    def types(kind: int) -> Changes:
         return {"tokenizer.ggml.token_type": array("tokenizer.ggml.token_type", I32, [kind] * n)}
 
-    def merges(changed: list[object]) -> dict[str, bytes | None]:
+    def merges(changed: list[object]) -> Changes:
         return {"tokenizer.ggml.merges": array("tokenizer.ggml.merges", STRING, changed)}
 
-    def text(name: str, value: str) -> dict[str, bytes | None]:
+    def text(name: str, value: str) -> Changes:
         return {name: key(name, STRING, value)}
 
     return {
@@ -121,8 +124,8 @@ def cases(content: bytes) -> dict[str, dict[str, bytes | None]]:
         "more tokens than rows": vocabulary([*tokens, *(f"more{no}" for no in range(5000))])
         | {"tokenizer.ggml.token_type": None},
         "fewer tokens than rows": vocabulary(tokens[:4]) | {"tokenizer.ggml.token_type": None},
-        "scores that are no numbers": {"tokenizer.ggml.scores": array("tokenizer.ggml.scores", F32, [float("nan")] * n)}
-        | text("tokenizer.ggml.model", "llama"),
+        "scores that are no numbers": text("tokenizer.ggml.model", "llama")
+        | {"tokenizer.ggml.scores": array("tokenizer.ggml.scores", F32, [float("nan")] * n)},
         "merges of one piece": merges(["a", "", " ", "  ", "a b c"]),
         "merges of what is no token": merges(["zzzz yyyy"] * 100),
         "merges that are numbers": {"tokenizer.ggml.merges": array("tokenizer.ggml.merges", U32, [1, 2])},

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,7 +137,7 @@ def test_the_kernel_tells_what_others_took() -> None:
     assert max(waited) > 0.0
 
 
-def http(handle: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> httpx.AsyncClient:
+def http(handle: Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.MockTransport(handle))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
@@ -81,7 +82,7 @@ def test_answers_are_as_described(schema: schemathesis.BaseSchema, name: str, mo
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))
-    def check(case: schemathesis.Case) -> None:
+    def check(case: schemathesis.Case[Any]) -> None:
         case.call_and_validate(base_url="http://127.0.0.1", checks=CHECKS[is_missing:])
 
     number = examples_seed(f"{__name__} {name} {mode}")

@@ -263,8 +263,8 @@ async def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
     ],
 )
 async def test_what_to_do_about_tls_is_told(serves_tls: bool, scheme: str, told: str, tmp_path: Path) -> None:
-    certificate = Authority(tmp_path).self_signed("alone") if serves_tls else None
-    async with faults(said(CHAT), gets=LISTED, tls=certificate and server_context(certificate)) as server:
+    context = server_context(Authority(tmp_path).self_signed("alone")) if serves_tls else None
+    async with faults(said(CHAT), gets=LISTED, tls=context) as server:
         (found,) = await checked(tmp_path, f"{scheme}://127.0.0.1:{server.port}/v1")
     assert found["problem"].endswith(told)
     assert not server.posts

@@ -132,7 +132,7 @@ async def test_only_what_would_be_sent_alike_is_shared_and_only_with_the_same_cl
     router = router_of(gpu)
     first = Asking(router, FIRST)
     await first.has("one two")
-    second = Asking(router, replace(SECOND, **fields))  # type: ignore[arg-type]
+    second = Asking(router, replace(SECOND, **fields))
     await second.has("one two" if fields in SAME else "else")
     for gate in gates:
         gate.opened.set()
@@ -158,7 +158,7 @@ async def test_only_deterministic_requests_are_shared(
     gate = Gate()
     gpu = gated(gate)
     router = router_of(gpu)
-    both = [Asking(router, replace(each, sampling=sampling, **fields)) for each in (FIRST, SECOND)]  # type: ignore[arg-type]
+    both = [Asking(router, replace(each, sampling=sampling, **fields)) for each in (FIRST, SECOND)]
     await gate.reached.wait()
     gate.opened.set()
     for asking in both:
@@ -219,7 +219,8 @@ async def test_two_cancels_at_once_leave_the_third_its_stream() -> None:
     three = [Asking(router, replace(FIRST, id=name)) for name in ("r1", "r2", "r3")]
     for asking in three:
         await asking.has("one two")
-    router.cancel("r1"), router.cancel("r2")
+    router.cancel("r1")
+    router.cancel("r2")
     assert gpu.cancelled == []
     gate.opened.set()
     assert [(await asking.whole()).text for asking in three] == ["one two", "one two", ALL]
@@ -346,7 +347,8 @@ async def test_a_stream_that_has_gone_far_takes_no_more_readers() -> None:
     gate.opened.set()
     texts = [delta.text async for step in early for delta in step.deltas if isinstance(delta, TextDelta)]
     assert "".join(texts) == ALL
-    await first.aclose(), await late.aclose()
+    await first.aclose()
+    await late.aclose()
     assert not streams._open and not streams._read
 
 
@@ -392,7 +394,7 @@ async def test_one_connection_one_row_and_one_body_for_two_requests(tmp_path: Pa
 
 async def test_a_follower_needs_no_place_and_is_counted_as_one() -> None:
     def count(why: str) -> float:
-        return metrics.placements_total.labels("remote:gpu", why)._value.get()
+        return float(metrics.placements_total.labels("remote:gpu", why)._value.get())
 
     gate = Gate()
     gpu = gated(gate)

@@ -63,11 +63,11 @@ Act = Delta | Gate | EdgeAgentError
 class Place(FakeBackend):
     """A place that answers with WORDS, or goes on with them behind what there is; `acts` come instead, once each."""
 
-    def __init__(self, name: str, *acts: Sequence[Act], knows: bool = True, **estimate: object) -> None:
+    def __init__(self, name: str, *acts: Sequence[Act], knows: bool = True, **estimate: Any) -> None:
         super().__init__(models=("fake",) if knows else ("other",))
         self.name = name
         self.acts = list(acts)
-        self.expects = Estimate(name, name == "local", 0, 100, **estimate)  # type: ignore[arg-type]
+        self.expects = Estimate(name, name == "local", 0, 100, **estimate)
         self.permits: list[Permit | None] = []
         self.so_fars: list[AnswerSoFar | None] = []
         self.num_asked = 0
@@ -228,7 +228,7 @@ async def test_what_cannot_go_on_exactly_ends_in_one_error_with_the_count(
     fields: dict[str, object], deltas: list[Delta]
 ) -> None:
     gpu = Place("remote:gpu")
-    wanted = replace(request("", model="fake"), **fields)  # type: ignore[arg-type]
+    wanted = replace(request("", model="fake"), **fields)
     crash = WorkerCrashed("signal 9", served_by="local")
     answer = await run([Place("local", (Started(7, 3), *deltas, crash)), gpu], wanted=wanted)
     assert answer.error is crash and crash.num_delivered_tokens == 1
@@ -255,7 +255,7 @@ async def test_an_answer_that_has_all_its_tokens_ends_without_another_place() ->
 class TestAWorkerThatDied:
     """Its successor goes on with its requests, unless a remote does so sooner."""
 
-    def dying(self, **estimate: object) -> Place:
+    def dying(self, **estimate: Any) -> Place:
         rest = (TextDelta(" two"), TextDelta(" three"), TextDelta(" four"), finished(output=4))
         return Place("local", (Started(7, 3), TextDelta("one"), Interrupted("worker_killed"), *rest), **estimate)
 
@@ -275,7 +275,7 @@ class TestAWorkerThatDied:
         "remote",
         [{"first_token_s": 0.5}, {"first_token_s": 0.01, "obstacle": "budget"}],
     )
-    async def test_its_successor_is_sooner(self, remote: dict[str, object]) -> None:
+    async def test_its_successor_is_sooner(self, remote: dict[str, Any]) -> None:
         gpu = Place("remote:gpu", **remote)
         answer = await run([self.dying(first_token_s=0.2), gpu])
         assert answer.text == "one two three four" and gpu.permits == []
@@ -409,7 +409,7 @@ class TestHedging:
 
     wanted = replace(request("", model="fake"), tier=Tier.REALTIME)
 
-    def places(self, *local_acts: Act, **remote: object) -> tuple[Place, Place]:
+    def places(self, *local_acts: Act, **remote: Any) -> tuple[Place, Place]:
         acts = [local_acts] if local_acts else []
         return Place("local", *acts, first_token_s=0.4), Place("remote:gpu", first_token_s=0.1, **remote)
 

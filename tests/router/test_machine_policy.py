@@ -43,12 +43,12 @@ def test_the_strictest_of_policy_option_credential_and_request_holds(
     add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
     outside = Outside(Config(state_dir=tmp_path, route=option))
     placing = Placing({}, lambda: outside.mode, why_local=lambda: outside.why_local)
-    said = {None: [], "": [], BROKEN: [RouteMode.LOCAL_ONLY]}.get(policy, [policy])  # type: ignore[arg-type]
+    said = {None: [], "": [], BROKEN: [RouteMode.LOCAL_ONLY]}.get(policy, [policy])
     for credential, asked in product([None, *MODES], repeat=2):
         # The wire has taken the stricter of the credential's and the request's.
         both = [mode for mode in (credential, asked) if mode is not None]
         request = replace(ASKED, route=min(both, key=MODES.index, default=None))
-        expected = MODES[min(map(MODES.index, [OPTIONS[option], *said, *both]))]  # type: ignore[arg-type]
+        expected = MODES[min(map(MODES.index, [OPTIONS[option], *said, *both]))]
         assert placing.mode(request) is expected
     assert bool(outside.why_local) == (policy in (RouteMode.LOCAL_ONLY, BROKEN))
     outside.close()

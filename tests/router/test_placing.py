@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -42,7 +42,7 @@ class Remotes:
         (RouteMode.LOCAL_ONLY, {}, False),
     ],
 )
-def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, str], is_probed: bool) -> None:
+def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, Any], is_probed: bool) -> None:
     remotes = Remotes()
     places = [Place("local", **local), Place("remote:gpu", obstacle="unreachable"), Place("remote:far", obstacle="key")]
     placing = Placing({place.name: place for place in places}, lambda: mode, cast(RemoteBackends, remotes))

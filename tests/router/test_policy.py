@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ QUICK, SLOW = TARGET.first_token_s / 10, TARGET.first_token_s * 2
 LOCAL = Estimate("local", is_local=True, num_live=0, max_live=2, first_token_s=QUICK, token_s=0.01)
 REMOTE = Estimate("remote:gpu", is_local=False, num_live=0, max_live=100, first_token_s=QUICK, token_s=0.01)
 # A place, as it may be: what the policy should see in it, and its estimate.
-PLACES = {
+PLACES: dict[str, dict[str, Any] | None] = {
     "good": {},
     "unknown": {"first_token_s": None, "token_s": None},
     "slow": {"first_token_s": SLOW},
@@ -43,7 +44,7 @@ UNUSABLE = ("full", "unable", "absent")
 
 def place(base: Estimate, kind: str) -> list[Estimate]:
     fields = PLACES[kind]
-    return [] if fields is None else [replace(base, **fields)]  # type: ignore[call-overload]
+    return [] if fields is None else [replace(base, **fields)]
 
 
 def names(order: Order) -> list[tuple[str, str]]:
@@ -54,8 +55,13 @@ def expected(mode: RouteMode, local: str, remote: str) -> list[tuple[str, str]]:
     """Return what the docstring of the policy says, in words of its own."""
     is_here, can_leave = local != "absent", remote not in UNUSABLE
     can_stay = is_here and (local not in UNUSABLE or not can_leave)
-    away = lambda reason: [("gpu", reason)] if can_leave else []  # noqa: E731
-    home = lambda reason: [("local", reason)] if can_stay else []  # noqa: E731
+
+    def away(reason: str) -> list[tuple[str, str]]:
+        return [("gpu", reason)] if can_leave else []
+
+    def home(reason: str) -> list[tuple[str, str]]:
+        return [("local", reason)] if can_stay else []
+
     match mode:
         case RouteMode.LOCAL_ONLY:
             return [("local", "local_only")] if is_here else []
@@ -114,7 +120,7 @@ def test_of_several_remotes_the_quickest_comes_first_and_the_conversations_own_b
 def test_a_conversation_comes_back_when_its_reason_has_gone_for_good(
     local: dict[str, object], first: tuple[str, str]
 ) -> None:
-    estimates = [replace(LOCAL, **local), REMOTE]  # type: ignore[arg-type]
+    estimates = [replace(LOCAL, **local), REMOTE]
     assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, estimates, "remote:gpu"))[0] == first
     if first[1] == "conversation":
         assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, estimates, "local"))[0][0] == "local"
@@ -150,7 +156,7 @@ def test_a_dead_worker_is_waited_for_only_where_that_is_sooner() -> None:
 def test_a_remote_is_made_ready_when_this_machine_is_near_its_limits(
     fields: dict[str, object], is_likely: bool
 ) -> None:
-    order = choose_routes(ASKED, RouteMode.PREFER_LOCAL, [replace(LOCAL, **fields), REMOTE])  # type: ignore[arg-type]
+    order = choose_routes(ASKED, RouteMode.PREFER_LOCAL, [replace(LOCAL, **fields), REMOTE])
     assert order.is_fallback_likely == is_likely
 
 

@@ -235,12 +235,18 @@ async def test_nothing_of_a_local_only_request_reaches_the_network(
         assert far.num_connections > 0
 
 
+def noting(looks: list[Path], look: Callable[[Path], object]) -> Callable[[Path], object]:
+    def noted(path: Path) -> object:
+        looks.append(path)
+        return look(path)
+
+    return noted
+
+
 async def test_a_turn_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Path] = []
     for owner in (policy_file, remotes_file):
-        monkeypatch.setattr(
-            owner, "file_stamp", lambda path, look=owner.file_stamp: (looks.append(path), look(path))[1]
-        )
+        monkeypatch.setattr(owner, "file_stamp", noting(looks, owner.file_stamp))
     async with router_at(tmp_path, Place("local"), route="prefer_remote") as router:
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1"))
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1", "other"))
@@ -364,7 +370,10 @@ async def test_a_stopped_router_holds_no_file_of_the_ledger(tmp_path: Path) -> N
         add_remote(tmp_path, remote(far.url))
         assert (await run(router, wanted=ASKED)).text == "hi"  # type: ignore[arg-type]
         (rows,) = folder_of(tmp_path).iterdir()
-        held = lambda: [file.path for file in psutil.Process().open_files()]  # noqa: E731
+
+        def held() -> list[str]:
+            return [file.path for file in psutil.Process().open_files()]
+
         assert str(rows) in held()
         await router.stop()
         assert str(rows) not in held()
