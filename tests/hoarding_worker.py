@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from edgeagent.types import GenerateRequest, TextAnswer, TextQuery, Tokenize, TokenPrompt
 from edgeagent.worker.child import process
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.prepared import Prepared
+from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered
 
 
 def _hoard() -> None:
@@ -22,13 +23,13 @@ def main() -> int:
     """Run a worker; return its exit code."""
     prepare, make_answerer = Host.prepare, Host.make_answerer
 
-    def prepare_or_hoard(host: Host, request: GenerateRequest, *rest: Any) -> Any:
+    def prepare_or_hoard(self: Host, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         if isinstance(request.prompt, TokenPrompt) and len(request.prompt.tokens) == 7:
             _hoard()
-        return prepare(host, request, *rest)
+        return prepare(self, request, delivered)
 
-    def make_hoarder(host: Host) -> Callable[[TextQuery], TextAnswer]:
-        answer = make_answerer(host)
+    def make_hoarder(self: Host) -> Callable[[TextQuery], TextAnswer]:
+        answer = make_answerer(self)
 
         def answer_or_hoard(query: TextQuery) -> TextAnswer:
             if query == Tokenize("hoard"):

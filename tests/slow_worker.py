@@ -21,9 +21,9 @@ def main(tokens_per_s: float) -> int:
     """Run a worker; return its exit code."""
     decode: Callable[[LlamaRunner, Sequence[Slice]], None] = LlamaRunner.decode
 
-    def sleep_and_decode(runner: LlamaRunner, slices: Sequence[Slice]) -> None:
+    def sleep_and_decode(self: LlamaRunner, slices: Sequence[Slice]) -> None:
         time.sleep(sum(len(part.tokens) for part in slices) / tokens_per_s)
-        decode(runner, slices)
+        decode(self, slices)
 
     LlamaRunner.decode = sleep_and_decode  # type: ignore[method-assign]
     return process.main()

@@ -9,6 +9,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import OutOfCells
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import Kept
 from edgeagent.worker.child import choosing
@@ -138,7 +139,7 @@ def test_a_machine_without_free_memory_measures_nothing(model: Model) -> None:
 
 def test_a_model_that_fails_is_left_to_its_trial(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise choosing.OutOfCells
+        raise OutOfCells
 
     monkeypatch.setattr(choosing, "LlamaProbe", fail)
     assert load().attention.flash == "on"

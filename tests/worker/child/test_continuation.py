@@ -199,7 +199,7 @@ def test_what_cannot_go_on_is_refused_with_the_reason(tiny: Runner) -> None:
     so_far = AnswerSoFar("the", "", 1)
     for fields, why in (({"logprobs": 0}, "log probabilities"), ({"echo": True}, "given back")):
         with pytest.raises(NotSupported, match=why):
-            tiny.prepare(LINE, Delivered(so_far=so_far), **fields)  # type: ignore[arg-type]
+            tiny.prepare(LINE, Delivered(so_far=so_far), **fields)
     with pytest.raises(NotSupported, match="call"):
         called = replace(so_far, text='<tool_call>{"name": "now", "arguments": {}}</tool_call>')
         tiny.prepare(replace(CHAT, tools=(Tool("now"),)), Delivered(so_far=called))

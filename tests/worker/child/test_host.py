@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -45,7 +46,7 @@ from tests.peer.shelf import TWINS, make_model
 CONTEXT = 512
 
 
-def load(path: Path, draft: Path | None = None, **engine: object) -> Host:
+def load(path: Path, draft: Path | None = None, **engine: Any) -> Host:
     # Answers are compared: with flash attention they depend on the sizes of the steps, which follow measured times.
     options: dict[str, object] = {"threads": 1, "ctx": CONTEXT, "flash_attention": "off"}
     config = EngineConfig(**(options | engine))  # type: ignore[arg-type]
@@ -54,9 +55,9 @@ def load(path: Path, draft: Path | None = None, **engine: object) -> Host:
     return Host(load, open_model(load))
 
 
-def load_planned(path: Path, draft: Path | None = None, room_bytes: int = 0, **engine: object) -> Host:
+def load_planned(path: Path, draft: Path | None = None, room_bytes: int = 0, **engine: Any) -> Host:
     """Load a model as the daemon does, which knows what its files are like."""
-    config = EngineConfig(threads=1, ctx=CONTEXT, **engine)  # type: ignore[arg-type]
+    config = EngineConfig(threads=1, ctx=CONTEXT, **engine)
     paths = [path] if draft is None else [path, draft]
     shapes = tuple(validate_model(each).shape for each in paths)
     draft_path = None if draft is None else str(draft)
@@ -342,7 +343,7 @@ class TestPrepare:
     def test_a_grammar_and_logprobs_and_drafts_go_together(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
         # With cells of 16 bits, the size of a step may change the last bit of one, and with it the logits.
-        cells = {"kv_type_k": "f32", "kv_type_v": "f32"}
+        cells: dict[str, Any] = {"kv_type_k": "f32", "kv_type_v": "f32"}
         plain, drafted = load(path, **cells), load(path, path, **cells)
         answers = []
         for host in (plain, drafted):

@@ -63,6 +63,7 @@ from edgeagent.worker.protocol import (
     encode,
 )
 from tests.fakes import FakeRunner, FakeTier, next_token, warm_costs
+from tests.present import present
 from tests.text.fake_vocabulary import FakeVocabulary
 
 GREEDY = resolve(SamplingParams(temperature=0.0), SamplingParams(repeat_last_n=0))
@@ -377,9 +378,9 @@ class TestAnswers:
     @pytest.mark.parametrize("is_cancelled", [False, True])
     def test_text_held_back_for_long_fits_the_frames_with_all_its_logprobs(self, is_cancelled: bool) -> None:
         class Holding(OutputStream):
-            def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> tuple[Delta, ...]:
+            def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
                 super().feed(tokens, logprobs)
-                held.extend(logprobs)
+                held.extend(map(present, logprobs))
                 return ()
 
             def finish(self) -> tuple[Delta, ...]:
@@ -626,7 +627,7 @@ class TestDelivery:
         runner, put = bench.host.runner, bench.frames.put
         runner.decode = noting(order, "step", runner.decode)  # type: ignore[method-assign]
         runner.save = noting(order, "save", runner.save)  # type: ignore[method-assign]
-        bench.worker._frames = SimpleNamespace(put=noting(order, "send", put))  # type: ignore[assignment]
+        bench.worker._frames = SimpleNamespace(put=noting(order, "send", put))
         bench.give("a", max_tokens=100)
         bench.turn()
         bench.give("b", tuple(range(1, 256)) * 2, max_tokens=5)

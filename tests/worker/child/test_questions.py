@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import Embed, TextAnswer, TextQuery, Tokenize
+from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery, Tokenize
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, Ask, Failed, FromWorker, encode
 
@@ -21,7 +21,7 @@ class Bench:
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
         self.gate, self.reached = Event(), Event()
         self.gate.set()
-        self.embeds: list[tuple[str, Embed]] = []
+        self.embeds: list[tuple[str, Embed | Rerank]] = []
         self.result: TextAnswer | BaseException = TextAnswer()
         self.questions = Questions(lambda: self._answer, self.frames, self._embed)
         self.questions.start()
@@ -33,7 +33,7 @@ class Bench:
             return self.result
         raise self.result
 
-    def _embed(self, ask_id: str, query: Embed) -> None:
+    def _embed(self, ask_id: str, query: Embed | Rerank) -> None:
         self.embeds.append((ask_id, query))
         if isinstance(self.result, BaseException):
             raise self.result

@@ -27,7 +27,17 @@ from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.render import process as render_process
 from edgeagent.worker.render import protocol as render_protocol
 from edgeagent.worker.render import renderer
-from edgeagent.worker.render.protocol import Frames, NotOpen, Open, decode_from_renderer, encode, framed, new_mark
+from edgeagent.worker.render.protocol import (
+    Frames,
+    NotOpen,
+    Open,
+    decode_from_renderer,
+    decode_to_renderer,
+    encode,
+    framed,
+    new_mark,
+    send,
+)
 from edgeagent.worker.render.renderer import RemoteTemplate, open_here, start_renderers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="templates run in the worker's own process here")
@@ -175,8 +185,6 @@ def test_one_that_is_ended_again_and_again_while_it_rests(opened: Any) -> None:
 
 
 def test_one_that_is_ended_before_it_has_answered(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = render_process.send
-
     def send_or_die(descriptor: int, mark: bytes, frame: bytes) -> None:
         if b"die" in frame:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -247,14 +255,12 @@ def test_one_that_is_ended_in_the_middle_of_an_answer(
 def test_one_that_is_ended_before_it_has_begun(
     opened: Any, monkeypatch: pytest.MonkeyPatch, is_first: Callable[[], bool], end: str
 ) -> None:
-    decode = render_process.decode_to_renderer
-
     def decode_or_die(body: bytes) -> Any:
         if b"die" in body and is_first():
             if end == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise MemoryError
-        return decode(body)
+        return decode_to_renderer(body)
 
     monkeypatch.setattr(render_process, "decode_to_renderer", decode_or_die)
     template = opened("{{ messages[-1].content }}")
@@ -262,12 +268,10 @@ def test_one_that_is_ended_before_it_has_begun(
 
 
 def test_one_that_always_fails_is_an_error(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = render_process.decode_to_renderer
-
     def decode_or_fail(body: bytes) -> Any:
         if b"die" in body:
             raise MemoryError
-        return decode(body)
+        return decode_to_renderer(body)
 
     monkeypatch.setattr(render_process, "decode_to_renderer", decode_or_fail)
     template = opened("{{ messages[-1].content }}")

@@ -129,7 +129,7 @@ def test_another_platform_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @LINUX
 def test_an_architecture_without_a_filter_is_said_to_have_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seccomp.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(OSError, match="riscv64"):
         seccomp.refuse_calls()
 
