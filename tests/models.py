@@ -150,7 +150,10 @@ class _TinyModel:
     def write(self, metadata: Mapping[str, float]) -> Path:
         self._add_metadata()
         for key, value in metadata.items():
-            (self._writer.add_int32 if isinstance(value, int) else self._writer.add_float32)(key, value)
+            if isinstance(value, int):
+                self._writer.add_int32(key, value)
+            else:
+                self._writer.add_float32(key, value)
         add_vocabulary(self._writer, self._pieces, MERGES, len(self._controls), len(MARKER_TOKENS))
         self._add_embeddings()
         for layer in range(self._num_layers):

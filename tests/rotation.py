@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import hypothesis
 import pytest
@@ -53,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
         item.user_properties.append((NAME, "slow"))
     for item in items:
-        test = getattr(item, "obj", None)
+        test: Any = getattr(item, "obj", None)
         number = examples_seed(item.nodeid.partition("[")[0])
         if number is not None and getattr(test, "is_hypothesis_test", False):
             hypothesis.seed(number)(getattr(test, "__func__", test))

@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=BUILD_TIMEOUT_S,
     )
     assert done.returncode == 0, re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
-    return folder / CONFIG["site_dir"]
+    return folder / str(CONFIG["site_dir"])
 
 
 def test_every_page_is_built(site: Path) -> None:

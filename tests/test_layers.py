@@ -162,7 +162,8 @@ def _without_type_checking(tree: ast.Module) -> ast.Module:
         def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
             return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
 
-    return Prune().visit(tree)
+    pruned: ast.Module = Prune().visit(tree)
+    return pruned
 
 
 def _own_part(imported: str) -> str:

@@ -94,7 +94,8 @@ def test_processes_side_by_side_take_the_same(project: Path) -> None:
 
 
 def test_a_share_of_the_property_tests_has_other_examples(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_share, without = [], []
+    with_share: list[str] = []
+    without: list[str] = []
     for day in map(str, range(40)):
         monkeypatch.setenv(rotation.VARIABLE, day)
         is_taken = rotation.examples_seed("share/test_a.py::test_property") is not None

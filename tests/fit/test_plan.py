@@ -168,7 +168,7 @@ def test_a_context_that_no_memory_holds_is_refused_with_one_that_fits() -> None:
     with pytest.raises(ModelLoadFailed):
         check_possible([MODEL], EngineConfig(ctx=60_000, kv_type_k="f16", kv_type_v="f16"), room_for(5888))
     check_possible([MODEL], EngineConfig(ctx=32768), card(8 * GIB))
-    check_possible([MODEL], CONFIG, Room(GIB // 2)), "its file can be read again and again"
+    check_possible([MODEL], CONFIG, Room(GIB // 2))  # its file can be read again and again
 
 
 def test_more_layers_than_a_gpu_can_hold_are_refused_with_how_many_fit() -> None:
@@ -177,7 +177,7 @@ def test_more_layers_than_a_gpu_can_hold_are_refused_with_how_many_fit() -> None
         check_possible([MODEL], EngineConfig(gpu_layers=99), small)
     check_possible([MODEL], EngineConfig(gpu_layers=99), card(8 * GIB))
     busy = Room(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
-    check_possible([MODEL], EngineConfig(gpu_layers=99), busy), "what others hold may be given back"
+    check_possible([MODEL], EngineConfig(gpu_layers=99), busy)  # what others hold may be given back
 
 
 def test_the_reasons_are_told() -> None:

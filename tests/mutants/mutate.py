@@ -95,8 +95,8 @@ class _Changes:
                         changed.ops[index] = _COMPARISONS[type(operator)]()
                         yield node, f"({ast.unparse(changed)})"
             case ast.BoolOp():
-                operator = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-                yield node, f"({ast.unparse(ast.BoolOp(operator, node.values))})"
+                other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+                yield node, f"({ast.unparse(ast.BoolOp(other, node.values))})"
             case ast.UnaryOp(op=ast.Not()):
                 yield node, f"({ast.unparse(node.operand)})"
             case ast.BinOp() if type(node.op) in _OPERATORS and not _is_text(node):
