@@ -151,6 +151,7 @@ class Packer:
         waiting = self.waiting.setdefault(kind, [])
         for row in range(count):
             at, number = 0, 0
+            piece: tuple[list[int], list[float]] | None
             while length + 1 - at > 24:
                 if kind == "induction":
                     piece = _induction(self.rng, self.vocab, length + 1)

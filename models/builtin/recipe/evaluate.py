@@ -22,6 +22,7 @@ from llama_cpp import Llama
 from edgeagent.config import EngineConfig
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TokenPrompt, Tool, ToolCall
 from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
 
 from .corpus import SETS, check_disjoint, evaluation_set
@@ -64,12 +65,14 @@ class Target:
         config = EngineConfig(
             ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, flash_attention="off", sandbox=False
         )
-        self.host = Host(Load("target", str(path), None, config.model_dump_json().encode()), lambda _: None)
+        load = Load("target", str(path), None, config.model_dump_json().encode())
+        self.host = Host(load, open_model(load))
         self.is_free = is_free
 
     def answer(self, sample: Sample) -> tuple[list[int], list[int]]:
         """Return the tokens of everything before the expected reply, and those of the target's own, without its end."""
-        prompt = ChatPrompt(tuple(map(_message, sample.messages[:-1])), tuple(map(_tool, sample.tools)))
+        messages, tools = tuple(map(_message, sample.messages[:-1])), tuple(map(_tool, sample.tools))
+        prompt: ChatPrompt | TokenPrompt = ChatPrompt(messages, tools)
         if self.is_free:
             spec = self.host.prepare(GenerateRequest("plain", "target", prompt)).spec
             prompt = TokenPrompt(tuple(spec.prompt))

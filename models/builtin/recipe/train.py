@@ -170,7 +170,8 @@ def load_average(name: str, work: Path) -> Llama:
     """Load the averaged weights of a run's last checkpoint."""
     model = Llama(SHAPES[name])
     model.load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["average"])
-    return model.eval()
+    model.eval()
+    return model
 
 
 def train(name: str, work: Path, plan: Plan) -> None:
