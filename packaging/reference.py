@@ -222,7 +222,7 @@ def _schema_link(schema: Mapping[str, Any]) -> str:
 def _type(field: Mapping[str, Any]) -> str:
     """Return a field's type in words."""
     if "$ref" in field:
-        return field["$ref"].rpartition("/")[2]
+        return str(field["$ref"]).rpartition("/")[2]
     for key in ("anyOf", "oneOf", "allOf"):
         if key in field:
             parts = dict.fromkeys(_type(part) for part in field[key])
@@ -281,14 +281,14 @@ def _retry(shape: Shape) -> str:
 
 def metrics_page() -> str:
     """Return the page of metrics."""
-    rows = []
+    rows: list[tuple[str, str, tuple[str, ...], str]] = []
     for metric in vars(metrics).values():
         if isinstance(metric, MetricWrapperBase | Tally):
             (family,) = metric.collect()
             labels = metric.label_names if isinstance(metric, Tally) else metric._labelnames
-            rows.append([family.name, family.type, labels, family.documentation])
+            rows.append((family.name, family.type, labels, family.documentation))
     for family in gauges(Snapshot([], 0)):
-        rows.append([family.name, family.type, family._labelnames, family.documentation])
+        rows.append((family.name, family.type, vars(family)["_labelnames"], family.documentation))
     cells = [
         [f"`{_exported(name, kind)}`", kind, ", ".join(f"`{label}`" for label in labels), text]
         for name, kind, labels, text in sorted(rows)
