@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Logits
 from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
+from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from tests.fakes import FakeRunner
@@ -34,8 +37,9 @@ def _always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
 class Chain(FakeRunner):
     """A model whose next token depends on the last one only."""
 
-    def _logits_after(self, held: Sequence[int]) -> Logits:
-        return LOGITS[held[-1]]
+    def _logits_after(self, held: Items[int]) -> Logits:
+        logits: Logits = LOGITS[held[-1]]
+        return logits
 
 
 class Guess(DraftModel):
@@ -45,7 +49,9 @@ class Guess(DraftModel):
         super().__init__(Chain(num_vocab=NUM_VOCAB, num_cells=4096, end_token=-1))
         self._rule, self._random = rule, np.random.default_rng(3)
 
-    def draft(self, counts, endings):  # type: ignore[no-untyped-def]
+    def draft(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+    ) -> dict[str, tuple[int, ...]]:
         guesses = super().draft(counts, endings)
         match self._rule:
             case "wrong":  # the least likely one

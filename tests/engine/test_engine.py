@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -486,7 +487,7 @@ class TestUrgency:
 class BatchSizes(FakeRunner):
     """Notes how many tokens each batch has."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.sizes: list[int] = []
 

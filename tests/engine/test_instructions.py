@@ -157,7 +157,7 @@ class TestLanes:
         for number in range(20):
             kept.ask(f"more {number}", tokens_of(600, number + 300), persist=False)
         assert kept.ask("again", tokens_of(500, 200)).num_restored == {"host": 499}
-        assert kept.ask("first again", first.tokens[:]).num_cached == 0
+        assert kept.ask("first again", list(first.tokens)).num_cached == 0
 
     def test_without_a_lane_a_flood_takes_it(self) -> None:
         kept = Kept(num_cells=700, host_bytes=16_000)

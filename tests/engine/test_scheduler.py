@@ -243,9 +243,9 @@ class Asked(CostModel):
     def predict(self, shape: StepShape) -> float | None:
         return 0.01
 
-    def max_tokens_within(self, budget_s: float, shape: StepShape, depth: int, *_: object, **__: object) -> int:
+    def max_tokens_within(self, seconds: float, shape: StepShape, depth: int, *_: object, **__: object) -> int:
         self.depths.add(depth)
-        return 512 if budget_s == MAX_STEP_S else self._within_itl - shape.num_tokens
+        return 512 if seconds == MAX_STEP_S else self._within_itl - shape.num_tokens
 
 
 def test_the_deepest_prompt_counts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sampling.sampler import Sampler, resolve
@@ -18,7 +19,7 @@ GREEDY = resolve(SamplingParams(temperature=0.0), SamplingParams(repeat_last_n=0
 LOG_TOTAL = math.log(math.exp(10.0) + NUM_VOCAB - 1)
 
 
-def spec(name: str, prompt: list[int], max_tokens: int = 3, *, num_top: int | None = 1, **fields: bool) -> SequenceSpec:
+def spec(name: str, prompt: list[int], max_tokens: int = 3, *, num_top: int | None = 1, **fields: Any) -> SequenceSpec:
     sampler = Sampler(GREEDY, NUM_VOCAB)
     is_read = num_top is None
     return SequenceSpec(name, prompt, sampler, max_tokens, read_cache=is_read, num_prompt_logprobs=num_top, **fields)

@@ -153,7 +153,8 @@ def test_integrity_over_random_offers() -> None:
         tier = HostTier(12 * SIZE, can_cut=can_cut, below=FakeTier(), clock=FakeClock())
         known: list[Block] = []
         for _ in range(600):
-            parent = rng.choice([*known[-20:], "a", "b", "c"])
+            parents: list[Block | str] = [*known[-20:], "a", "b", "c"]
+            parent = rng.choice(parents)
             made = block(parent, [rng.randrange(3) for _ in range(rng.randrange(1, 4))], rng.randrange(500, 3000))
             known.append(made)
             tier.offer(made, rng.choice(list(Importance)[:-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,12 @@ class TestFilling:
         """Return the numbers of tokens that llama.cpp is given, as they come."""
         found: list[int] = []
         decode = lib.llama_decode
-        monkeypatch.setattr(lib, "llama_decode", lambda *args: found.append(args[1].n_tokens) or decode(*args))
+
+        def noted(*args: Any) -> Any:
+            found.append(args[1].n_tokens)
+            return decode(*args)
+
+        monkeypatch.setattr(lib, "llama_decode", noted)
         return found
 
     def test_only_where_another_sequence_changes_nothing(self, runner: LlamaRunner, counts: list[int]) -> None:

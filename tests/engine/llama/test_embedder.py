@@ -79,7 +79,7 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 def embed(embedder: Embedder, tokens: list[int], chunk: int = MAX_CHUNK) -> Rows:
     """Return the vector of a text that is fed in chunks of one size."""
-    embedder._chunk_length = lambda _: chunk  # type: ignore[method-assign]
+    embedder._chunk_length = lambda budget_s: chunk  # type: ignore[method-assign]
     embedder.begin(tokens)
     while (vector := embedder.advance(1.0, 1)) is None:
         pass

@@ -9,6 +9,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama import probe as probes
+from edgeagent.engine.llama.bindings import node_name
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe
 from edgeagent.engine.tuning.attention import Attention
@@ -40,7 +41,6 @@ def test_every_memory_can_do_all_works(model: Model, form: str) -> None:
 
 def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[bytes] = []
-    node_name = probes.node_name
 
     def listen(node: int) -> bytes:
         names.append(node_name(node))

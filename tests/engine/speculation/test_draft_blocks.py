@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from array import array
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -220,7 +221,7 @@ def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("options", [{"persist": False}, {"write_cache": False}])
-def test_what_must_not_be_written_is_not(options: dict[str, bool]) -> None:
+def test_what_must_not_be_written_is_not(options: dict[str, Any]) -> None:
     below = FakeTier()
     draft, sequence = make_draft(FakeRunner(num_cells=512), below), decoding(**options)
     draft_all(draft, sequence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation import warming
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
+from edgeagent.engine.verification import Output
 from edgeagent.errors import InternalError
 from tests.engine.speculation.test_draft_blocks import BLOCK_TOKENS, PROMPT, Gate, make_draft, pair
 from tests.engine.test_engine import greedy, naive, run
@@ -67,7 +69,7 @@ def test_a_request_goes_before_it_and_finds_room() -> None:
     assert 0 < runner.num_tokens_computed < len(PROMPT) - 1, "it has begun"
     for name, prompt in (("a", [7, 8, 9]), ("b", [9, 8, 7])):
         engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=12, draft_tokens=2))
-    outputs = []
+    outputs: list[Output] = []
     while engine.num_live:
         outputs += engine.step()
         check_integrity(engine)
@@ -83,7 +85,7 @@ def test_a_request_goes_before_it_and_finds_room() -> None:
 
 
 @pytest.mark.parametrize("options", [{"write_cache": False}, {"partition": "mine"}])
-def test_what_must_not_be_kept_is_not_computed(options: dict[str, object]) -> None:
+def test_what_must_not_be_kept_is_not_computed(options: dict[str, Any]) -> None:
     runner = FakeRunner(num_cells=512)
     engine = plain_pair(runner)
     engine.add(to_warm(**options))

@@ -14,7 +14,7 @@ from tests.fakes import FakeClock
 ROOM = Room(num_cells=8192, parallel=4)
 NUM_LAYERS = 24
 DEPTH = 1024
-CANDIDATES = tuple(Attention(form, size) for form in ("on", "off") for size in (512, 128, 64))  # type: ignore[arg-type]
+CANDIDATES = tuple(Attention(form, size) for form in ("on", "off") for size in (512, 128, 64))
 
 Costs = Callable[[Attention, Work], float]
 

@@ -27,7 +27,7 @@ def test_a_buffer_of_scores_has_its_limit() -> None:
 def test_what_was_asked_for_is_kept() -> None:
     for num_cells in (8192, 131_072):
         for form in ("on", "off"):
-            found = possible(EngineConfig(flash_attention=form), num_cells=num_cells)  # type: ignore[arg-type]
+            found = possible(EngineConfig(flash_attention=form), num_cells=num_cells)
             assert {each[0] for each in found} == {form}
 
 

@@ -363,4 +363,5 @@ def test_a_purge_while_a_block_is_written_leaves_nothing_of_it(tmp_path: Path) -
     store.offer(block, Importance.IDLE)
     store.work()
     assert store.num_bytes(block.key) is None
-    assert temporaries(tmp_path / "cache") == list((tmp_path / "cache").glob("*.kv")) == []
+    assert temporaries(tmp_path / "cache") == []
+    assert list((tmp_path / "cache").glob("*.kv")) == []
